@@ -105,7 +105,9 @@ def initial_sync_asset(
         tables = [decode_partition_key(key) for key in context.partition_keys]
         is_lacking = LACKING_TAG in context.run.tags
         with measure() as work:
-            return copy_tables(subscription, lake, tables, log, lacking=is_lacking, seconds=seconds), work
+            return copy_tables(
+                subscription, lake, tables, log, only_lacking=is_lacking, wait_seconds=seconds
+            ), work
 
     with warnings.catch_warnings():
         # Dagster warns that the parameter, by which a backfill copies all tables in one run, is a beta feature.

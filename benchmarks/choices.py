@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.replication import COLUMNS, ROW, SETTINGS, quiet
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
@@ -83,7 +83,7 @@ def _cpu_seconds_of(work: Callable[[], object]) -> float:
 
 def _copy_seconds(subscription: Subscription, project: Project) -> _Seconds:
     lake = project.lake.open()
-    tables = tables_to_copy(subscription, lake)
+    tables = find_tables_to_copy(subscription, lake)
     return {"copy": _cpu_seconds_of(lambda: copy_tables(subscription, lake, tables, quiet))}
 
 

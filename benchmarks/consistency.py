@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pgsieve.assets.steps.checks.consistency import check_consistency, hold_at_one_lsn
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
@@ -62,7 +62,7 @@ def copy_without_spark(path: Path) -> None:
     project = build_project(load_config(path))
     lake = Lake(project.lake.uri, lambda: project.lake.engine.session, LakeSettings(sys.maxsize))
     subscription = project.subscriptions["s_checked"]
-    (copied,) = copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
+    (copied,) = copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), quiet)
     assert copied.problem is None, copied
 
 

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
@@ -105,7 +105,7 @@ def main() -> None:
             source = psycopg.connect(publisher.conninfo(), autocommit=True)
             make_tables(source, options.rows)
             subscription, lake = subscriptions(folder, publisher)
-            copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
+            copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), quiet)
             end = options.rows * 10
             for table, key in KEYS.items():
                 for digit, (batch, rows) in enumerate(BATCHES.items(), start=1):

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
@@ -113,7 +113,7 @@ class TableOfKind:
             source.execute(f"create publication {self._table} for table {self._table}")
         self._subscription, self._lake = self._open_lake(folder, options.master)
         copy_tables(
-            self._subscription, self._lake, tables_to_copy(self._subscription, self._lake), _ignore_line
+            self._subscription, self._lake, find_tables_to_copy(self._subscription, self._lake), _ignore_line
         )
 
     def _connect(self) -> psycopg.Connection:

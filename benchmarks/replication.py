@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -167,7 +167,7 @@ def warm(
         subscription, lake = project.subscriptions[f"s_{name}"], project.lake.open()
         phase = "warm" if measured is results else "(warm-up)"
         with timed(measured, f"pgsieve {phase}: initial sync"):
-            copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
+            copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), quiet)
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
             changes(source, name, size)
         steps(subscription, lake, measured, phase)

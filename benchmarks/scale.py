@@ -34,7 +34,7 @@ from rich.table import Table
 
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks.consistency import check_consistency
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
@@ -199,7 +199,7 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
             print(f"{name}: {costs[name].seconds:.1f} s", flush=True)
 
         step("Spark's start", lambda: lake.spark.range(1).collect())
-        step("copy", lambda: copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet))
+        step("copy", lambda: copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), quiet))
         changes(source, "scale", options.changes * 4 // 3, after=options.rows)
         step("change log", lambda: drain(subscription.slot_stream, lake, [subscription], quiet))
         step("transformation", lambda: transform(subscription, lake, quiet), options.lose // 2)

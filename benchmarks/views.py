@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.replication import COLUMNS, ROW, SETTINGS
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.moments.moment import Moment
 from pgsieve.assets.steps.moments.reading import find_tables
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
@@ -69,7 +69,7 @@ def _prepare_apply(project: Project, name: str) -> Callable[[], object]:
 
 def _copy(project: Project, name: str) -> None:
     subscription, lake = project.subscriptions[name], project.lake.open()
-    copy_tables(subscription, lake, tables_to_copy(subscription, lake), _ignore_line)
+    copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), _ignore_line)
 
 
 def _write_configuration(folder: Path, conninfo: str, *views: str) -> Path:

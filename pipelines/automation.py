@@ -19,7 +19,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from pgsieve.assets.encoded_names import encode_partition_key
 from pgsieve.assets.initial_sync import LACKING_TAG, partition_ranges, range_tags, tables_partitions
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.translator import DagsterNames
@@ -115,7 +115,7 @@ def copy_sensor(
         lake = getattr(context.resources, dagster_names.lake_resource_key).open()
         if not SubscriptionRecord(lake, subscription.name).read_state().enabled:
             return dg.SkipReason("the subscription is disabled")
-        keys_to_copy = [encode_partition_key(name) for name in tables_to_copy(subscription, lake)]
+        keys_to_copy = [encode_partition_key(name) for name in find_tables_to_copy(subscription, lake)]
         if not keys_to_copy:
             return dg.SkipReason("every published table has its replica")
         last_run = _last_copy_run(context.instance, subscription)

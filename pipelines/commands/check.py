@@ -11,7 +11,7 @@ from itertools import chain
 from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
 from pgsieve.assets.steps.checks.repair import repair
 from pgsieve.assets.steps.checks.sequences import compare_sequences
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.sequences import Sequences
@@ -122,7 +122,7 @@ def _copy_and_compare_again(
     results_by_name = {(r.schema, r.table): r for r in results}
     names_with_problem = {name for name, r in results_by_name.items() if r.problem}
     names_to_copy = (
-        [name for name in tables_to_copy(subscription, lake) if name in names_with_problem]
+        [name for name in find_tables_to_copy(subscription, lake) if name in names_with_problem]
         if names_with_problem
         else []
     )

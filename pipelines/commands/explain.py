@@ -13,11 +13,11 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from pgsieve.assets.steps.initial_sync.copy import lacking_copy
-from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, replica_schema
+from pgsieve.assets.steps.initial_sync.copy import find_tables_without_copy
+from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, make_replica_schema
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.validation.waiting import sound_catalog, waiting_reason
+from pgsieve.assets.steps.validation.waiting import describe_waiting_reason, make_subscription_catalog
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.pipelines.commands.explanation import ExplainedTable, Explanation
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
@@ -44,7 +44,7 @@ def explain(config: Config, subscription_configs: Sequence[SubscriptionConfig]) 
     ):
         slot_stream = subscription.slot_stream
         with slot_stream.source.connect() as connection:
-            catalog = sound_catalog(connection, subscription, read_catalog(connection))
+            catalog = make_subscription_catalog(connection, subscription, read_catalog(connection))
             explained_tables += _TableExplainer(subscription, lake, engine).tables(connection, catalog)
             slot = slot_state(connection, slot_stream.slot)
             waiting_bytes_by_slot_stream[slot_stream.name] = slot.lag_bytes if slot else None
@@ -66,7 +66,9 @@ class _TableExplainer:
         """Explain what a run would do for each table."""
         subscription = self.subscription
         tables, states = subscription.tables(catalog), TableStates(self.lake, subscription.name).newest()
-        tables_to_copy, problems_by_name = lacking_copy(connection, subscription, catalog, tables, states)
+        tables_to_copy, problems_by_name = find_tables_without_copy(
+            connection, subscription, catalog, tables, states
+        )
         bytes_by_name = read_table_bytes(connection, list(tables_to_copy))
         for name, replicated_table in sorted(tables.items()):
             state = states.get(name)
@@ -74,7 +76,9 @@ class _TableExplainer:
                 meaning, reason = SyncState.SET_ASIDE.meaning, state.reason or ""
                 yield ExplainedTable(subscription.name, *name, meaning, reason)
             elif name in problems_by_name:
-                yield ExplainedTable(subscription.name, *name, "wait", waiting_reason(problems_by_name[name]))
+                yield ExplainedTable(
+                    subscription.name, *name, "wait", describe_waiting_reason(problems_by_name[name])
+                )
             elif name in tables_to_copy:
                 yield self._explain_copy(name, replicated_table, bytes_by_name[name], state)
             else:
@@ -137,4 +141,4 @@ class _TableExplainer:
 
     def _replica_schema(self, replicated_table: ReplicatedTable) -> pa.Schema:
         types = self.subscription.replica_types(replicated_table)
-        return replica_schema([ReplicaColumn(name, column_type) for name, column_type in types.items()])
+        return make_replica_schema([ReplicaColumn(name, column_type) for name, column_type in types.items()])

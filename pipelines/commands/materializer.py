@@ -25,7 +25,7 @@ from pgsieve.assets.published import Tables, split_tables
 from pgsieve.assets.runless_events import report_cut
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.registration import Registration
@@ -147,7 +147,7 @@ class Materializer:
     def _tables_to_copy(self) -> list[Name]:
         """The tables that need a copy, except those whose copy has to wait."""
         self.warnings.clear()
-        names = tables_to_copy(self.subscription, self.lake, self.warnings.append)
+        names = find_tables_to_copy(self.subscription, self.lake, self.warnings.append)
         return [name for name in names if name not in self.waiting_tables]
 
     def _record_copies(self, results: Sequence[CopyResult]) -> None:

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.operations.refilter import Refilter, Refiltering, applied_lsn
+from pgsieve.assets.steps.operations.refilter import Refilter, Refiltering, find_applied_lsn
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.assets.steps.validation.waiting import sound_catalog
+from pgsieve.assets.steps.validation.waiting import make_subscription_catalog
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.pipelines.commands.moment_results import RefilteredTable, RefilterReport
@@ -70,10 +70,10 @@ def refilter(
             # `make` plans again, because the catalog may have changed before the locks were taken.
             plans_by_name = {
                 plan.name: plan
-                for plan in _prepare_refilter(subscription, chosen_sources, lake).make(names_to_make)
+                for plan in _prepare_refilter(subscription, chosen_sources, lake).make_replicas(names_to_make)
             }
             plans = [plans_by_name.get(plan.name, plan) for plan in plans]
-            lsn = max(applied_lsn(lake, source_subscription) for source_subscription in chosen_sources)
+            lsn = max(find_applied_lsn(lake, source_subscription) for source_subscription in chosen_sources)
     return RefilterReport(
         subscription.name,
         is_plan_only,
@@ -90,9 +90,10 @@ def _prepare_refilter(
         refuse_other_publisher(connection, subscription.slot_stream, lake)
         server_catalog = present_catalog(connection)
         sources_with_catalogs = [
-            (each, sound_catalog(connection, each, server_catalog)) for each in source_subscriptions
+            (each, make_subscription_catalog(connection, each, server_catalog))
+            for each in source_subscriptions
         ]
-        catalog = sound_catalog(connection, subscription, server_catalog)
+        catalog = make_subscription_catalog(connection, subscription, server_catalog)
     return Refilter(subscription, sources_with_catalogs, lake, catalog)
 
 

@@ -7,8 +7,8 @@ Out: a `ResyncReport`. Raises PgsieveError if a table cannot be copied.
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
-from pgsieve.assets.steps.operations.damaged_records import replace_damaged_records
-from pgsieve.assets.steps.operations.resync import tables_to_resync
+from pgsieve.assets.steps.operations.damaged_records import remove_damaged_records
+from pgsieve.assets.steps.operations.resync import find_tables_to_resync
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
@@ -52,11 +52,11 @@ def resync(
             # This call reads a record that may be damaged. Damaged records are replaced below.
             stack.enter_context(suppress(LakeError))
         refuse_other_publisher(connection, slot_stream, lake)
-    damaged_records = [] if chosen_names else replace_damaged_records(subscription, lake)
+    damaged_records = [] if chosen_names else remove_damaged_records(subscription, lake)
     SubscriptionRecord(lake, subscription.name).enabled_state()
     slot_loss = None if chosen_names else replace_lost_slot(slot_stream, lake, take_over=take_over)
     states = TableStates(lake, subscription.name)
-    tables_to_copy = tables_to_resync(subscription, states.newest(), chosen_names)
+    tables_to_copy = find_tables_to_resync(subscription, states.newest(), chosen_names)
     names_to_copy = [table_to_copy.name for table_to_copy in tables_to_copy]
     resynced_tables = tuple(
         ResyncedTable(*table_to_copy.name, table_to_copy.state, table_to_copy.changes)

@@ -14,7 +14,7 @@ import psycopg
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.checks.freshness import find_unapplied, find_unread_time, seconds_since
-from pgsieve.assets.steps.operations.resync import present_changes
+from pgsieve.assets.steps.operations.resync import describe_present_changes
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.databases import OtherDatabaseError
@@ -25,7 +25,7 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError, refuse_other_publisher
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
-from pgsieve.assets.steps.validation.warnings import unsent_leaves
+from pgsieve.assets.steps.validation.warnings import find_unsent_leaves
 from pgsieve.assets.translator import AssetKind, subscription_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -276,7 +276,7 @@ def _subscription_status(
     count_rows: bool,
 ) -> SubscriptionStatus:
     """The state of a subscription, by its source and the lake. If it cannot be replicated, only by the lake."""
-    obstacle = examination.obstacle(subscription.name) if examination else None
+    obstacle = examination.find_obstacle(subscription.name) if examination else None
     catalog = examination.catalog if examination and obstacle is None else None
     subscription_status = _read_subscription(lake, slot_stream, subscription, catalog, count_rows=count_rows)
     return subscription_status if obstacle is None else replace(subscription_status, problem=str(obstacle))
@@ -317,7 +317,7 @@ def _read_subscription(
                 version=cut.tables.get(name) if cut else None,
                 rows=rows,
                 problem=table_state.reason if table_state and table_state.reason else problem,
-                since_copy=present_changes(subscription, table_state, replicated_table, catalog)
+                since_copy=describe_present_changes(subscription, table_state, replicated_table, catalog)
                 if is_ready and replicated_table and catalog
                 else (),
             )
@@ -330,7 +330,7 @@ def _read_subscription(
         skip_lsn=None if subscription_state.skip_lsn is None else format_lsn(subscription_state.skip_lsn),
         notice=subscription_state.notice,
         sequences=listed_sequences(Sequences(lake, subscription.name).newest().values()),
-        warnings=tuple(warning.message for warning in unsent_leaves(subscription, catalog))
+        warnings=tuple(warning.message for warning in find_unsent_leaves(subscription, catalog))
         if catalog
         else (),
     )

@@ -16,7 +16,7 @@ import psycopg
 
 from pgsieve.assets.steps.history.expected_histories import describe_histories
 from pgsieve.assets.steps.operations.refilter import Refilter
-from pgsieve.assets.steps.operations.resync import changes_since_copy
+from pgsieve.assets.steps.operations.resync import describe_changes_since_copy
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.sequences import describe_unread_sequences
 from pgsieve.assets.steps.records.table_states import Name, TableStates
@@ -24,13 +24,13 @@ from pgsieve.assets.steps.slot_consumption.sequences import read_received_sequen
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
-from pgsieve.assets.steps.validation.layouts import layout_problems
-from pgsieve.assets.steps.validation.rights import missing_rights
+from pgsieve.assets.steps.validation.layouts import find_layout_problems
+from pgsieve.assets.steps.validation.rights import find_missing_rights
 from pgsieve.assets.steps.validation.warnings import (
-    warning_of_switched_decoding,
-    warnings_of_names,
-    warnings_of_slot_stream,
-    warnings_of_subscription,
+    find_name_warnings,
+    find_slot_stream_warnings,
+    find_subscription_warnings,
+    make_decoding_warning,
 )
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -150,8 +150,8 @@ class _Findings:
         ]
         examination = publisher.examination
         self._problems += [_problem(source_name, error) for error in examination.definition_problems]
-        if examination.unchecked is not None:
-            self._problems.append(_problem(source_name, examination.unchecked))
+        if examination.check_failure is not None:
+            self._problems.append(_problem(source_name, examination.check_failure))
         are_replicable = [
             self._examine_subscription(subscription, publisher)
             for subscription in self._project.subscriptions_of(slot_stream)
@@ -162,7 +162,7 @@ class _Findings:
                 slot_stream, catalog, publisher.server_catalog, publisher.server_version
             )
             self._warnings += [
-                _problem(source_name, error) for error in warnings_of_slot_stream(slot_stream, catalog)
+                _problem(source_name, error) for error in find_slot_stream_warnings(slot_stream, catalog)
             ]
 
     def _examine_source(self, slot_stream: SlotStream) -> tuple[_PublisherState, list[PgsieveError]]:
@@ -184,9 +184,7 @@ class _Findings:
                 for subscription_name in slot_stream.subscriptions
             }
             if is_decoding_switched(connection):
-                self._warnings.append(
-                    _problem(slot_stream.source.name, warning_of_switched_decoding(slot_stream))
-                )
+                self._warnings.append(_problem(slot_stream.source.name, make_decoding_warning(slot_stream)))
         return _PublisherState(examination, server_catalog, server_version, sequences_by_subscription), errors
 
     def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
@@ -202,7 +200,7 @@ class _Findings:
             if self._are_rights_checked
             else (),
         )
-        errors = (*publisher.examination.problems(subscription_name), *unread_errors)
+        errors = (*publisher.examination.find_problems(subscription_name), *unread_errors)
         self._problems += [_problem(subscription_name, error) for error in errors]
         for publication_name in slot_stream.subscriptions[subscription_name]:
             if publication_name in catalog.publications:
@@ -221,10 +219,10 @@ class _Findings:
                     subscription, catalog, lake, publisher.sequences_by_subscription, find_sources
                 )
             )
-            layout_errors = layout_problems(subscription, subscription.tables(catalog))
+            layout_errors = find_layout_problems(subscription, subscription.tables(catalog))
             self._problems += [_problem(subscription_name, error) for error in layout_errors]
-            row_warnings = warnings_of_subscription(subscription, catalog)
-            name_warnings = warnings_of_names(
+            row_warnings = find_subscription_warnings(subscription, catalog)
+            name_warnings = find_name_warnings(
                 subscription, catalog, partial(_has_mapped_columns, lake, subscription_name)
             )
             self._warnings += [
@@ -251,7 +249,7 @@ def _rights_errors(
     for subscription in project.subscriptions_of(slot_stream):
         with suppress(PublicationError):  # The examination has found this error, too, and reports it.
             tables += subscription.tables(catalog).values()
-    yield from missing_rights(connection, tables)
+    yield from find_missing_rights(connection, tables)
 
 
 def _other_publisher_errors(
@@ -325,7 +323,7 @@ def _received_tables(
         name: subscription.definition(replicated_table, catalog) for name, replicated_table in tables.items()
     }
     changes_by_name = {
-        name: changes_since_copy(states_by_name.get(name), definition)
+        name: describe_changes_since_copy(states_by_name.get(name), definition)
         for name, definition in definitions_by_name.items()
     }
     names_to_copy = [

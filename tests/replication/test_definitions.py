@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
-from pgsieve.assets.steps.validation.waiting import sound_part, table_problems
+from pgsieve.assets.steps.validation.waiting import find_table_problems, select_sound_subscriptions
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import (
     OPERATIONS,
@@ -396,8 +396,8 @@ def test_a_filter_on_a_generated_column_that_old_rows_lack_is_refused(database: 
         slot_stream = replace(
             database.slot_stream(own(DefinedTable("public", "plain"))), subscriptions={"s": ("there",)}
         )
-        problems = table_problems(Subscription("s", slot_stream), server)
-        assert sound_part(database.connection, slot_stream, server)[0] == slot_stream
+        problems = find_table_problems(Subscription("s", slot_stream), server)
+        assert select_sound_subscriptions(database.connection, slot_stream, server)[0] == slot_stream
         if database.version >= 180000:
             assert not problems
         else:
@@ -413,7 +413,7 @@ def test_publications_of_the_server_and_of_the_file_are_one_list(database: Datab
     with database.created(on_server):
         slot_stream = replace(database.slot_stream(defined), subscriptions={"s": ("there", "own")})
         with pytest.raises(PublicationError, match="cannot use different column lists for table") as raised:
-            sound_part(database.connection, slot_stream, read_catalog(database.connection))
+            select_sound_subscriptions(database.connection, slot_stream, read_catalog(database.connection))
     assert raised.value.sqlstate == "0A000"
 
 
@@ -425,13 +425,16 @@ def test_a_filter_that_the_publisher_cannot_check_is_reported_and_the_run_goes_o
             limited = replace(database, connection=connection)
             sound, unsound = (own(DefinedTable("public", "plain", where)) for where in ("a > 1", "b > 1"))
             examined = limited.examined(sound)
-            assert isinstance(examined.unchecked, UncheckedFilterError)
-            assert "temporary" in str(examined.unchecked)
+            assert isinstance(examined.check_failure, UncheckedFilterError)
+            assert "temporary" in str(examined.check_failure)
             assert not examined.definition_problems
             server = read_catalog(connection)
-            assert "own" in sound_part(connection, limited.slot_stream(sound), server)[1].publications
+            assert (
+                "own"
+                in select_sound_subscriptions(connection, limited.slot_stream(sound), server)[1].publications
+            )
             with pytest.raises(PgsieveError, match="not part of the replica identity"):
-                sound_part(connection, limited.slot_stream(unsound), server)
+                select_sound_subscriptions(connection, limited.slot_stream(unsound), server)
     finally:
         database.connection.execute("GRANT TEMPORARY ON DATABASE definitions TO PUBLIC")
         database.connection.execute("DROP ROLE limited")
@@ -440,7 +443,7 @@ def test_a_filter_that_the_publisher_cannot_check_is_reported_and_the_run_goes_o
 def test_the_server_decides_on_letter_case_in_a_filter_of_the_file(database: Database) -> None:
     def problems(where: str) -> list[str]:
         defined = replace(own(DefinedTable("public", "plain", where)), operations=frozenset(("insert",)))
-        return [problem.message for problem in database.examined(defined).problems("s")]
+        return [problem.message for problem in database.examined(defined).find_problems("s")]
 
     assert not problems("lower(c) = 'x' OR c ILIKE 'y%' OR c ~* '^z'")
     (refused,) = problems(

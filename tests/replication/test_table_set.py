@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
@@ -40,7 +40,7 @@ class Sharing:
         subscriptions = [Subscription(name, slot_stream) for name in names]
         for _ in range(2):
             for each in subscriptions:
-                copy_tables(each, self.lake, tables_to_copy(each, self.lake), print)
+                copy_tables(each, self.lake, find_tables_to_copy(each, self.lake), print)
             drain(slot_stream, self.lake, subscriptions, print)
             for each in subscriptions:
                 transform(each, self.lake, print)

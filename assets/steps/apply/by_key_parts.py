@@ -206,7 +206,7 @@ class KeyPartsWriter:
                 lambda: new_files, path, marked_files, self.end, base_version
             )
         elif counts["changes"] or pending.truncated_at is not None:
-            bytes_by_removed_path = {file.path: file.size for file, _ in changed_files}
+            bytes_by_removed_path = {file.log_path: file.size_bytes for file, _ in changed_files}
             commit = Commit(self.end, overwrite=stored_changes.empties_replica, expected_version=base_version)
             stored_changes.committer.commit(
                 lambda: new_files, path, stored_changes.schema, commit, bytes_by_removed_path

@@ -85,12 +85,12 @@ class IntactVersions:
         """
         intact_version = self._find_intact_version(state, former_head, head)
         if intact_version is not None and intact_version not in {-1, head.version}:
-            is_own_commit = (
+            is_apply_commit = (
                 former_head is not None
                 and (former_head.version, head.version) == (intact_version, intact_version + 1)
                 and (head.position or 0) > (former_head.position or 0)
             )
-            if not is_own_commit and self.lake.records.is_restored(self.find_path(state), intact_version):
+            if not is_apply_commit and self.lake.records.is_restored(self.find_path(state), intact_version):
                 return False
         self.record(state, head.version)
         return True

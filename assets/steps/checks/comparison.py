@@ -26,9 +26,9 @@ from pgsieve.assets.steps.checks.segments import (
 from pgsieve.assets.steps.initial_sync.rows import (
     ReplicaColumn,
     SelectedRows,
-    copied_batches,
-    copied_rows,
-    replica_schema,
+    make_replica_schema,
+    read_query_batches,
+    read_rows_by_spark,
 )
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.metadata_columns import Metadata, metadata_column, select_living
@@ -145,7 +145,7 @@ class TableSides:
         selected_rows = SelectedRows(
             self.conninfo, self.snapshot.name, self._make_queries(segments), self.columns
         )
-        publisher_rows = copied_rows(self.lake.spark, selected_rows)
+        publisher_rows = read_rows_by_spark(self.lake.spark, selected_rows)
         return publisher_rows, replica if segments is None else select_segment_rows(replica, segments)
 
     @property
@@ -176,7 +176,7 @@ class TableSides:
         return checksums
 
     def _read_replica_batches(self, reader: LocalRecords) -> Iterator[pa.RecordBatch]:
-        schema = replica_schema(self.columns)
+        schema = make_replica_schema(self.columns)
         with self.lake.access.translate_errors(self.path):
             for batch in reader.read_version_batches(self.path, self.version):
                 yield select_living(batch, schema, self._deleted_column)
@@ -206,11 +206,11 @@ class TableSides:
 
     def _compare_in_process(self, reader: LocalRecords, segments: SegmentSelection | None) -> Difference:
         """Compare few rows in this process."""
-        schema = replica_schema(self.columns)
+        schema = make_replica_schema(self.columns)
         batches = [
             batch
             for query in self._make_queries(segments)
-            for batch in copied_batches(self.conninfo, self.snapshot.name, query, self.columns)
+            for batch in read_query_batches(self.conninfo, self.snapshot.name, query, self.columns)
         ]
         replica_batches = self._read_replica_batches(reader)
         if segments is not None:

@@ -24,7 +24,7 @@ from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.validation.examination import locked_tables
+from pgsieve.assets.steps.validation.examination import find_locked_tables
 from pgsieve.decoding.changes.metadata_columns import select_living
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, find_published_relation
@@ -138,7 +138,9 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     )
     if replicated_table is None or state is None or state.state != SyncState.READY:
         return TableConformity(problem=(state.state if state else SyncState.INITIALIZE).meaning)
-    if (lock_error := dict(locked_tables(slot_stream, subscription.name, catalog)).get(name)) is not None:
+    if (
+        lock_error := dict(find_locked_tables(slot_stream, subscription.name, catalog)).get(name)
+    ) is not None:
         return TableConformity(problem=lock_error.message)
     filters = find_applicable_filters(subscription, replicated_table, catalog)
     replica = _FilteredReplica(subscription, lake, state, replicated_table, filters)

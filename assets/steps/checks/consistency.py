@@ -16,7 +16,7 @@ import psycopg
 
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks.comparison import CHECKSUM_SESSIONS, Difference, TableSides, has_same_hashes
-from pgsieve.assets.steps.initial_sync.one_table import select_list
+from pgsieve.assets.steps.initial_sync.one_table import make_select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.log import Log, no_log
 from pgsieve.assets.steps.records.failures import describe_error, is_locked_out, is_of_foreign_table
@@ -30,8 +30,8 @@ from pgsieve.assets.steps.records.table_states import (
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.assets.steps.validation.examination import locked_tables
-from pgsieve.assets.steps.validation.warnings import unsent_leaves
+from pgsieve.assets.steps.validation.examination import find_locked_tables
+from pgsieve.assets.steps.validation.warnings import find_unsent_leaves
 from pgsieve.decoding.checksums.record_send import SentColumn
 from pgsieve.decoding.checksums.segments import RowHash
 from pgsieve.decoding.errors import PgsieveError
@@ -123,7 +123,7 @@ class SubscriptionAtLsn:
             return reason + (f": {state.reason}" if state and state.reason else "")
         if (
             lock_errors := dict(
-                locked_tables(self.subscription.slot_stream, self.subscription.name, self.catalog)
+                find_locked_tables(self.subscription.slot_stream, self.subscription.name, self.catalog)
             )
         ).get(name):
             return lock_errors[name].message
@@ -199,7 +199,7 @@ class SubscriptionAtLsn:
             conninfo=self.conninfo,
             snapshot=self.snapshot,
             make_chunks=make_chunks,
-            select_list=select_list(self.subscription, replicated_table),
+            select_list=make_select_list(self.subscription, replicated_table),
             row_hash=RowHash(sent_columns, self.seed) if sent_columns and self.seed is not None else None,
             soft_delete_columns=definition.soft_delete_columns,
         )
@@ -258,7 +258,9 @@ def check_consistency(
                 [name for name in compared_names if comparisons[name].differing]
             )
             differing_tables = [moment.tables[name] for name in compared_names if comparisons[name].differing]
-            warnings.update(dict.fromkeys(w.message for w in unsent_leaves(subscription, moment.catalog)))
+            warnings.update(
+                dict.fromkeys(w.message for w in find_unsent_leaves(subscription, moment.catalog))
+            )
             warnings.update(dict.fromkeys(filter(None, map(_warn_of_unpublished, differing_tables))))
         results.update(comparisons)
         results.update(

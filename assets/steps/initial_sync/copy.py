@@ -24,9 +24,9 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.initial_sync.one_batch import BatchCopy, CopiedBatch
+from pgsieve.assets.steps.initial_sync.one_batch import BatchCopy, BatchResult
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
-from pgsieve.assets.steps.initial_sync.readiness import defer, is_announced
+from pgsieve.assets.steps.initial_sync.readiness import defer_tables, is_announced
 from pgsieve.assets.steps.log import Log, no_log
 from pgsieve.assets.steps.records.failures import is_transient
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -37,12 +37,12 @@ from pgsieve.assets.steps.subscription import (
     planned_sources,
 )
 from pgsieve.assets.steps.validation.waiting import (
-    hold_back,
-    sound_catalog,
-    table_problems,
-    unreadable_tables,
+    find_table_problems,
+    find_unreadable_tables,
+    hold_back_tables,
+    make_subscription_catalog,
 )
-from pgsieve.assets.steps.validation.warnings import unsent_leaves
+from pgsieve.assets.steps.validation.warnings import find_unsent_leaves
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import SchemaChangedError
@@ -64,7 +64,7 @@ BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
 _MAX_FAULTS, _PAUSE_SECONDS = 5, 1.0
 
 
-def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_log) -> list[Name]:
+def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_log) -> list[Name]:
     """Find the published tables that have to be copied, and record the tables that cannot be copied.
 
     A table has to be copied if it has no complete replica, or if its replica cannot adopt the table's present columns
@@ -78,46 +78,53 @@ def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_log) -
     Raises PgsieveError for a problem that concerns all tables, such as a missing publication.
     """
     with subscription.slot_stream.source.connect() as connection:
-        catalog = sound_catalog(connection, subscription, present_catalog(connection))
+        catalog = make_subscription_catalog(connection, subscription, present_catalog(connection))
         tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).newest()
-        tables_needed, problems = lacking_copy(connection, subscription, catalog, tables, states)
-    for warning in unsent_leaves(subscription, catalog):
+        table_by_needed_name, problem_by_table = find_tables_without_copy(
+            connection, subscription, catalog, tables, states
+        )
+    for warning in find_unsent_leaves(subscription, catalog):
         warn(warning.message)
-    unpublished = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]
+    unpublished_states = [
+        s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED
+    ]
     TableStates(lake, subscription.name).append(
         [
             replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0, reason=None)
-            for s in unpublished
+            for s in unpublished_states
         ],
     )
-    if hold_back(subscription, lake, problems):
+    if hold_back_tables(subscription, lake, problem_by_table):
         return []
-    return [name for name in tables_needed if name not in problems]
+    return [name for name in table_by_needed_name if name not in problem_by_table]
 
 
-def lacking_copy(
+def find_tables_without_copy(
     connection: psycopg.Connection[Any],
     subscription: Subscription,
     catalog: Catalog,
     tables: Mapping[Name, ReplicatedTable],
     states: Mapping[Name, TableState],
 ) -> tuple[dict[Name, ReplicatedTable], dict[Name, PgsieveError]]:
-    """The published tables that the next run has to copy, and the errors of tables that cannot be replicated or read.
+    """Find the published tables that the next run has to copy, and the errors of those that cannot be replicated or read.
 
     - `tables`: maps the names of the published tables to their definitions in `catalog`
     - `states`: maps the names of tables to their recorded states
     """
-    problems = table_problems(subscription, catalog)
-    tables_needed = {
+    problem_by_table = find_table_problems(subscription, catalog)
+    table_by_needed_name = {
         name: table
         for name, table in tables.items()
-        if name not in problems and _needs_copy(states.get(name), subscription.definition(table, catalog))
+        if name not in problem_by_table
+        and _needs_copy(states.get(name), subscription.definition(table, catalog))
     }
-    return tables_needed, problems | unreadable_tables(connection, subscription, tables_needed.values())
+    return table_by_needed_name, problem_by_table | find_unreadable_tables(
+        connection, subscription, table_by_needed_name.values()
+    )
 
 
-def _needs_copy(state: TableState | None, present: Definition) -> bool:
-    """True if the next run has to copy a table with this state and the definition `present` on the publisher."""
+def _needs_copy(state: TableState | None, present_definition: Definition) -> bool:
+    """True if the next run has to copy a table with this state. `present_definition` is the publisher's definition now."""
     if state is None or state.state in {
         SyncState.INITIALIZE,
         SyncState.DATA_SYNC,
@@ -130,7 +137,7 @@ def _needs_copy(state: TableState | None, present: Definition) -> bool:
     if state.definition is None:
         return True
     try:
-        planned_sources(state.definition, present)
+        planned_sources(state.definition, present_definition)
     except SchemaChangedError:
         return True
     return False
@@ -141,22 +148,26 @@ class InitialCopy:
     """The initial copy of a subscription's tables.
 
     The server can export a snapshot only after the transactions that are open at that time have ended. Each batch
-    waits for this at most `seconds`.
+    waits for this at most `wait_seconds`.
     """
 
     subscription: Subscription
     lake: Lake
     log: Log
-    seconds: float = PATIENT_SECONDS
+    wait_seconds: float = PATIENT_SECONDS
 
-    def of_tables(
-        self, sizes: Mapping[Name, int], between: Callable[[bool], None], *, lacking: bool = False
+    def copy_tables(
+        self,
+        bytes_by_table: Mapping[Name, int],
+        after_batch: Callable[[bool], None],
+        *,
+        only_lacking: bool = False,
     ) -> list[CopyResult]:
         """Copy tables in batches, each at a new snapshot. Smaller tables are copied first.
 
-        - `sizes`: maps the tables to copy to their sizes in bytes
-        - `between`: called after each batch, with True if more batches follow
-        - `lacking`: if True, tables that do not need a copy any more are left out
+        - `bytes_by_table`: maps the tables to copy to their sizes in bytes
+        - `after_batch`: called after each batch, with True if more batches follow
+        - `only_lacking`: if True, tables that do not need a copy any more are left out
 
         The slot of the subscription must exist, and be ready to be read. Tables that another process copies in the
         meantime are not copied again. If an earlier run copied a table and died, the table is only made ready.
@@ -168,31 +179,35 @@ class InitialCopy:
 
         Returns the results of all tables, also of those that were set aside or left to the next run.
         """
-        waiting, states_version = self._begin(sorted(sizes, key=lambda name: sizes[name]), lacking=lacking)
+        remaining_tables, states_version = self._begin_copy(
+            sorted(bytes_by_table, key=lambda name: bytes_by_table[name]), only_lacking=only_lacking
+        )
         reach(Failpoint.COPY_BEGUN)
         results: list[CopyResult] = []
-        failures = 0
-        while waiting:
-            batch = _next_batch(waiting, sizes)
-            progress = f"{len(results)} of {len(results) + len(waiting)}"
+        fault_count = 0
+        while remaining_tables:
+            batch = _choose_next_batch(remaining_tables, bytes_by_table)
+            progress = f"{len(results)} of {len(results) + len(remaining_tables)}"
             try:
                 outcome = self._copy_batch(batch, states_version, progress)
             except OpenTransactionsError as error:
                 # Open transactions keep the server from exporting a snapshot. The remaining tables are left to the next
                 # run; otherwise all other work of this run would wait, too.
-                return [*results, *defer(self._states, waiting, error, self.log)]
-            results += outcome.copied
-            waiting = [name for name in waiting if name not in batch] + outcome.again
-            if outcome.fault is None:
-                failures = 0
+                return [*results, *defer_tables(self._states, remaining_tables, error, self.log)]
+            results += outcome.results
+            remaining_tables = [
+                name for name in remaining_tables if name not in batch
+            ] + outcome.tables_to_repeat
+            if outcome.first_fault is None:
+                fault_count = 0
             else:
-                failures = 1 if outcome.copied else failures + 1
-                if failures == _MAX_FAULTS:
-                    raise _final_error(self.subscription, waiting, outcome.fault)
-                tables = quantity(len(outcome.again), "table")
-                self.log(f"{outcome.fault.message}; to be copied again: {tables}")
-                time.sleep(_PAUSE_SECONDS * 2 ** (failures - 1))
-            between(bool(waiting))
+                fault_count = 1 if outcome.results else fault_count + 1
+                if fault_count == _MAX_FAULTS:
+                    raise _make_final_error(self.subscription, remaining_tables, outcome.first_fault)
+                tables = quantity(len(outcome.tables_to_repeat), "table")
+                self.log(f"{outcome.first_fault.message}; to be copied again: {tables}")
+                time.sleep(_PAUSE_SECONDS * 2 ** (fault_count - 1))
+            after_batch(bool(remaining_tables))
         failed_results = [c for c in results if c.problem and not c.awaits]
         if failed_results and self.subscription.disable_on_error:
             SubscriptionRecord(self.lake, self.subscription.name).disable(failed_results[0].problem or "")
@@ -202,14 +217,14 @@ class InitialCopy:
     def _states(self) -> TableStates:
         return TableStates(self.lake, self.subscription.name)
 
-    def _begin(self, names: list[Name], *, lacking: bool) -> tuple[list[Name], int]:
+    def _begin_copy(self, names: list[Name], *, only_lacking: bool) -> tuple[list[Name], int]:
         """Record that the copy begins.
 
         Returns the tables to copy, and the version of the table of states after the record.
         """
         with self.subscription.slot_stream.source.hold_lock(self.subscription.name):
-            if lacking:
-                tables_needed = set(tables_to_copy(self.subscription, self.lake))
+            if only_lacking:
+                tables_needed = set(find_tables_to_copy(self.subscription, self.lake))
                 names = [name for name in names if name in tables_needed]
             former_states = self._states.newest()
             self._states.append(
@@ -217,35 +232,39 @@ class InitialCopy:
             )
             return names, newest_version(self._states.newest().values())
 
-    def _copy_batch(self, names: Sequence[Name], states_version: int, progress: str) -> CopiedBatch:
+    def _copy_batch(self, names: Sequence[Name], states_version: int, progress: str) -> BatchResult:
         """Copy a batch of tables while this process holds the subscription's lock.
 
         Without the lock another process could transform a slice (some changes from the slot) during the copy, and
         leave out the changes of these tables, since they are not ready. Tables that another process has made ready
         after `states_version`, a version of the table of states, are left out of the copy.
         """
-        batch = BatchCopy(self.subscription, self.lake, self.log, self.seconds)
+        batch = BatchCopy(self.subscription, self.lake, self.log, self.wait_seconds)
         try:
             with self.subscription.slot_stream.source.hold_lock(self.subscription.name):
                 states = self._states.newest().values()
-                ready = {s.name for s in states if s.state == SyncState.READY and s.version > states_version}
-                lacking = [name for name in names if name not in ready]
-                return batch.of_tables(lacking, progress) if lacking else CopiedBatch([], [])
+                ready_tables = {
+                    s.name for s in states if s.state == SyncState.READY and s.version > states_version
+                }
+                tables_to_copy = [name for name in names if name not in ready_tables]
+                return batch.copy_tables(tables_to_copy, progress) if tables_to_copy else BatchResult([], [])
         except OpenTransactionsError:
             raise
         except PgsieveError as error:
             if not is_transient(error):
                 raise
-            return CopiedBatch([], list(names), error)
+            return BatchResult([], list(names), error)
 
 
-def _final_error(subscription: Subscription, waiting: Sequence[Name], fault: PgsieveError) -> PgsieveError:
-    """The error to raise after too many transient faults; `fault` is the last one, `waiting` the tables not copied yet."""
+def _make_final_error(
+    subscription: Subscription, remaining_tables: Sequence[Name], fault: PgsieveError
+) -> PgsieveError:
+    """Make the error for too many transient faults: `fault` is the last one, `remaining_tables` are not copied yet."""
     if isinstance(fault, LakeError):
         return fault
     first_table, other_tables = (
-        quote(*waiting[0]),
-        f" and {quantity(len(waiting) - 1, 'other table')}" if len(waiting) > 1 else "",
+        quote(*remaining_tables[0]),
+        f" and {quantity(len(remaining_tables) - 1, 'other table')}" if len(remaining_tables) > 1 else "",
     )
     return TransientError(
         f'source "{subscription.slot_stream.source.name}": cannot copy table {first_table}{other_tables} of subscription'
@@ -255,9 +274,11 @@ def _final_error(subscription: Subscription, waiting: Sequence[Name], fault: Pgs
     )
 
 
-def _next_batch(waiting: Sequence[Name], sizes: Mapping[Name, int]) -> list[Name]:
-    """The tables of the next batch: the first of the waiting tables, as many as the limits of a batch allow."""
-    total = list(accumulate(sizes[name] for name in waiting))
-    return [name for name, bytes_ in zip(waiting, total, strict=True) if bytes_ <= BATCH_BYTES][
-        :BATCH_TABLES
-    ] or [waiting[0]]
+def _choose_next_batch(remaining_tables: Sequence[Name], bytes_by_table: Mapping[Name, int]) -> list[Name]:
+    """Choose the tables of the next batch: the first of the remaining tables, as many as the limits of a batch allow."""
+    total_bytes = list(accumulate(bytes_by_table[name] for name in remaining_tables))
+    return [
+        name
+        for name, batch_bytes in zip(remaining_tables, total_bytes, strict=True)
+        if batch_bytes <= BATCH_BYTES
+    ][:BATCH_TABLES] or [remaining_tables[0]]

@@ -18,14 +18,14 @@ from pgsieve.resources.lake.maintenance import table_maintenance
 class Damage:
     """What would prevent the copy.
 
-    - `logs`: the paths of tables whose log cannot be read
-    - `in_cuts`: true if cuts name versions that do not exist yet
-    - `refusing`: the path of the replica if it has constraints, which could refuse rows; otherwise None
+    - `log_paths`: the paths of tables with a log that cannot be read
+    - `has_wrong_cuts`: True if cuts name versions that do not exist yet
+    - `path_with_constraints`: the path of the replica if it has constraints, which could refuse rows; otherwise None
     """
 
-    logs: tuple[str, ...] = ()
-    in_cuts: bool = False
-    refusing: str | None = None
+    log_paths: tuple[str, ...] = ()
+    has_wrong_cuts: bool = False
+    path_with_constraints: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,28 @@ class ReplacedReplica:
         return self.lake.paths.replica(self.subscription, *self.name)
 
     @property
-    def history(self) -> str:
+    def history_path(self) -> str:
         """The path of the change history."""
         return self.lake.paths.change_history(self.subscription, *self.name, self.generation)
 
-    def damage(self) -> Damage:
+    def find_damage(self) -> Damage:
         """Find what would prevent the copy.
 
         A replica, a change history or a table of versions begins anew if its log cannot be read. If a replica begins
-        anew, or was put back to an earlier version, the versions that cuts name will get other rows. The same is true
-        if the table states were put back.
+        anew, or was put back to an earlier version, later commits will have the versions that cuts name, with other rows.
+        The same is true if the table states were put back.
         """
-        lake, paths = self.lake, [self.path, self.history]
+        lake, paths = self.lake, [self.path, self.history_path]
         if self.has_versions:
             paths.append(lake.paths.row_versions(self.subscription, *self.name, self.generation))
-        versions = {path: _version(lake, path) for path in paths}
-        version = versions[self.path]
+        version_by_path = {path: _read_version(lake, path) for path in paths}
+        version = version_by_path[self.path]
         newest_version = -1 if version is None else version
-        states = _version(lake, lake.paths.table_states(self.subscription))
+        states_version = _read_version(lake, lake.paths.table_states(self.subscription))
         return Damage(
-            tuple(path for path, version_read in versions.items() if version_read is None),
+            tuple(path for path, log_version in version_by_path.items() if log_version is None),
             any(
-                cut.tables.get(self.name, -1) > newest_version or (cut.states or 0) > (states or 0)
+                cut.tables.get(self.name, -1) > newest_version or (cut.states or 0) > (states_version or 0)
                 for cut in Cuts(lake, self.subscription).all()
             ),
             self.path if newest_version >= 0 and lake.has_row_checks(self.path) else None,
@@ -82,18 +82,18 @@ class ReplacedReplica:
         Raises LakeError if a log cannot be removed.
         """
         lake = self.lake
-        if damage.refusing is not None:
-            retry_after_conflict(lake.remove_row_checks)(damage.refusing)
-        if damage.in_cuts:
-            cuts = Cuts(lake, self.subscription).path
-            with lake.access.translate_errors(cuts):
-                retry_after_conflict(lambda: table_maintenance(lake, cuts).delete("true"))()
-        for path in damage.logs:
+        if damage.path_with_constraints is not None:
+            retry_after_conflict(lake.remove_row_checks)(damage.path_with_constraints)
+        if damage.has_wrong_cuts:
+            cuts_path = Cuts(lake, self.subscription).path
+            with lake.access.translate_errors(cuts_path):
+                retry_after_conflict(lambda: table_maintenance(lake, cuts_path).delete("true"))()
+        for path in damage.log_paths:
             lake.remove_log(path)
 
 
-def _version(lake: Lake, path: str) -> int | None:
-    """The newest version of a table; -1 if there is no table, and None if its log cannot be read."""
+def _read_version(lake: Lake, path: str) -> int | None:
+    """Read the newest version of a table; -1 if there is no table, and None if its log cannot be read."""
     try:
         return lake.records.version(path) if lake.records.exists(path) else -1
     except LakeError as error:

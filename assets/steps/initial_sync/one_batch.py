@@ -19,18 +19,23 @@ from pgsieve.assets.steps.initial_sync.one_table import (
     CopyResult,
     PlannedTable,
     SnapshotCopy,
-    copy_select_list,
+    make_copy_select_list,
 )
-from pgsieve.assets.steps.initial_sync.readiness import Readiness, announced_state, defer, state_after_copy
+from pgsieve.assets.steps.initial_sync.readiness import (
+    Readiness,
+    defer_tables,
+    make_announced_state,
+    make_state_after_copy,
+)
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import is_locked_out, is_transient
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.validation.waiting import (
-    sound_catalog,
-    table_problems,
-    unreadable_tables,
-    waiting_reason,
+    describe_waiting_reason,
+    find_table_problems,
+    find_unreadable_tables,
+    make_subscription_catalog,
 )
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -54,48 +59,48 @@ _MAX_READERS = 4
 
 
 @dataclass(frozen=True)
-class CopiedBatch:
+class BatchResult:
     """The result of a batch.
 
-    - `copied`: the results of the tables
-    - `again`: the tables to copy again, because a transient fault has interrupted their copy
-    - `fault`: the first of these faults
+    - `results`: the results of the tables
+    - `tables_to_repeat`: the tables to copy again, because a transient fault has interrupted their copy
+    - `first_fault`: the first of these faults
     """
 
-    copied: list[CopyResult]
-    again: list[Name]
-    fault: PgsieveError | None = None
+    results: list[CopyResult]
+    tables_to_repeat: list[Name]
+    first_fault: PgsieveError | None = None
 
 
 @dataclass(frozen=True)
-class _Selection:
+class _SelectedTables:
     """The published tables of a batch.
 
-    - `problems`: maps tables that cannot be replicated to the reason
-    - `locked`: maps tables that another session has locked to the error
+    - `problem_by_table`: maps tables that cannot be replicated to the reason
+    - `lock_error_by_table`: maps tables that another session has locked to the error
     """
 
-    published: Mapping[Name, ReplicatedTable]
-    problems: Mapping[Name, PgsieveError]
-    locked: Mapping[Name, LockedTableError]
+    table_by_name: Mapping[Name, ReplicatedTable]
+    problem_by_table: Mapping[Name, PgsieveError]
+    lock_error_by_table: Mapping[Name, LockedTableError]
 
     @property
     def tables(self) -> dict[Name, ReplicatedTable]:
         """The tables that can be copied now."""
-        obstacles = self.problems.keys() | self.locked.keys()
-        return {name: table for name, table in self.published.items() if name not in obstacles}
+        tables_with_problems = self.problem_by_table.keys() | self.lock_error_by_table.keys()
+        return {name: table for name, table in self.table_by_name.items() if name not in tables_with_problems}
 
     @property
     def names(self) -> list[Name]:
         """The names of the tables that are to be copied, now or later."""
-        return [*self.tables, *self.problems, *self.locked]
+        return [*self.tables, *self.problem_by_table, *self.lock_error_by_table]
 
 
 @dataclass(frozen=True)
 class BatchCopy:
     """The copy of some tables at a new snapshot.
 
-    It waits at most `seconds` for open transactions, which may keep the server from exporting a snapshot. Before the
+    It waits at most `wait_seconds` for open transactions, which may keep the server from exporting a snapshot. Before the
     copy, the states of the tables record the LSN of the snapshot. By this LSN, a later run recognises that a copy is
     complete.
     """
@@ -103,7 +108,7 @@ class BatchCopy:
     subscription: Subscription
     lake: Lake
     log: Log
-    seconds: float
+    wait_seconds: float
 
     @property
     def _states(self) -> TableStates:
@@ -113,7 +118,7 @@ class BatchCopy:
     def _readiness(self) -> Readiness:
         return Readiness(self.subscription, self.lake, self.log)
 
-    def of_tables(self, names: Sequence[Name], progress: str) -> CopiedBatch:
+    def copy_tables(self, names: Sequence[Name], progress: str) -> BatchResult:
         """Copy tables, and make them ready. `progress` is a text for the log: how many tables are copied already."""
         source, former_states, names_to_copy = (
             self.subscription.slot_stream.source,
@@ -121,28 +126,30 @@ class BatchCopy:
             list(names),
         )
         try:
-            with export_snapshot(source, self.seconds) as snapshot:
+            with export_snapshot(source, self.wait_seconds) as snapshot:
                 reach(Failpoint.SNAPSHOT_EXPORTED)
                 with source.connect() as connection:
                     # The replicas get the definitions that the tables have in the snapshot. The UPDATE transformation
                     # follows later alterations.
                     server_catalog = read_catalog(connection, snapshot.name)
-                    catalog = sound_catalog(connection, self.subscription, server_catalog)
-                    selection = self._select(connection, catalog, names)
-                    names_to_copy = selection.names
-                    tables = f"{quantity(len(selection.tables), 'table')} of {self.subscription.name}"
+                    catalog = make_subscription_catalog(connection, self.subscription, server_catalog)
+                    selected_tables = self._select_tables(connection, catalog, names)
+                    names_to_copy = selected_tables.names
+                    tables = f"{quantity(len(selected_tables.tables), 'table')} of {self.subscription.name}"
                     self.log(f"copying {tables} at {format_lsn(snapshot.lsn)}, {progress} done")
-                    self._warn_of_other_origins(connection, [t.table for t in selection.tables.values()])
-                    planned_tables, lock_faults = self._plan(
-                        connection, catalog, selection, snapshot, former_states
+                    self._warn_of_other_origins(
+                        connection, [t.table for t in selected_tables.tables.values()]
+                    )
+                    planned_tables, lock_faults = self._plan_chunks(
+                        connection, catalog, selected_tables, snapshot, former_states
                     )
                 conninfo = source.make_executor_conninfo()
-                states = self._announce(selection, catalog, snapshot, former_states)
+                states = self._announce_snapshot(selected_tables, catalog, snapshot, former_states)
                 reach(Failpoint.COPY_PLANNED)
                 # Each read needs a session on the publisher, and the role may be allowed only a few.
-                reading = Semaphore(_MAX_READERS)
-                copy = SnapshotCopy(self.subscription, self.lake, snapshot, conninfo, self.log, reading)
-                results, copy_faults = self._copy(copy, planned_tables)
+                read_limit = Semaphore(_MAX_READERS)
+                copy = SnapshotCopy(self.subscription, self.lake, snapshot, conninfo, self.log, read_limit)
+                results, copy_faults = self._copy_in_parallel(copy, planned_tables)
             # The first connection was idle during the copy, and may have been closed. So a new one is used.
             with source.connect() as connection:
                 catalog_after = self.subscription.slot_stream.with_defined_publications(
@@ -154,41 +161,48 @@ class BatchCopy:
             if not is_transient(error):
                 raise
             # The next attempt recognises the copies that are complete, and does not repeat them.
-            return CopiedBatch([], names_to_copy, error)
+            return BatchResult([], names_to_copy, error)
         results = self._make_ready(results, states, catalog_after)
         waiting_results = [
-            _waiting_result(name, snapshot, error) for name, error in selection.problems.items()
+            _make_waiting_result(name, snapshot, error)
+            for name, error in selected_tables.problem_by_table.items()
         ]
-        deferred_results = self._defer_locked(selection, lock_faults | copy_faults)
-        faults = {
+        deferred_results = self._defer_locked_tables(selected_tables, lock_faults | copy_faults)
+        fault_by_table = {
             name: fault for name, fault in (lock_faults | copy_faults).items() if name not in deferred_results
         }
-        first_fault = next(iter(faults.values()), None)
-        return CopiedBatch(
-            [*results, *waiting_results, *deferred_results.values()], list(faults), first_fault
+        first_fault = next(iter(fault_by_table.values()), None)
+        return BatchResult(
+            [*results, *waiting_results, *deferred_results.values()], list(fault_by_table), first_fault
         )
 
-    def _select(
+    def _select_tables(
         self, connection: psycopg.Connection[Any], catalog: Catalog, names: Sequence[Name]
-    ) -> _Selection:
+    ) -> _SelectedTables:
         """Select the tables of a batch that have to be copied.
 
         Tables that an earlier run has copied completely are made ready instead.
         """
-        names_to_copy = set(names) - self._readiness.complete_earlier(names, catalog)
-        published = {
+        names_to_copy = set(names) - self._readiness.complete_earlier_copies(names, catalog)
+        table_by_name = {
             name: table for name, table in self.subscription.tables(catalog).items() if name in names_to_copy
         }
-        problems = {
+        problem_by_table = {
             name: error
-            for name, error in table_problems(self.subscription, catalog).items()
+            for name, error in find_table_problems(self.subscription, catalog).items()
             if name in names_to_copy
         }
-        readable = [table for name, table in published.items() if name not in problems]
-        locked = {name: error for name, error in problems.items() if isinstance(error, LockedTableError)}
-        problems = {name: error for name, error in problems.items() if name not in locked}
-        return _Selection(
-            published, problems | unreadable_tables(connection, self.subscription, readable), locked
+        replicable_tables = [table for name, table in table_by_name.items() if name not in problem_by_table]
+        lock_error_by_table = {
+            name: error for name, error in problem_by_table.items() if isinstance(error, LockedTableError)
+        }
+        problem_by_table = {
+            name: error for name, error in problem_by_table.items() if name not in lock_error_by_table
+        }
+        return _SelectedTables(
+            table_by_name,
+            problem_by_table | find_unreadable_tables(connection, self.subscription, replicable_tables),
+            lock_error_by_table,
         )
 
     def _warn_of_other_origins(self, connection: psycopg.Connection[Any], tables: Sequence[Table]) -> None:
@@ -202,31 +216,34 @@ class BatchCopy:
                 "verify that the rows there did not come from other origins"
             )
 
-    def _plan(
+    def _plan_chunks(
         self,
         connection: psycopg.Connection[Any],
         catalog: Catalog,
-        selection: _Selection,
+        selected_tables: _SelectedTables,
         snapshot: Snapshot,
         former_states: Mapping[Name, TableState],
     ) -> tuple[list[PlannedTable], dict[Name, PgsieveError]]:
         """Divide the tables into chunks. Returns the planned tables, and the errors of tables that are locked."""
-        planned_tables, locked = list[PlannedTable](), dict[Name, PgsieveError](selection.locked)
-        for name, table in selection.tables.items():
-            select_list = copy_select_list(self.subscription, table, snapshot)
+        planned_tables, lock_error_by_table = (
+            list[PlannedTable](),
+            dict[Name, PgsieveError](selected_tables.lock_error_by_table),
+        )
+        for name, table in selected_tables.tables.items():
+            select_list = make_copy_select_list(self.subscription, table, snapshot)
             try:
                 chunks = build_chunk_queries(
                     connection, table, select_list, catalog, self.lake.policy.count_parallel_parts
                 )
             except LockedTableError as error:
-                locked[name] = error
+                lock_error_by_table[name] = error
                 continue
-            planned_tables.append(PlannedTable(table, chunks, _definition(former_states, name)))
-        return planned_tables, locked
+            planned_tables.append(PlannedTable(table, chunks, _find_former_definition(former_states, name)))
+        return planned_tables, lock_error_by_table
 
-    def _announce(
+    def _announce_snapshot(
         self,
-        selection: _Selection,
+        selected_tables: _SelectedTables,
         catalog: Catalog,
         snapshot: Snapshot,
         former_states: Mapping[Name, TableState],
@@ -235,30 +252,30 @@ class BatchCopy:
 
         Returns the states with the LSN.
         """
-        states = {
-            name: announced_state(self.subscription, table, catalog, former_states.get(name), snapshot)
-            for name, table in selection.tables.items()
+        state_by_table = {
+            name: make_announced_state(self.subscription, table, catalog, former_states.get(name), snapshot)
+            for name, table in selected_tables.tables.items()
         }
         waiting_states = [
             TableState(
                 *name,
                 SyncState.INITIALIZE,
-                definition=_definition(former_states, name),
-                reason=waiting_reason(error),
+                definition=_find_former_definition(former_states, name),
+                reason=describe_waiting_reason(error),
             )
-            for name, error in selection.problems.items()
+            for name, error in selected_tables.problem_by_table.items()
         ]
-        self._states.append([*states.values(), *waiting_states])
-        return states
+        self._states.append([*state_by_table.values(), *waiting_states])
+        return state_by_table
 
-    def _copy(
+    def _copy_in_parallel(
         self, copy: SnapshotCopy, planned_tables: Sequence[PlannedTable]
     ) -> tuple[list[CopyResult], dict[Name, PgsieveError]]:
         """Copy the tables, several at a time.
 
         Returns the results, and maps tables to the transient faults that have interrupted their copies.
         """
-        results, faults = list[CopyResult](), dict[Name, PgsieveError]()
+        results, fault_by_table = list[CopyResult](), dict[Name, PgsieveError]()
 
         def copy_one(table: PlannedTable) -> None:
             try:
@@ -266,12 +283,12 @@ class BatchCopy:
             except PgsieveError as error:
                 if not is_transient(error):
                     raise
-                faults[table.replicated.table.schema, table.replicated.table.name] = error
+                fault_by_table[table.replicated.table.schema, table.replicated.table.name] = error
                 return
             finally:
                 self.lake.release_tables()
             results.append(result)
-            self.log(_progress_line(result, table.chunks.bytes))
+            self.log(_format_progress(result, table.chunks.bytes))
 
         with ThreadPoolExecutor(self.lake.parallelism) as pool:
             futures = [pool.submit(copy_context().run, copy_one, table) for table in planned_tables]
@@ -284,7 +301,7 @@ class BatchCopy:
                 while wait(running_futures, _STOP_SECONDS).not_done:
                     self.lake.executors.stop()
                 raise
-        return results, faults
+        return results, fault_by_table
 
     def _make_ready(
         self, results: Sequence[CopyResult], states: Mapping[Name, TableState], catalog_after: Catalog
@@ -294,49 +311,51 @@ class BatchCopy:
         `catalog_after` is the catalog as it was after the copies. Returns the results, with the problems of histories.
         """
         states_after = [
-            state_after_copy(self.subscription, states, result, catalog_after)
+            make_state_after_copy(self.subscription, states, result, catalog_after)
             for result in results
             if not result.overtaken
         ]
-        completion = self._readiness.complete(states_after)
-        for name in completion.overtaken:
+        completion = self._readiness.complete_copies(states_after)
+        for name in completion.overtaken_tables:
             self.log(f"{quote_qualified(*name)} of {self.subscription.name} is copied by another process")
-        for name, problem in completion.problems.items():
+        for name, problem in completion.problem_by_table.items():
             self.log(f"the versions of {quote_qualified(*name)} do not begin: {problem}")
         reach(Failpoint.TABLES_READY)
         return [
-            replace(result, problem=completion.problems.get((result.schema, result.table), result.problem))
+            replace(
+                result, problem=completion.problem_by_table.get((result.schema, result.table), result.problem)
+            )
             for result in results
         ]
 
-    def _defer_locked(
-        self, selection: _Selection, faults: Mapping[Name, PgsieveError]
+    def _defer_locked_tables(
+        self, selected_tables: _SelectedTables, fault_by_table: Mapping[Name, PgsieveError]
     ) -> dict[Name, CopyResult]:
         """Leave tables that other sessions still lock to the next run; returns their results."""
-        results = dict[Name, CopyResult]()
-        for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
-            table = selection.published[name].table
+        result_by_table = dict[Name, CopyResult]()
+        for name in [name for name, fault in fault_by_table.items() if is_locked_out(fault)]:
+            table = selected_tables.table_by_name[name].table
             if lock_fault := find_lock_error(
                 self.subscription.slot_stream.source, {table.oid, *table.leaves}
             ):
-                results[name], *_ = defer(self._states, [name], lock_fault, self.log)
-        return results
+                result_by_table[name], *_ = defer_tables(self._states, [name], lock_fault, self.log)
+        return result_by_table
 
 
-def _definition(states: Mapping[Name, TableState], name: Name) -> Definition | None:
-    """The definition of a table's former replica; None if it had none."""
+def _find_former_definition(states: Mapping[Name, TableState], name: Name) -> Definition | None:
+    """Find the definition of a table's former replica; None if there was no replica."""
     return states[name].definition if name in states else None
 
 
-def _waiting_result(name: Name, snapshot: Snapshot, error: PgsieveError) -> CopyResult:
-    """The result of a table that cannot be replicated in the way it is published now."""
-    return CopyResult(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_reason(error))
+def _make_waiting_result(name: Name, snapshot: Snapshot, error: PgsieveError) -> CopyResult:
+    """Make the result of a table that cannot be replicated in the way it is published now."""
+    return CopyResult(*name, snapshot.lsn, 0, 0.0, 0, None, (), describe_waiting_reason(error))
 
 
-def _progress_line(result: CopyResult, size: int) -> str:
-    """A line for the log about the copy of a table."""
+def _format_progress(result: CopyResult, size_bytes: int) -> str:
+    """Format a line for the log about the copy of a table."""
     name = quote_qualified(result.schema, result.table)
     if result.problem:
         return f"{name} cannot be copied: {result.problem}"
-    size_text = f" of {size / 1024**2:,.1f} MiB" if size >= _MIN_SHOWN_BYTES else ""
+    size_text = f" of {size_bytes / 1024**2:,.1f} MiB" if size_bytes >= _MIN_SHOWN_BYTES else ""
     return f"{name}: {quantity(result.rows, 'row')}{size_text} copied in {result.seconds:.1f} s"

@@ -21,16 +21,16 @@ from pgsieve.assets.steps.initial_sync.damaged_replicas import Damage, ReplacedR
 from pgsieve.assets.steps.initial_sync.rows import (
     ReplicaColumn,
     SelectedRows,
-    copied_files,
-    copied_rows,
+    read_rows_by_spark,
     read_with_retries,
+    write_rows_to_files,
 )
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observations import observe_metrics
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import describe_error_fully, is_of_foreign_table
 from pgsieve.assets.steps.subscription import Definition, Subscription
-from pgsieve.assets.steps.validation.waiting import waiting_reason
+from pgsieve.assets.steps.validation.waiting import describe_waiting_reason
 from pgsieve.decoding.changes.metadata_columns import METADATA, metadata_copy_expression
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -86,11 +86,11 @@ class CopyResult:
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table to copy, divided into chunks. `former` is the definition of its present replica; None if there is none."""
+    """A table to copy, divided into chunks. `former_definition` is that of its present replica; None if it has none."""
 
     replicated: ReplicatedTable
     chunks: Chunks
-    former: Definition | None
+    former_definition: Definition | None
 
     @property
     def generation(self) -> int:
@@ -98,51 +98,58 @@ class PlannedTable:
 
         A history that begins anew gets a new generation.
         """
-        return 0 if self.former is None else self.former.history.generation
+        return 0 if self.former_definition is None else self.former_definition.history.generation
 
 
 class Progress:
     """Logs the progress of the copy of one table, at most every half minute."""
 
-    def __init__(self, table: str, parts: int, size: int, log: Log) -> None:
-        self._table, self._parts, self._size, self._log = table, parts, size, log
-        self._reported = time.monotonic()
+    def __init__(self, table_name: str, part_count: int, size_bytes: int, log: Log) -> None:
+        self._table_name, self._part_count, self._size_bytes, self._log = (
+            table_name,
+            part_count,
+            size_bytes,
+            log,
+        )
+        self._last_report_time = time.monotonic()
 
-    def report(self, copied_parts: int) -> None:
+    def report(self, copied_count: int) -> None:
         """Log how many parts are copied, if half a minute has passed since the last report and parts remain."""
-        if copied_parts < self._parts and time.monotonic() - self._reported >= PROGRESS_SECONDS:
-            self._reported = time.monotonic()
+        if copied_count < self._part_count and time.monotonic() - self._last_report_time >= PROGRESS_SECONDS:
+            self._last_report_time = time.monotonic()
             self._log(
-                f"{self._table}: {copied_parts} of {self._parts} parts copied, of {self._size / 1024**2:,.1f} MiB in all"
+                f"{self._table_name}: {copied_count} of {self._part_count} parts copied, of {self._size_bytes / 1024**2:,.1f} MiB in all"
             )
 
 
-def copy_select_list(
-    subscription: Subscription, replicated: ReplicatedTable, snapshot: Snapshot
+def make_copy_select_list(
+    subscription: Subscription, replicated_table: ReplicatedTable, snapshot: Snapshot
 ) -> list[str]:
-    """The select list of a copy: the columns of the table, and then its metadata columns.
+    """Make the select list of a copy: the columns of the table, and after them its metadata columns.
 
     The metadata columns have the LSN and the time of the snapshot.
     """
-    expressions = select_list(subscription, replicated)
-    for kind in subscription.metadata(replicated.table):
-        expression = metadata_copy_expression(kind, snapshot.lsn, snapshot.time)
-        expressions.append(copy_expression(expression, METADATA[kind], -1) + f" as c{len(expressions)}")
+    expressions = make_select_list(subscription, replicated_table)
+    for metadata_kind in subscription.metadata(replicated_table.table):
+        expression = metadata_copy_expression(metadata_kind, snapshot.lsn, snapshot.time)
+        expressions.append(
+            copy_expression(expression, METADATA[metadata_kind], -1) + f" as c{len(expressions)}"
+        )
     return expressions
 
 
-def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list[str]:
-    """The columns of a table, named c0, c1 and so on, in the forms that `pgsieve.decoding.values.types.from_copy` reads."""
-    attributes = {attribute.name: attribute for attribute in replicated.table.attributes}
+def make_select_list(subscription: Subscription, replicated_table: ReplicatedTable) -> list[str]:
+    """Make expressions for the columns of a table, named c0, c1 and so on, in the form that `convert_copy` reads."""
+    attribute_by_name = {attribute.name: attribute for attribute in replicated_table.table.attributes}
     return [
         copy_expression(
             quote(name),
-            attributes[name].type_oid,
-            attributes[name].type_modifier,
-            subscription.chosen_type((replicated.table.schema, replicated.table.name), name),
+            attribute_by_name[name].type_oid,
+            attribute_by_name[name].type_modifier,
+            subscription.chosen_type((replicated_table.table.schema, replicated_table.table.name), name),
         )
         + f" as c{number}"
-        for number, name in enumerate(replicated.columns)
+        for number, name in enumerate(replicated_table.columns)
     ]
 
 
@@ -150,16 +157,16 @@ def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list
 class _WrittenReplica:
     """A replica after its copy: the number of rows, its version, and whether another process has written to it since."""
 
-    rows: int = 0
+    row_count: int = 0
     version: int = 0
-    overtaken: bool = False
+    is_overtaken: bool = False
 
 
 @dataclass(frozen=True)
 class SnapshotCopy:
     """Copies tables of a subscription at one exported snapshot.
 
-    `log` gets the progress. `reading` is a context manager that limits how many tables are read at the same time.
+    `log` gets the progress. `read_limit` is a context manager that limits how many tables are read at the same time.
     """
 
     subscription: Subscription
@@ -167,45 +174,51 @@ class SnapshotCopy:
     snapshot: Snapshot
     conninfo: Conninfo
     log: Log
-    reading: AbstractContextManager[object]
+    read_limit: AbstractContextManager[object]
 
-    def copy_table(self, planned: PlannedTable) -> CopyResult:
+    def copy_table(self, planned_table: PlannedTable) -> CopyResult:
         """Copy a table.
 
         The result has the table's problem, or says that another process has copied the table at a later LSN.
         """
         start_time = time.monotonic()
-        replicated, table = planned.replicated, planned.replicated.table
-        types = self.subscription.replica_types(replicated)
+        replicated_table, table = planned_table.replicated, planned_table.replicated.table
+        type_by_column = self.subscription.replica_types(replicated_table)
         written_replica, problem, is_copied_again = _WrittenReplica(), None, False
         try:
-            written_replica = self._write_replica(planned, types)
+            written_replica = self._write_replica(planned_table, type_by_column)
         except OvertakenError:
-            written_replica = _WrittenReplica(overtaken=True)
+            written_replica = _WrittenReplica(is_overtaken=True)
         except PgsieveError as error:
-            failure, is_copied_again = _with_hint(replicated, error), is_of_foreign_table(error)
+            failure, is_copied_again = _add_hint(replicated_table, error), is_of_foreign_table(error)
             name = (table.schema, table.name)
             problem = (
-                waiting_reason(failure) if is_copied_again else describe_error_fully(self.lake, failure, name)
+                describe_waiting_reason(failure)
+                if is_copied_again
+                else describe_error_fully(self.lake, failure, name)
             )
         return CopyResult(
             schema=table.schema,
             table=table.name,
             lsn=self.snapshot.lsn,
-            rows=written_replica.rows,
+            rows=written_replica.row_count,
             seconds=time.monotonic() - start_time,
             version=written_replica.version,
-            row_filter=" OR ".join(replicated.row_filters) if replicated.row_filters is not None else None,
-            columns=tuple((name, kind.spark_type) for name, kind in types.items()),
-            published={self.subscription.replica_name(name): name for name in replicated.columns},
+            row_filter=" OR ".join(replicated_table.row_filters)
+            if replicated_table.row_filters is not None
+            else None,
+            columns=tuple((name, column_type.spark_type) for name, column_type in type_by_column.items()),
+            published={self.subscription.replica_name(name): name for name in replicated_table.columns},
             problem=problem,
-            overtaken=written_replica.overtaken,
+            overtaken=written_replica.is_overtaken,
             again=is_copied_again,
         )
 
-    def _write_replica(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _WrittenReplica:
+    def _write_replica(
+        self, planned_table: PlannedTable, type_by_column: Mapping[str, ColumnType]
+    ) -> _WrittenReplica:
         """Write the replica of a table. Without `copy_data` it gets no rows."""
-        lake, table = self.lake, planned.replicated.table
+        lake, table = self.lake, planned_table.replicated.table
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without `copy_data`, a table that is published again keeps the rows of its replica.
         if not self.subscription.copy_data and lake.records.exists(path):
@@ -214,13 +227,15 @@ class SnapshotCopy:
             lake.record_position(path, self.snapshot.lsn)
             return _WrittenReplica(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:
-            with self.reading:
+            with self.read_limit:
                 verify_foreign_servers(self.subscription.slot_stream.source, (table.schema, table.name))
-        chunks = planned.chunks if self.subscription.copy_data else Chunks([], 0)
-        key = set(map(self.subscription.replica_name, planned.replicated.key))
-        columns = [ReplicaColumn(name, kind, name in key) for name, kind in types.items()]
+        chunks = planned_table.chunks if self.subscription.copy_data else Chunks([], 0)
+        key = set(map(self.subscription.replica_name, planned_table.replicated.key))
+        columns = [
+            ReplicaColumn(name, column_type, name in key) for name, column_type in type_by_column.items()
+        ]
         selected_rows = SelectedRows(self.conninfo, self.snapshot.name, chunks.queries, columns)
-        committer = self._committer(planned, selected_rows, chunks.bytes)
+        committer = self._choose_committer(planned_table, selected_rows, chunks.bytes)
         with translate_errors(
             self.subscription.slot_stream.source.name, f'copy table "{table.qualified_name}"'
         ):
@@ -230,38 +245,44 @@ class SnapshotCopy:
                 commit = Commit(
                     self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
                 )
-                rows = self._write_copy(path, committer, selected_rows, commit, progress)
+                row_count = self._write_copy(path, committer, selected_rows, commit, progress)
             # If the replica existed before, it still has its former properties.
             if properties:
                 retry_after_conflict(lake.set_properties)(path, properties)
         reach(Failpoint.TABLE_COPIED)
         head = lake.records.head(path)
-        return _WrittenReplica(rows, head.version, (head.position or 0) > self.snapshot.lsn)
+        return _WrittenReplica(row_count, head.version, (head.position or 0) > self.snapshot.lsn)
 
-    def _committer(self, planned: PlannedTable, rows: SelectedRows, size: int) -> Committer:
-        """The committer for the copy. If the replica is damaged, what would prevent the copy is removed before.
+    def _choose_committer(
+        self, planned_table: PlannedTable, selected_rows: SelectedRows, size_bytes: int
+    ) -> Committer:
+        """Choose the committer for the copy. If the replica is damaged, first remove what would prevent the copy.
 
         Raises OvertakenError and PgsieveError if the replica must not be written. If another process writes the replica
         after this call, the commit of the copy fails.
         """
-        lake, table, schema = self.lake, planned.replicated.table, rows.schema
+        lake, table, schema = self.lake, planned_table.replicated.table, selected_rows.schema
         name = (table.schema, table.name)
         # Without a former copy and without `scd2` there is no table of versions of rows. Knowing that saves a request to
         # the store.
-        has_versions = planned.former is not None or bool(self.subscription.histories.table_choice(name).scd2)
+        has_versions = planned_table.former_definition is not None or bool(
+            self.subscription.histories.table_choice(name).scd2
+        )
         replica = ReplacedReplica(
-            lake, self.subscription.name, name, planned.generation, has_versions=has_versions
+            lake, self.subscription.name, name, planned_table.generation, has_versions=has_versions
         )
 
         def choose_committer() -> Committer:
             self._refuse_position(replica.path, table)
-            _check_names(rows.columns)
+            _check_names(selected_rows.columns)
             return lake.policy.choose_committer(
-                replica.path, schema.names, size, lambda: schema, overwrite=True
+                replica.path, schema.names, size_bytes, lambda: schema, overwrite=True
             )
 
-        with lake.consistent_read(replica.path, replica.history, Cuts(lake, self.subscription.name).path):
-            damage = replica.damage()
+        with lake.consistent_read(
+            replica.path, replica.history_path, Cuts(lake, self.subscription.name).path
+        ):
+            damage = replica.find_damage()
             if damage == Damage():
                 return choose_committer()
         replica.remove_damage(damage)
@@ -287,27 +308,27 @@ class SnapshotCopy:
             )
 
     def _write_copy(
-        self, path: str, committer: Committer, rows: SelectedRows, commit: Commit, progress: Progress
+        self, path: str, committer: Committer, selected_rows: SelectedRows, commit: Commit, progress: Progress
     ) -> int:
         """Replace the replica by the selected rows; returns the number of rows."""
         match committer:
             case InProcessCommitter():
-                return self._write_in_process(path, committer, rows, commit)
+                return self._write_in_process(path, committer, selected_rows, commit)
             case FileCommitter():
-                return self._write_files(path, committer, rows, commit, progress)
+                return self._write_files(path, committer, selected_rows, commit, progress)
             case SparkCommitter():
-                return self._write_by_spark(path, rows, commit)
+                return self._write_by_spark(path, selected_rows, commit)
 
     def _write_in_process(
         self, path: str, committer: InProcessCommitter, selected_rows: SelectedRows, commit: Commit
     ) -> int:
         """Read the rows into memory, and write them in this process."""
-        with self.reading:
+        with self.read_limit:
             numbers = range(len(selected_rows.queries))
             batches = [
                 batch
                 for number in numbers
-                for batch in read_with_retries(partial(selected_rows.batches, number))
+                for batch in read_with_retries(partial(selected_rows.read_batches, number))
             ]
         rows = pa.Table.from_batches(batches, selected_rows.schema)
         add_costs(DRIVER, 1, rows.nbytes)
@@ -315,48 +336,53 @@ class SnapshotCopy:
         return int(rows.num_rows)
 
     def _write_files(
-        self, path: str, committer: FileCommitter, rows: SelectedRows, commit: Commit, progress: Progress
+        self,
+        path: str,
+        committer: FileCommitter,
+        selected_rows: SelectedRows,
+        commit: Commit,
+        progress: Progress,
     ) -> int:
         """Let the executors write the rows into files, and commit the files in this process."""
-        size = committer.target_file_bytes(path, commit.properties)
+        file_bytes = committer.target_file_bytes(path, commit.properties)
 
         def write_files() -> pa.Table:
-            with self.reading:
-                return copied_files(self.lake.executors, rows, path, self.lake.store, size, progress.report)
+            with self.read_limit:
+                return write_rows_to_files(
+                    self.lake.executors, selected_rows, path, self.lake.store, file_bytes, progress.report
+                )
 
-        files = committer.commit(write_files, path, rows.schema, commit)
+        files = committer.commit(write_files, path, selected_rows.schema, commit)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
     def _write_by_spark(self, path: str, selected_rows: SelectedRows, commit: Commit) -> int:
         """Let Spark read and write the rows."""
-        frame = copied_rows(self.lake.spark, selected_rows)
+        rows = read_rows_by_spark(self.lake.spark, selected_rows)
         observation, metrics = Observation(), [F.count(F.lit(1)).alias("rows")]
         # Delta in Spark does not know the property for the size of files. `_write_replica` sets it after the copy.
         properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
-        with self.reading:
-            self.lake.write(
-                frame.observe(observation, *metrics), path, replace(commit, properties=properties)
-            )
+        with self.read_limit:
+            self.lake.write(rows.observe(observation, *metrics), path, replace(commit, properties=properties))
             return int(observe_metrics(observation, metrics, lambda: self.lake.read_table(path))["rows"])
 
 
-def _with_hint(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
+def _add_hint(replicated_table: ReplicatedTable, error: PgsieveError) -> PgsieveError:
     """Add the row filter and a hint to an error of the server about a row or a foreign table that it cannot read.
 
     Any other error is returned as it is.
     """
     if is_of_foreign_table(error):
-        problem = f'cannot read table "{replicated.table.qualified_name}" ({error.message})'
+        problem = f'cannot read table "{replicated_table.table.qualified_name}" ({error.message})'
         return ForeignServerError(problem, hint=error.hint, sqlstate=error.sqlstate)
-    kind = error.class_name if isinstance(error, ExecutorError) else type(error).__name__
-    if kind != SourceError.__name__ or error.hint:
+    class_name = error.class_name if isinstance(error, ExecutorError) else type(error).__name__
+    if class_name != SourceError.__name__ or error.hint:
         return error
     remedy = "correct the value at the publisher, or leave its column out by a column list"
     filter_text = ""
-    if replicated.row_filters is not None:
-        filter_text = f" where {shorten(' OR '.join(replicated.row_filters))}"
+    if replicated_table.row_filters is not None:
+        filter_text = f" where {shorten(' OR '.join(replicated_table.row_filters))}"
         remedy = f"alter the row filter, or {remedy}"
-    problem = f'cannot read table "{replicated.table.qualified_name}"{filter_text} ({error.message})'
+    problem = f'cannot read table "{replicated_table.table.qualified_name}"{filter_text} ({error.message})'
     return SourceError(problem, hint=remedy, sqlstate=error.sqlstate)
 
 
@@ -371,9 +397,9 @@ def _check_names(columns: Sequence[ReplicaColumn]) -> None:
         raise LakeError(
             "no column is published, and a Delta table has at least one", hint="publish a column of the table"
         )
-    names_by_folded: dict[str, str] = {}
+    name_by_folded_name: dict[str, str] = {}
     for column in columns:
-        first_name = names_by_folded.setdefault(column.name.lower(), column.name)
+        first_name = name_by_folded_name.setdefault(column.name.lower(), column.name)
         if first_name != column.name:
             raise LakeError(
                 f"columns {quote(first_name)} and {quote(column.name)} differ in case alone, and a Delta table can have only one of them",

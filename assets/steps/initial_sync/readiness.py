@@ -37,41 +37,41 @@ from pgsieve.resources.postgres.waits import OpenTransactionsError
 
 
 @dataclass(frozen=True)
-class Completed:
+class CompletedCopies:
     """The result of making tables ready.
 
-    - `ready`: the tables that became ready
-    - `overtaken`: the tables that another process has copied at a later LSN
-    - `problems`: maps tables to the reasons why their histories of rows could not begin
+    - `ready_states`: the states of the tables that became ready
+    - `overtaken_tables`: the tables that another process has copied at a later LSN
+    - `problem_by_table`: maps tables to the reasons why their histories of rows could not begin
     """
 
-    ready: Sequence[TableState] = ()
-    overtaken: Sequence[Name] = ()
-    problems: Mapping[Name, str] = field(default_factory=dict)
+    ready_states: Sequence[TableState] = ()
+    overtaken_tables: Sequence[Name] = ()
+    problem_by_table: Mapping[Name, str] = field(default_factory=dict)
 
 
-def announced_state(
+def make_announced_state(
     subscription: Subscription,
-    replicated: ReplicatedTable,
+    replicated_table: ReplicatedTable,
     catalog: Catalog,
     former_state: TableState | None,
     snapshot: Snapshot,
 ) -> TableState:
-    """The state of a table before its copy. It announces the LSN of the snapshot."""
-    definition = subscription.definition(replicated, catalog)
+    """Make the state of a table before its copy. It announces the LSN of the snapshot."""
+    definition = subscription.definition(replicated_table, catalog)
     history = former_state.definition.history if former_state and former_state.definition else History()
-    has_copied_rows = bool(subscription.histories.table_choice(_name(replicated)).initial)
+    has_copied_rows = bool(subscription.histories.table_choice(_name_table(replicated_table)).initial)
     definition_of_copy = replace(
         definition,
         history=replace(history.with_columns(definition.columns), whole=has_copied_rows),
         published=definition.published and replace(definition.published, at=snapshot.time),
         unaltered=subscription.copy_data and subscription.slot_stream.options.origin == "any",
     )
-    return TableState(*_name(replicated), SyncState.DATA_SYNC, snapshot.lsn, definition_of_copy)
+    return TableState(*_name_table(replicated_table), SyncState.DATA_SYNC, snapshot.lsn, definition_of_copy)
 
 
-def _name(replicated: ReplicatedTable) -> Name:
-    return replicated.table.schema, replicated.table.name
+def _name_table(replicated_table: ReplicatedTable) -> Name:
+    return replicated_table.table.schema, replicated_table.table.name
 
 
 def is_announced(state: TableState | None) -> bool:
@@ -81,7 +81,7 @@ def is_announced(state: TableState | None) -> bool:
     )
 
 
-def defer(
+def defer_tables(
     states: TableStates, names: Sequence[Name], error: OpenTransactionsError, log: Log
 ) -> list[CopyResult]:
     """Leave tables to the next run, because their snapshot would have to wait for open transactions.
@@ -95,20 +95,20 @@ def defer(
     return [CopyResult(*name, 0, 0, 0.0, 0, None, (), reason, awaits=transactions) for name in names]
 
 
-def state_after_copy(
+def make_state_after_copy(
     subscription: Subscription,
     announced_states: Mapping[Name, TableState],
     result: CopyResult,
     catalog_after: Catalog,
 ) -> TableState:
-    """The state of a table after its copy.
+    """Make the state of a table after its copy.
 
     `catalog_after` is the catalog as it was after the copy. If it shows that the table was rewritten meanwhile, the
     table has to be copied again, because it may have been read as empty (PostgreSQL documentation, 13.6 Caveats).
     """
     name = (result.schema, result.table)
     if result.problem and not result.again:
-        return _failed_state(subscription, name, result.problem)
+        return _make_failed_state(subscription, name, result.problem)
     state = announced_states[name]
     if result.again:
         return replace(state, state=SyncState.INITIALIZE, reason=result.problem)
@@ -119,8 +119,8 @@ def state_after_copy(
     return replace(state, state=SyncState.READY)
 
 
-def _failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
-    """The state of a table that could not be copied, or for which a history of rows could not begin."""
+def _make_failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
+    """Make the state of a table that could not be copied, or for which a history of rows could not begin."""
     # When the user has enabled the subscription again, the table is copied.
     if subscription.disable_on_error:
         return TableState(*name, SyncState.INITIALIZE, reason=problem)
@@ -139,55 +139,60 @@ class Readiness:
     def _states(self) -> TableStates:
         return TableStates(self.lake, self.subscription.name)
 
-    def _path(self, name: Name) -> str:
+    def _find_path(self, name: Name) -> str:
         return self.lake.paths.replica(self.subscription.name, *name)
 
-    def complete_earlier(self, names: Collection[Name], catalog: Catalog) -> set[Name]:
+    def complete_earlier_copies(self, names: Collection[Name], catalog: Catalog) -> set[Name]:
         """Make tables ready that an earlier run has copied; returns their names.
 
         These are the tables with a replica that is at the LSN which the table's state announces.
         """
         lake, states = self.lake, self._states.newest()
-        paths = {name: self._path(name) for name in names if is_announced(states.get(name))}
-        with lake.consistent_read(*paths.values()):
-            states_ready = [
+        path_by_table = {name: self._find_path(name) for name in names if is_announced(states.get(name))}
+        with lake.consistent_read(*path_by_table.values()):
+            complete_states = [
                 replace(states[name], state=SyncState.READY)
-                for name, path in paths.items()
+                for name, path in path_by_table.items()
                 if (definition := states[name].definition) is not None
                 and _is_at(lake, path, states[name].lsn)
                 and not definition.layout.is_rewritten_in(catalog)
             ]
-        ready_states = self.complete(states_ready).ready
+        ready_states = self.complete_copies(complete_states).ready_states
         for state in ready_states:
             self.log(
                 f"{quote_qualified(*state.name)} was copied at {format_lsn(state.lsn)} by an earlier run"
             )
         return {state.name for state in ready_states}
 
-    def complete(self, states: Sequence[TableState]) -> Completed:
+    def complete_copies(self, states: Sequence[TableState]) -> CompletedCopies:
         """Record the states of tables after their copy, and begin their histories with the copied rows.
 
-        A table may become ready only if no slice (changes from one position of the slot to another) after its LSN was
-        transformed without it. Otherwise it is copied again. A process that has lost its lock may be transforming such
-        a slice at this moment. If it commits the slice before the fence below, it has left the table out, and the table
-        is copied again. If not, the fence makes it transform the slice again, and this time it includes the table.
+        A slice has the changes from one position of the slot to another. A table may become ready only if no slice after
+        its LSN was transformed without the table. Otherwise the table is copied again. A process that has lost its lock
+        may be transforming such a slice at this moment. The fence below is a commit that decides between the two. If the
+        process has committed the slice before the fence, it has left the table out, and the table is copied again. If
+        not, the process has to transform the slice again after the fence, and this time it includes the table.
         """
         if not states:
-            return Completed()
-        problems = self._begin_histories([state for state in states if state.state == SyncState.READY])
+            return CompletedCopies()
+        problem_by_table = self._begin_histories(
+            [state for state in states if state.state == SyncState.READY]
+        )
         states_after = [
-            _failed_state(self.subscription, state.name, problems[state.name])
-            if state.name in problems
+            _make_failed_state(self.subscription, state.name, problem_by_table[state.name])
+            if state.name in problem_by_table
             else state
             for state in states
         ]
-        overtaken = retry_after_conflict(lambda: self._finish(states_after))()
+        overtaken_tables = retry_after_conflict(lambda: self._record_finished_copies(states_after))()
         reach(Failpoint.COPY_FINISHED)
         finished_states = [
-            state for state in states_after if state.state == SyncState.READY and state.name not in overtaken
+            state
+            for state in states_after
+            if state.state == SyncState.READY and state.name not in overtaken_tables
         ]
         if not finished_states:
-            return Completed((), overtaken, problems)
+            return CompletedCopies((), overtaken_tables, problem_by_table)
         transformed_lsn = TransformedSlices(self.lake, self.subscription.name).fence()
         reason = "changes after its copy were transformed without it"
         self._states.append(
@@ -198,27 +203,33 @@ class Readiness:
                 for state in finished_states
             ]
         )
-        return Completed(
-            [state for state in finished_states if transformed_lsn <= state.lsn], overtaken, problems
+        return CompletedCopies(
+            [state for state in finished_states if transformed_lsn <= state.lsn],
+            overtaken_tables,
+            problem_by_table,
         )
 
-    def _finish(self, states: Sequence[TableState]) -> list[Name]:
+    def _record_finished_copies(self, states: Sequence[TableState]) -> list[Name]:
         """Record that the copies of tables are finished.
 
         Returns the tables that are left out, because another process has copied them at a later LSN.
         """
         lake = self.lake
-        base = max(lake.records.head(self._states.path).version, 0)
-        copy_lsns = {state.name: state.lsn for state in states if state.state == SyncState.READY}
-        paths = {name: self._path(name) for name in copy_lsns}
-        with lake.consistent_read(*paths.values()):
-            overtaken = [name for name, lsn in copy_lsns.items() if is_beyond(lake, paths[name], lsn)]
+        base_version = max(lake.records.head(self._states.path).version, 0)
+        copy_lsn_by_table = {state.name: state.lsn for state in states if state.state == SyncState.READY}
+        path_by_table = {name: self._find_path(name) for name in copy_lsn_by_table}
+        with lake.consistent_read(*path_by_table.values()):
+            overtaken_tables = [
+                name for name, lsn in copy_lsn_by_table.items() if is_beyond(lake, path_by_table[name], lsn)
+            ]
         finished_states = [
-            replace(state, state=SyncState.FINISHED_COPY) if state.name in copy_lsns else state
+            replace(state, state=SyncState.FINISHED_COPY) if state.name in copy_lsn_by_table else state
             for state in states
         ]
-        self._states.append([state for state in finished_states if state.name not in overtaken], base)
-        return overtaken
+        self._states.append(
+            [state for state in finished_states if state.name not in overtaken_tables], base_version
+        )
+        return overtaken_tables
 
     def _begin_histories(self, states: Sequence[TableState]) -> dict[Name, str]:
         """Begin the histories of copied tables with their rows. Maps tables to the reasons why a history cannot begin."""
@@ -233,7 +244,7 @@ class Readiness:
         """Begin the histories of one table; returns the reason if the table of its versions of rows cannot begin."""
         subscription, lake, definition = self.subscription, self.lake, state.definition
         assert definition is not None
-        if is_beyond(lake, self._path(state.name), state.lsn):
+        if is_beyond(lake, self._find_path(state.name), state.lsn):
             # In the meantime, another process has copied the table, or has applied changes to it.
             return None
         time = definition.published.time if definition.published else None

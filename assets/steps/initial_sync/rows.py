@@ -52,76 +52,76 @@ class SelectedRows:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the replica as an Arrow schema."""
-        return replica_schema(self.columns)
+        return make_replica_schema(self.columns)
 
-    def batches(self, number: int) -> Generator[pa.RecordBatch, None, None]:
-        """Yields the rows of the query with this number."""
-        return copied_batches(self.conninfo, self.snapshot, self.queries[number], self.columns)
+    def read_batches(self, query_index: int) -> Generator[pa.RecordBatch, None, None]:
+        """Yields the rows of the query with this index."""
+        return read_query_batches(self.conninfo, self.snapshot, self.queries[query_index], self.columns)
 
 
-def copied_rows(spark: SparkSession, selected: SelectedRows) -> DataFrame:
-    """The selected rows as a DataFrame, which has a partition for each query."""
-    schema, queries = (
-        write_ddl((column.name, column.type.spark_type) for column in selected.columns),
-        len(selected.queries),
+def read_rows_by_spark(spark: SparkSession, selected_rows: SelectedRows) -> DataFrame:
+    """Make a DataFrame of the selected rows. It has a partition for each query."""
+    schema, query_count = (
+        write_ddl((column.name, column.type.spark_type) for column in selected_rows.columns),
+        len(selected_rows.queries),
     )
-    if not queries:
+    if not query_count:
         return spark.createDataFrame([], schema)
 
-    def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from selected.batches(number)
+    def run_queries(query_indices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in query_indices:
+            for query_index in batch.column(0).to_pylist():
+                yield from selected_rows.read_batches(query_index)
 
-    return spark.range(0, queries, 1, queries).mapInArrow(copy, schema)
+    return spark.range(0, query_count, 1, query_count).mapInArrow(run_queries, schema)
 
 
-def copied_files(
+def write_rows_to_files(
     executors: Executors,
-    selected: SelectedRows,
+    selected_rows: SelectedRows,
     folder: str,
     store: Store,
-    size: int,
+    file_bytes: int,
     on_progress: OnProgress | None = None,
 ) -> pa.Table:
-    """Let the executors write the selected rows into files of about `size` bytes.
+    """Let the executors write the selected rows into files of about `file_bytes` bytes.
 
     Returns a row (`FILE_SCHEMA`) for each file. `on_progress` is called with the number of queries that have finished.
     """
-    schema = selected.schema
+    schema = selected_rows.schema
 
-    def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        with closing(selected.batches(number)) as batches:
-            yield from write_files(folder, schema, guard(batches), store=store, size=size)
+    def write_once(query_index: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        with closing(selected_rows.read_batches(query_index)) as batches:
+            yield from write_files(folder, schema, guard(batches), store=store, size=file_bytes)
 
-    def copy(number: int, guard: Guard) -> list[pa.RecordBatch]:
+    def write_with_retries(query_index: int, guard: Guard) -> list[pa.RecordBatch]:
         # A second attempt cannot duplicate rows, because the files of the first one are in no commit.
-        return read_with_retries(partial(write, number, guard))
+        return read_with_retries(partial(write_once, query_index, guard))
 
-    return executors.run(copy, len(selected.queries), on_progress)
+    return executors.run(write_with_retries, len(selected_rows.queries), on_progress)
 
 
-def read_with_retries(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
+def read_with_retries(read: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
     """Read all rows of a chunk. After a transient fault, read them again.
 
     If the snapshot is lost, or the table is locked, the error is raised at once.
     """
     for attempt in range(_MAX_ATTEMPTS - 1):
         try:
-            return list(chunk())
+            return list(read())
         except (SnapshotLostError, LockedTableError):
             raise
         except TransientError:
             time.sleep(_PAUSE_SECONDS * 2**attempt)
-    return list(chunk())
+    return list(read())
 
 
-def replica_schema(columns: Sequence[ReplicaColumn]) -> pa.Schema:
-    """The columns of a replica as an Arrow schema."""
+def make_replica_schema(columns: Sequence[ReplicaColumn]) -> pa.Schema:
+    """Make an Arrow schema of the columns of a replica."""
     return pa.schema([(column.name, column.type.arrow_type) for column in columns])
 
 
-def copied_batches(
+def read_query_batches(
     conninfo: Conninfo, snapshot: str, query: str, columns: Sequence[ReplicaColumn]
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yields the rows that a query selects at `snapshot`, in the types of the replica."""
@@ -133,13 +133,13 @@ def copied_batches(
                 for index, column in enumerate(columns)
             ]
         except ValueNotRepresentableError as error:
-            raise error.with_key(_key(rows.slice(error.value_index, 1), columns)) from None
+            raise error.with_key(_format_key(rows.slice(error.value_index, 1), columns)) from None
         yield pa.RecordBatch.from_arrays(arrays, names=names)
     reach(Failpoint.CHUNK_COPIED)
 
 
-def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, str]:
-    """The key of a row as text. Empty if a value of the key itself cannot be converted."""
+def _format_key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, str]:
+    """Format the key of a row as text. Empty if a value of the key itself cannot be converted."""
     key = {column.name: (row.column(index), column) for index, column in enumerate(columns) if column.is_key}
     with suppress(ValueNotRepresentableError):
         return {

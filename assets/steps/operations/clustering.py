@@ -17,7 +17,7 @@ from pgsieve.assets.steps.records.table_states import Name
 MIN_NEW_SHARE = 0.2
 
 #: The time at which a file was written, in milliseconds, and its size.
-File = tuple[int, int]
+FileTimeAndSize = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -25,33 +25,36 @@ class Clusterings:
     """The last clustering of each replica: its columns, and the time of the newest file after it."""
 
     record: SubscriptionRecord
-    _noted: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)
+    _new_clusterings: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
-    def is_due(self, name: Name, columns: Sequence[str], files: Sequence[File]) -> bool:
+    def is_due(self, name: Name, columns: Sequence[str], files: Sequence[FileTimeAndSize]) -> bool:
         """True if a replica with these files has to be clustered now.
 
         Either it was not clustered by these columns before, or many of its bytes are new.
         """
-        clustered_by, newest_time = self._recorded().get(name, ((), 0))
+        last_columns, newest_time = self._read_clusterings().get(name, ((), 0))
         new_bytes = sum(size for time, size in files if time > newest_time)
         return bool(files) and (
-            clustered_by != tuple(columns) or new_bytes >= MIN_NEW_SHARE * sum(size for _, size in files)
+            last_columns != tuple(columns) or new_bytes >= MIN_NEW_SHARE * sum(size for _, size in files)
         )
 
-    def note(self, name: Name, columns: Sequence[str], files: Sequence[File]) -> None:
-        """Note that a replica was clustered, and has these files now. `save` records all notes."""
-        self._noted[name] = tuple(columns), max((time for time, _ in files), default=0)
+    def note(self, name: Name, columns: Sequence[str], files: Sequence[FileTimeAndSize]) -> None:
+        """Note that a replica was clustered by `columns`, and has these files now. `save` records all notes."""
+        self._new_clusterings[name] = tuple(columns), max((time for time, _ in files), default=0)
 
     def save(self) -> None:
         """Record the notes in the state of the subscription."""
-        if self._noted:
+        if self._new_clusterings:
             rows = [
                 [*name, list(columns), newest_time]
-                for name, (columns, newest_time) in {**self._recorded(), **self._noted}.items()
+                for name, (columns, newest_time) in {
+                    **self._read_clusterings(),
+                    **self._new_clusterings,
+                }.items()
             ]
             self.record.write_state(replace(self.record.read_state(), clustered=json.dumps(rows)))
 
-    def _recorded(self) -> Mapping[Name, tuple[tuple[str, ...], int]]:
+    def _read_clusterings(self) -> Mapping[Name, tuple[tuple[str, ...], int]]:
         rows = json.loads(self.record.read_state().clustered or "[]")
         return {
             (schema, table): (tuple(columns), newest_time) for schema, table, columns, newest_time in rows

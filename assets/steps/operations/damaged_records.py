@@ -27,7 +27,7 @@ from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.lake import Lake
 
 
-def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
+def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
     """Remove the record tables of a subscription and its stream that cannot be read, or were put back to earlier versions.
 
     If the records of the stream, the transformed slices or the table states are removed, all tables are copied again. If
@@ -36,7 +36,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     """
     slot_stream, name = subscription.slot_stream, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)
-    transformed_slices = TransformedSlices(lake, name).path
+    transformed_slices_path = TransformedSlices(lake, name).path
     slot_stream_paths = [
         *slot_stream_records(lake, slot_stream),
         PreparedTransactions(lake, slot_stream).path,
@@ -44,12 +44,12 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     other_paths = [
         record.path,
         Slices(lake, slot_stream).path,
-        *(table(lake, name).path for table in (Cuts, RegisteredNames, Sequences)),
+        *(record_class(lake, name).path for record_class in (Cuts, RegisteredNames, Sequences)),
     ]
     with slot_stream.hold_lock(), slot_stream.source.hold_lock(name):
         damaged_paths = [
             path
-            for path in (states.path, transformed_slices, *slot_stream_paths, *other_paths)
+            for path in (states.path, transformed_slices_path, *slot_stream_paths, *other_paths)
             if _is_damaged(lake, path)
         ]
         if cuts.path not in damaged_paths:
@@ -67,7 +67,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
         # again.
         if not set(slot_stream_paths).isdisjoint(damaged_paths):
             forget_copies(lake, slot_stream.subscriptions)
-        elif transformed_slices in damaged_paths:
+        elif transformed_slices_path in damaged_paths:
             forget_copies(lake, [name])
         for path in damaged_paths:
             if path != states.path:

@@ -27,7 +27,7 @@ from pgsieve.assets.steps.slot_consumption.slot import (
     refuse_slot_of_another_lake,
 )
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
-from pgsieve.assets.steps.validation.waiting import sound_part
+from pgsieve.assets.steps.validation.waiting import select_sound_subscriptions
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
@@ -76,7 +76,7 @@ def drop_subscription(
                 sqlstate="0A000",
             )
         )
-        _refuse_lake_within(lake, name)
+        _refuse_nested_lake(lake, name)
     other_subscriptions = tuple(
         other_name
         for other_name in slot_stream.subscriptions
@@ -121,8 +121,8 @@ def drop_subscription(
     return result
 
 
-def _refuse_lake_within(lake: Lake, name: str) -> None:
-    """Raise PgsieveError if there is another lake in the folder of a subscription. It would be deleted with the folder."""
+def _refuse_nested_lake(lake: Lake, name: str) -> None:
+    """Raise PgsieveError if another lake is in the folder of a subscription. It would be deleted with the folder."""
     folder = f"{lake.uri}/{name}"
     with lake.access.translate_errors(folder):
         has_lake = lake.store.has_folder(folder, OWN_FOLDER)
@@ -139,22 +139,30 @@ def _drop_on_server(
     slot_stream: SlotStream,
     other_subscriptions: Sequence[str],
 ) -> DropResult:
-    """Drop the slot and the capture publications; or if other subscriptions need them, reduce the publications."""
+    """Drop the slot and the capture publications. If other subscriptions need them, only reduce the publications."""
     catalog = read_catalog(connection)
     if other_subscriptions:
         remaining_slot_stream = replace(
             slot_stream, subscriptions={s: slot_stream.subscriptions[s] for s in other_subscriptions}
         )
-        altered, dropped_publications = _shrink_to(connection, remaining_slot_stream, catalog)
-        return DropResult(None, altered, dropped_publications, kept_for=tuple(other_subscriptions))
-    slot = slot_stream.slot if drop_slot(connection, slot_stream.source.name, slot_stream.slot) else None
+        altered_publications, dropped_publications = _reduce_publications_for(
+            connection, remaining_slot_stream, catalog
+        )
+        return DropResult(
+            None, altered_publications, dropped_publications, kept_for=tuple(other_subscriptions)
+        )
+    dropped_slot = (
+        slot_stream.slot if drop_slot(connection, slot_stream.source.name, slot_stream.slot) else None
+    )
     # This is read before publications are dropped, because their comments say which of them pgsieve has created.
-    foreign = () if slot_stream.filtered else others_publications(connection, slot_stream.capture, catalog)
-    altered, dropped_publications = _shrink(connection, slot_stream, (), catalog)
-    return DropResult(slot, altered, dropped_publications, tuple(foreign))
+    foreign_publications = (
+        () if slot_stream.filtered else others_publications(connection, slot_stream.capture, catalog)
+    )
+    altered_publications, dropped_publications = _reduce_publications(connection, slot_stream, (), catalog)
+    return DropResult(dropped_slot, altered_publications, dropped_publications, tuple(foreign_publications))
 
 
-def _shrink_to(
+def _reduce_publications_for(
     connection: psycopg.Connection[tuple[object, ...]], remaining_slot_stream: SlotStream, catalog: Catalog
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reduce the capture publications to what the remaining subscriptions need.
@@ -162,26 +170,28 @@ def _shrink_to(
     If one of these subscriptions is refused now, its needs are not known, and nothing is changed.
     """
     try:
-        sound_stream, catalog = sound_part(connection, remaining_slot_stream, catalog)
+        sound_stream, catalog = select_sound_subscriptions(connection, remaining_slot_stream, catalog)
     except PgsieveError:
         return (), ()
     if sound_stream.subscriptions.keys() < remaining_slot_stream.subscriptions.keys():
         return (), ()
-    return _shrink(connection, remaining_slot_stream, remaining_slot_stream.planned_capture(catalog), catalog)
+    return _reduce_publications(
+        connection, remaining_slot_stream, remaining_slot_stream.planned_capture(catalog), catalog
+    )
 
 
-def _shrink(
+def _reduce_publications(
     connection: psycopg.Connection[tuple[object, ...]],
     slot_stream: SlotStream,
-    planned: Sequence[CapturePublication],
+    planned_publications: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Reduce the capture publications to the planned ones. Returns the names of those that were altered, and dropped."""
+    """Reduce the capture publications to the planned ones. Returns the names of the altered and of the dropped ones."""
     if slot_stream.filtered:
         names_to_drop = own_publications(connection, [slot_stream.unfiltered_publication])
         drop_publications(connection, slot_stream.source.name, names_to_drop)
         return (), tuple(names_to_drop)
-    altered, dropped_publications = shrink_capture_publications(
-        connection, slot_stream.source.name, slot_stream.capture, planned, catalog
+    altered_publications, dropped_publications = shrink_capture_publications(
+        connection, slot_stream.source.name, slot_stream.capture, planned_publications, catalog
     )
-    return tuple(altered), tuple(dropped_publications)
+    return tuple(altered_publications), tuple(dropped_publications)

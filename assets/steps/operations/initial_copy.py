@@ -1,4 +1,4 @@
-"""The initial copy from begin to end: makes the stream's slot ready, and copies tables; in between, it drains the slot.
+"""The initial copy from begin to end: makes the stream's slot ready, copies tables, and drains the slot in between.
 
 In: the tables to copy
 Out: the result of each table
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pgsieve.assets.steps.initial_sync.copy import InitialCopy
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
-from pgsieve.assets.steps.initial_sync.readiness import defer
+from pgsieve.assets.steps.initial_sync.readiness import defer_tables
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.databases import record_database
 from pgsieve.assets.steps.records.failures import is_transient
@@ -22,7 +22,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import SLICE_BYTES
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.validation.waiting import sound_catalog
+from pgsieve.assets.steps.validation.waiting import make_subscription_catalog
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.present_catalog import present_catalog
@@ -39,19 +39,19 @@ from pgsieve.resources.postgres.waits import (
 def copy_tables(
     subscription: Subscription,
     lake: Lake,
-    names: Collection[Name],
+    tables: Collection[Name],
     log: Log,
     *,
-    lacking: bool = False,
-    seconds: float = PATIENT_SECONDS,
+    only_lacking: bool = False,
+    wait_seconds: float = PATIENT_SECONDS,
 ) -> list[CopyResult]:
     """Copy these tables as `pgsieve.assets.steps.initial_sync.copy` does, after the slot was made ready.
 
-    With `lacking`, tables that no longer need a copy are left out. The copy waits at most `seconds` for open
-    transactions, and tables that still have to wait are left to a later copy. Raises SubscriptionDisabledError if the
+    With `only_lacking`, tables that no longer need a copy are left out. The copy waits at most `wait_seconds` for open
+    transactions. Tables that have to wait longer are left to a later copy. Raises SubscriptionDisabledError if the
     subscription is disabled, and the errors of `ready_slot`.
     """
-    if not names:
+    if not tables:
         return []
     record = SubscriptionRecord(lake, subscription.name)
     record.enabled_state()
@@ -60,20 +60,20 @@ def copy_tables(
     slot_stream = subscription.slot_stream
     slot_stream.source.check_ready()
     with slot_stream.hold_lock(), slot_stream.source.connect() as connection:
-        sound_catalog(connection, subscription, present_catalog(connection))
+        make_subscription_catalog(connection, subscription, present_catalog(connection))
         try:
             with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):
-                sizes = read_table_bytes(connection, names)
+                bytes_by_table = read_table_bytes(connection, tables)
             # If Spark will be needed for a table of this size, it starts now, in the background.
-            lake.policy.prepare_runner(max(sizes.values()) if subscription.copy_data else 0)
+            lake.policy.prepare_runner(max(bytes_by_table.values()) if subscription.copy_data else 0)
             ready_slot(connection, slot_stream, lake, subscription.name)
         except OpenTransactionsError as error:
-            return defer(TableStates(lake, subscription.name), sorted(names), error, log)
+            return defer_tables(TableStates(lake, subscription.name), sorted(tables), error, log)
         record_database(connection, record)
 
     retained_wal = _RetainedWal(subscription, lake, log)
-    copy = InitialCopy(subscription, lake, log, seconds)
-    return copy.of_tables(sizes, retained_wal.bound, lacking=lacking)
+    copy = InitialCopy(subscription, lake, log, wait_seconds)
+    return copy.copy_tables(bytes_by_table, retained_wal.limit, only_lacking=only_lacking)
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class _RetainedWal:
     lake: Lake
     log: Log
 
-    def bound(self, more_batches: bool) -> None:
-        """If the slot retains much WAL, drain it, or if no more batches follow, log how much it is."""
+    def limit(self, more_batches: bool) -> None:
+        """If the slot retains much WAL, drain the slot. After the last batch, only log how much WAL it retains."""
         slot_stream = self.subscription.slot_stream
         try:
             with slot_stream.source.connect() as connection:

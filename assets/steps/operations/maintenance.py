@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.moments.reading import remove_stale_clones
-from pgsieve.assets.steps.operations.clustering import Clusterings, File
+from pgsieve.assets.steps.operations.clustering import Clusterings, FileTimeAndSize
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, make_publisher_slot_stream
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -39,7 +39,7 @@ from pgsieve.assets.steps.records.table_states import (
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if_it_answers
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
-from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering_columns
+from pgsieve.assets.steps.validation.layouts import ClusteringError, find_clustering_columns
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
@@ -67,7 +67,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class MaintainedTable:
-    """The result for one Delta table: how many rows were deleted, and how many files fewer it has."""
+    """The result for one Delta table: the number of deleted rows, and by how many files it has become smaller."""
 
     path: str
     rows: int
@@ -78,19 +78,19 @@ def maintain_slot_stream(
     slot_stream: SlotStream, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
     """Maintain the change log and the records of a stream. `subscriptions` are all subscriptions of the stream."""
-    with _maintaining(slot_stream, f"slot {slot_stream.slot}", lake, retention) as maintainer:
+    with _open_maintainer(slot_stream, f"slot {slot_stream.slot}", lake, retention) as maintainer:
         change_log = ChangeLog(lake, slot_stream).path
         applied_lsn = min(
             (ReplicaProgress(subscription, lake).find_applied_lsn() for subscription in subscriptions),
             default=0,
         )
-        deleted_up_to = maintainer.expired(change_log, applied_lsn, retention.change_log)
+        deleted_lsn = maintainer.find_expired_end(change_log, applied_lsn, retention.change_log)
         log(
-            f"change log of {slot_stream.name}: applied up to {format_lsn(applied_lsn)}, deleted up to {format_lsn(deleted_up_to)}"
+            f"change log of {slot_stream.name}: applied up to {format_lsn(applied_lsn)}, deleted up to {format_lsn(deleted_lsn)}"
         )
-        if deleted_up_to:
-            SlotStreamRecord(lake, slot_stream).note_deleted(deleted_up_to)
-        owners = [
+        if deleted_lsn:
+            SlotStreamRecord(lake, slot_stream).note_deleted(deleted_lsn)
+        stream_names = [
             slot_stream.name,
             *(
                 make_publisher_slot_stream(slot_stream, subscription).name
@@ -98,20 +98,20 @@ def maintain_slot_stream(
                 if not slot_stream.filtered
             ),
         ]
-        for owner in owners:
-            for path in (lake.paths.change_log(owner), lake.paths.slices(owner)):
-                maintainer.maintain(path, f"slice <= {deleted_up_to:d}" if deleted_up_to else None)
+        for stream_name in stream_names:
+            for path in (lake.paths.change_log(stream_name), lake.paths.slices(stream_name)):
+                maintainer.maintain(path, f"slice <= {deleted_lsn:d}" if deleted_lsn else None)
         maintainer.maintain(
-            AlteredSlices(lake, slot_stream).path, f"slice <= {deleted_up_to:d}" if deleted_up_to else None
+            AlteredSlices(lake, slot_stream).path, f"slice <= {deleted_lsn:d}" if deleted_lsn else None
         )
-        # The newest catalog before `deleted_up_to` is also valid for later slices, so it stays.
+        # The newest catalog before `deleted_lsn` is also valid for later slices, so it stays.
         catalogs_path = Catalogs(lake, slot_stream).path
-        catalog_lsns = [row["lsn"] for row in lake.records.rows(catalogs_path) if row["lsn"] <= deleted_up_to]
+        catalog_lsns = [row["lsn"] for row in lake.records.rows(catalogs_path) if row["lsn"] <= deleted_lsn]
         maintainer.maintain(catalogs_path, f"lsn < {max(catalog_lsns):d}" if catalog_lsns else None)
         maintainer.maintain(PreparedTransactions(lake, slot_stream).path)
         slot_stream_record = SlotStreamRecord(lake, slot_stream)
         maintainer.maintain(
-            slot_stream_record.path, superseded_condition(slot_stream_record.counting_versions())
+            slot_stream_record.path, make_superseded_condition(slot_stream_record.counting_versions())
         )
         return maintainer.results
 
@@ -128,7 +128,7 @@ def maintain_subscription(
     With `changed_tables`, the histories and replicas of other tables are left out, because nothing was written to them.
     If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
-    with _maintaining(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
+    with _open_maintainer(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
         SubscriptionRecord(lake, subscription.name).state_in_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).newest()
@@ -163,16 +163,16 @@ class _SubscriptionTables:
     def maintain_histories(
         self, states: Mapping[Name, TableState], applied_lsn: int, retention: timedelta | None
     ) -> None:
-        """Delete expired changes from change histories; and compact and vacuum these, and the tables of versions of rows."""
+        """Delete expired changes from change histories. Compact and vacuum these and the tables of versions of rows."""
         name, maintainer = self.subscription.name, self.maintainer
         paths = list(history_paths(self.lake.paths.change_history, name, states))
-        ends_by_path = {path: maintainer.expired(path, applied_lsn, retention) for path in paths}
+        end_by_path = {path: maintainer.find_expired_end(path, applied_lsn, retention) for path in paths}
         record = SubscriptionRecord(self.lake, name)
-        # If it is not recorded, earlier maintenance may have deleted any change that was applied.
-        possibly_deleted = applied_lsn if record.read_state().deleted_up_to is None else 0
-        record.note_deleted(max((*ends_by_path.values(), possibly_deleted)))
-        for path, end in ends_by_path.items():
-            maintainer.maintain(path, f"slice <= {end:d}" if end else None, record=False)
+        # If the record has no LSN for deleted changes, earlier maintenance may have deleted any change that was applied.
+        possibly_deleted_lsn = applied_lsn if record.read_state().deleted_up_to is None else 0
+        record.note_deleted(max((*end_by_path.values(), possibly_deleted_lsn)))
+        for path, end in end_by_path.items():
+            maintainer.maintain(path, f"slice <= {end:d}" if end else None, is_record=False)
         for path in history_paths(self.lake.paths.row_versions, name, states):
             maintainer.compact(path)
             maintainer.vacuum(path)
@@ -184,26 +184,26 @@ class _SubscriptionTables:
         cut = cuts.last()
         # Rows with changes after the newest cut stay, because the next cut needs them. Of the rows without changes, only
         # the last one is needed, because it has the position.
-        applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
-        maintain(TransformedSlices(lake, name).path, applied_rows)
+        needless_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
+        maintain(TransformedSlices(lake, name).path, needless_rows)
         cut_versions = {cut.states for cut in cuts.all() if cut.states is not None}
-        maintain(states.path, superseded_condition(states.counting_versions(cut_versions)))
+        maintain(states.path, make_superseded_condition(states.counting_versions(cut_versions)))
         record, sequences = SubscriptionRecord(lake, name), Sequences(lake, name)
-        maintain(record.path, superseded_condition({record.newest_version()}))
+        maintain(record.path, make_superseded_condition({record.newest_version()}))
         maintain(RegisteredNames(lake, name).path)
-        maintain(sequences.path, superseded_condition(sequences.counting_versions()))
+        maintain(sequences.path, make_superseded_condition(sequences.counting_versions()))
 
     def compact_replicas(self, states: Mapping[Name, TableState]) -> list[ClusteringError]:
-        """Compact replicas, and cluster those for which it is time.
+        """Compact replicas, and cluster those that are due.
 
         Returns the errors of layouts that do not fit their table.
         """
         maintainer, clustering_errors = self.maintainer, list[ClusteringError]()
         clusterings = Clusterings(SubscriptionRecord(self.lake, self.subscription.name))
         for table, state in states.items():
-            path, columns = self._replica(table), tuple[str, ...]()
+            path, columns = self._find_replica_path(table), tuple[str, ...]()
             try:
-                columns = clustering_columns(
+                columns = find_clustering_columns(
                     self.subscription, table, state.definition.columns if state.definition else ()
                 )
             except ClusteringError as error:
@@ -211,51 +211,55 @@ class _SubscriptionTables:
             if (
                 columns
                 and maintainer.exists(path)
-                and clusterings.is_due(table, columns, maintainer.files(path))
+                and clusterings.is_due(table, columns, maintainer.list_files(path))
             ):
                 maintainer.compact(path, cluster_columns=columns)
-                clusterings.note(table, columns, maintainer.files(path))
+                clusterings.note(table, columns, maintainer.list_files(path))
             else:
                 maintainer.compact(path)
         clusterings.save()
         return clustering_errors
 
-    def remove_versions(self, states: Mapping[Name, TableState], oldest_time: datetime, version: int) -> bool:
+    def remove_versions(
+        self, states: Mapping[Name, TableState], oldest_time: datetime, states_version: int
+    ) -> bool:
         """Remove the cuts, and the versions of replicas, from before `oldest_time`.
 
-        `version` is the version of the newest table state. Returns false, and removes nothing, if there is no recent
-        cut, and a replica has changes that are not in the newest cut.
+        `states_version` is the version of the newest table state. Returns False if the newest cut is old and a replica
+        has changes that are not in it. In that case nothing is removed.
         """
-        if not self._renew_cut(oldest_time, version):
+        if not self._renew_cut(oldest_time, states_version):
             return False
         # A cut is deleted before its files are. Otherwise a reader could open the cut in between.
-        cuts = Cuts(self.lake, self.subscription.name).path
-        self.maintainer.maintain(cuts, self.maintainer.expired_cuts(cuts, oldest_time), since=oldest_time)
+        cuts_path = Cuts(self.lake, self.subscription.name).path
+        self.maintainer.maintain(
+            cuts_path, self.maintainer.make_expired_cuts_condition(cuts_path, oldest_time), since=oldest_time
+        )
         for table, state in states.items():
             # A long copy writes files long before it commits them. Vacuum would take these for old files, and delete them.
             if state.state != SyncState.DATA_SYNC:
-                self.maintainer.vacuum(self._replica(table))
+                self.maintainer.vacuum(self._find_replica_path(table))
         # Maintenance has made new versions. If the cut names them, a run knows that it can skip these replicas.
-        self._renew_cut(oldest_time, version)
+        self._renew_cut(oldest_time, states_version)
         return True
 
-    def _renew_cut(self, oldest_time: datetime, states: int) -> bool:
+    def _renew_cut(self, oldest_time: datetime, states_version: int) -> bool:
         """Write the newest cut again with the present versions of the replicas, if they have the same rows.
 
-        This is needed if a version has changed, or if the cut is old. `states` is the version of the newest table
-        state. Returns false if the newest cut is from before `oldest_time`, and a replica has changes that are in no
-        cut yet.
+        This is needed if a version has changed, or if the cut is old. `states_version` is the version of the newest table
+        state. Returns False if the newest cut is from before `oldest_time` and a replica has changes that are in no cut
+        yet.
         """
         records, cuts = self.lake.records, Cuts(self.lake, self.subscription.name)
         cut = cuts.last()
         if cut is None:
             return True
-        paths = {name: self._replica(name) for name in cut.tables}
+        path_by_table = {name: self._find_replica_path(name) for name in cut.tables}
         time = datetime.now(UTC)
         # If the time of the cut is in the future, its age is not known.
-        is_young = oldest_time <= cut.at <= time
+        is_recent = oldest_time <= cut.at <= time
         # Versions are read before positions. If a run commits in between, the position shows it.
-        versions = {name: records.version(path) for name, path in paths.items()}
+        version_by_table = {name: records.version(path) for name, path in path_by_table.items()}
         if any(
             (records.position(path) or 0) > cut.lsn
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
@@ -264,26 +268,26 @@ class _SubscriptionTables:
                 self.subscription.histories.table_choice(name).is_kept
                 and records.is_repaired(path, cut.tables[name])
             )
-            for name, path in paths.items()
+            for name, path in path_by_table.items()
         ):
-            return is_young
-        if versions != cut.tables or not is_young:
-            cuts.append(cuts.make_cut(cut.lsn, versions, states, cut))
+            return is_recent
+        if version_by_table != cut.tables or not is_recent:
+            cuts.append(cuts.make_cut(cut.lsn, version_by_table, states_version, cut))
         return True
 
-    def _replica(self, table: Name) -> str:
+    def _find_replica_path(self, table: Name) -> str:
         """The path of a table's replica."""
         return self.lake.paths.replica(self.subscription.name, *table)
 
 
-def superseded_condition(counting: Collection[int]) -> str | None:
-    """An SQL condition for the rows of a record table that newer rows have superseded. None if no row counts.
+def make_superseded_condition(current_versions: Collection[int]) -> str | None:
+    """Make an SQL condition for the rows of a record table that newer rows have superseded.
 
-    `counting` are the Delta versions of the rows that count. All rows of these versions stay, and so do rows from the
-    time before there was a column `version`. A row that is superseded now stays so, because rows are only added with
-    later versions.
+    `current_versions` are the Delta versions of the rows that are not superseded. All rows of these versions stay, and so
+    do rows without a version, which were written before the column `version` existed. The result is None if there are no
+    such versions. A superseded row stays superseded, because rows are only added with later versions.
     """
-    versions = sorted(version for version in counting if version >= 0)
+    versions = sorted(version for version in current_versions if version >= 0)
     if not versions:
         return None
     return (
@@ -296,28 +300,31 @@ class _Maintainer:
 
     def __init__(self, lake: Lake, retention: Retention) -> None:
         self._lake = lake
-        self._hours = math.ceil(retention.versions / timedelta(hours=1))
-        self._record_hours = math.ceil(min(retention.versions, RECORD_RETENTION) / timedelta(hours=1))
-        self._now = datetime.now(UTC)
+        self._retention_hours = math.ceil(retention.versions / timedelta(hours=1))
+        self._record_retention_hours = math.ceil(
+            min(retention.versions, RECORD_RETENTION) / timedelta(hours=1)
+        )
+        self._start_time = datetime.now(UTC)
         self.results: list[MaintainedTable] = []
 
-    def expired(self, path: str, applied_lsn: int, retention: timedelta | None) -> int:
-        """The end of the last slice of a table that was applied, and is older than `retention`; 0 if there is none."""
+    def find_expired_end(self, path: str, applied_lsn: int, retention: timedelta | None) -> int:
+        """Find the end of the last slice of a table that was applied and is older than `retention`; 0 if there is none."""
         if retention is None or not self._lake.records.exists(path):
             return 0
         if retention:
             return min(
-                applied_lsn, table_maintenance(self._lake, path).last_slice_before(self._now - retention)
+                applied_lsn,
+                table_maintenance(self._lake, path).last_slice_before(self._start_time - retention),
             )
-        # The result is the end of a slice, and not the position up to which changes are applied. If there is no slice,
-        # nothing is deleted, and no subscription that lacks these changes has to be copied again.
+        # The result is the end of a slice, not `applied_lsn`. The caller records it as the LSN up to which changes are
+        # deleted, and a subscription that lacks deleted changes is copied again. Without slices nothing is deleted.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 
-    def expired_cuts(self, path: str, since: datetime) -> str | None:
-        """An SQL condition for the cuts from before `since`.
+    def make_expired_cuts_condition(self, path: str, since: datetime) -> str | None:
+        """Make an SQL condition for the cuts from before `since`.
 
-        It also includes cuts with a lower LSN, whatever their time is, because the clocks of several writers may
-        differ.
+        The condition also includes cuts with a lower LSN than these, whatever their time is, because the clocks of
+        several writers may differ.
         """
         if not self._lake.records.exists(path):
             return None
@@ -327,8 +334,8 @@ class _Maintainer:
         """True if there is such a table."""
         return self._lake.records.exists(path)
 
-    def files(self, path: str) -> list[File]:
-        """The files of a table."""
+    def list_files(self, path: str) -> list[FileTimeAndSize]:
+        """List the files of a table, with their times and sizes."""
         with self._lake.access.translate_errors(path):
             return table_maintenance(self._lake, path).list_file_times_and_sizes()
 
@@ -338,45 +345,47 @@ class _Maintainer:
         condition: str | None = None,
         *,
         since: datetime | None = None,
-        record: bool = True,
+        is_record: bool = True,
     ) -> None:
         """Delete the rows that meet a condition (see `TableMaintenance`), and then compact and vacuum the table."""
         if self._lake.records.exists(path):
             self._lake.access.make_durable()
-            rows = self._retry(path, lambda table: table.delete(condition, since)) if condition else 0
-            self.compact(path, rows)
-            self.vacuum(path, record=record)
+            deleted_count = (
+                self._retry(path, lambda table: table.delete(condition, since)) if condition else 0
+            )
+            self.compact(path, deleted_count)
+            self.vacuum(path, is_record=is_record)
 
-    def compact(self, path: str, rows: int = 0, cluster_columns: Sequence[str] = ()) -> None:
+    def compact(self, path: str, deleted_count: int = 0, cluster_columns: Sequence[str] = ()) -> None:
         """Compact a table. If there are `cluster_columns`, cluster it by these columns.
 
-        `rows` is the number of rows that were deleted before, for the result.
+        `deleted_count` is the number of rows that were deleted before, for the result.
         """
         if self._lake.records.exists(path):
-            files = self._retry(path, lambda table: table.compact(cluster_columns))
-            self.results.append(MaintainedTable(path, rows, files))
+            removed_file_count = self._retry(path, lambda table: table.compact(cluster_columns))
+            self.results.append(MaintainedTable(path, deleted_count, removed_file_count))
 
-    def vacuum(self, path: str, *, record: bool = False) -> None:
-        """Delete the files of old versions. With `record`, the table is one of pgsieve's own, with a shorter retention."""
+    def vacuum(self, path: str, *, is_record: bool = False) -> None:
+        """Delete the files of old versions. `is_record` says that the table is pgsieve's own: it has a shorter retention."""
         if self._lake.records.exists(path):
             # Without this, the table could go back after a power cut to a version that needs the deleted files.
             self._lake.access.make_durable()
-            hours = self._record_hours if record else self._hours
+            hours = self._record_retention_hours if is_record else self._retention_hours
             self._retry(path, lambda table: table.vacuum(hours))
 
-    def _retry(self, path: str, work: Callable[[TableMaintenance], int]) -> int:
+    def _retry(self, path: str, maintain: Callable[[TableMaintenance], int]) -> int:
         def attempt() -> int:
             with self._lake.access.translate_errors(path):
-                return work(table_maintenance(self._lake, path))
+                return maintain(table_maintenance(self._lake, path))
 
         return retry_after_conflict(attempt)()
 
 
 @contextmanager
-def _maintaining(
+def _open_maintainer(
     slot_stream: SlotStream, activity: str, lake: Lake, retention: Retention
 ) -> Iterator[_Maintainer]:
-    """Within the block, yield a maintainer. A lock keeps two processes from doing the same work.
+    """Yield a maintainer. During the `with` block, a lock keeps other processes from doing the same work.
 
     If the source does not answer, there is no lock. Raises the errors of `refuse_other_publisher`.
     """

@@ -52,23 +52,23 @@ class Refiltering:
 
 @dataclass(frozen=True)
 class _UsableReplica:
-    """A replica that has all rows that are wanted.
+    """A replica of another subscription, or of the same one before, that has all wanted rows.
 
     - `source`, `state`: its subscription and its state
     - `filters`: the row filters that the wanted rows match; None if all rows are wanted
-    - `replicated`: the table as it is published now
-    - `wanted`: the definition of the new replica
+    - `replicated_table`: the table as it is published now
+    - `wanted_definition`: the definition of the new replica
     """
 
     source: Subscription
     state: TableState
     filters: tuple[Node, ...] | None
-    replicated: ReplicatedTable
-    wanted: Definition
+    replicated_table: ReplicatedTable
+    wanted_definition: Definition
 
 
-def applied_lsn(lake: Lake, source: Subscription) -> int:
-    """The LSN before which the replicas of a subscription have all changes.
+def find_applied_lsn(lake: Lake, source: Subscription) -> int:
+    """Find the LSN before which the replicas of a subscription have all changes.
 
     Raises PgsieveError if there are changes that are not applied yet.
     """
@@ -98,27 +98,31 @@ class Refilter:
 
     def plan(self, names: Sequence[Name]) -> list[Refiltering]:
         """The plans for these tables; without names, for all published tables."""
-        return [plan for plan, _ in self._plans(names)]
+        return [plan for plan, _ in self._plan_tables(names)]
 
-    def make(self, names: Sequence[Name]) -> list[Refiltering]:
+    def make_replicas(self, names: Sequence[Name]) -> list[Refiltering]:
         """Make the replicas that can be made. Returns the plans, with the numbers of rows."""
         plans = []
-        for plan, usable_replica in self._plans(names):
+        for plan, usable_replica in self._plan_tables(names):
             plans.append(
-                plan if usable_replica is None else replace(plan, rows=self._make(plan.name, usable_replica))
+                plan
+                if usable_replica is None
+                else replace(plan, rows=self._make_replica(plan.name, usable_replica))
             )
         return plans
 
-    def _plans(self, names: Sequence[Name]) -> Iterator[tuple[Refiltering, _UsableReplica | None]]:
+    def _plan_tables(self, names: Sequence[Name]) -> Iterator[tuple[Refiltering, _UsableReplica | None]]:
         """Yields the plan for each table, and the replica from which it is made."""
         tables = self.subscription.tables(self.catalog)
-        states = {source.name: TableStates(self.lake, source.name).newest() for source, _ in self.sources}
+        states_by_source = {
+            source.name: TableStates(self.lake, source.name).newest() for source, _ in self.sources
+        }
         for name in names or tables:
             reasons = []
             for source, catalog in self.sources:
-                state = states[source.name].get(name)
+                state = states_by_source[source.name].get(name)
                 try:
-                    usable_replica = self._find_usable(tables.get(name), source, catalog, state)
+                    usable_replica = self._find_usable_replica(tables.get(name), source, catalog, state)
                 except PgsieveError as error:
                     reasons.append(f"{source.name}: {error.message}")
                     continue
@@ -127,20 +131,20 @@ class Refilter:
             else:
                 yield Refiltering(name, None, "; ".join(reasons)), None
 
-    def _find_usable(
+    def _find_usable_replica(
         self,
-        replicated: ReplicatedTable | None,
+        replicated_table: ReplicatedTable | None,
         source: Subscription,
         catalog: Catalog,
         state: TableState | None,
     ) -> _UsableReplica:
-        """The replica of a source, if it certainly has all wanted rows. Raises PgsieveError with the reason if not.
+        """Return the replica of a source if it certainly has all wanted rows; otherwise raise PgsieveError.
 
-        `state` is the state of the source's table.
+        The error says why not. `state` is the state of the source's table.
         """
-        if replicated is None:
+        if replicated_table is None:
             raise PgsieveError("the table is not published")
-        if replicated.leaves:
+        if replicated_table.leaves:
             raise PgsieveError("a partition tree can only be copied")
         if not self.subscription.copy_data:
             raise PgsieveError("`copy_data: false` begins without rows")
@@ -148,38 +152,44 @@ class Refilter:
             meaning = (state.state if state else SyncState.INITIALIZE).meaning
             raise PgsieveError(f"its replica is not ready: {meaning}")
         source_definition = state.definition
-        self._refuse_unknown(source, catalog, state, source_definition, replicated.table.replica_identity)
-        wanted = self.subscription.definition(replicated, self.catalog)
-        if wanted.metadata:
+        self._refuse_unknown_rows(
+            source, catalog, state, source_definition, replicated_table.table.replica_identity
+        )
+        wanted_definition = self.subscription.definition(replicated_table, self.catalog)
+        if wanted_definition.metadata:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
         if source.layout.uses_plain_names != self.subscription.layout.uses_plain_names:
             raise PgsieveError("`names` of the layouts differ, so its columns have other names")
         history_choice = self.subscription.histories.table_choice(state.name)
         if history_choice.initial or history_choice.scd2:
             raise PgsieveError("`history` begins with the rows of a copy")
-        if source_definition.layout != wanted.layout:
+        if source_definition.layout != wanted_definition.layout:
             raise PgsieveError("its replica does not follow the table's present definition yet")
         if missing_columns := [
-            column for column, _ in set(wanted.columns) - set(source_definition.table_columns)
+            column for column, _ in set(wanted_definition.columns) - set(source_definition.table_columns)
         ]:
             raise PgsieveError(
                 f"it lacks columns, or has them in another type: {', '.join(sorted(missing_columns))}"
             )
         return _UsableReplica(
-            source, state, self._filters(source, replicated, source_definition), replicated, wanted
+            source,
+            state,
+            self._find_filters(source, replicated_table, source_definition),
+            replicated_table,
+            wanted_definition,
         )
 
-    def _refuse_unknown(
+    def _refuse_unknown_rows(
         self,
         source: Subscription,
         catalog: Catalog,
         state: TableState,
         source_definition: Definition,
-        identity: str,
+        replica_identity: str,
     ) -> None:
         """Raise PgsieveError if a replica may have other rows than a copy at its LSN would have.
 
-        `identity` is the table's present replica identity.
+        `replica_identity` is the table's present replica identity.
         """
         if source.slot_stream.filtered:
             raise PgsieveError("its publisher filters, and its publications between two runs are not known")
@@ -200,13 +210,16 @@ class Refilter:
             raise PgsieveError(
                 "its rows came through publications on the server, and further changes may still come through these"
             )
-        if source_definition.published.row_filters is not None and identity != "f":
-            self._refuse_unsent(source, state, source_definition)
+        if source_definition.published.row_filters is not None and replica_identity != "f":
+            self._refuse_unsent_values(source, state, source_definition)
 
-    def _refuse_unsent(self, source: Subscription, state: TableState, source_definition: Definition) -> None:
-        """Raise PgsieveError if an UPDATE may have become an INSERT without values that were not sent.
+    def _refuse_unsent_values(
+        self, source: Subscription, state: TableState, source_definition: Definition
+    ) -> None:
+        """Raise PgsieveError if an UPDATE may have become an INSERT that lacks values.
 
-        A copy would have these values.
+        This happens if an UPDATE moves a row into the row filter, and does not send an unchanged TOAST value. A copy
+        would have this value.
         """
         deleted_up_to = SubscriptionRecord(self.lake, source.name).read_state().deleted_up_to
         path = self.lake.paths.change_history(source.name, *state.name, source_definition.history.generation)
@@ -220,73 +233,87 @@ class Refilter:
         if self.lake.column_bound("min", path, "commit_lsn", condition) is not None:
             raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
 
-    def _filters(
-        self, source: Subscription, replicated: ReplicatedTable, source_definition: Definition
+    def _find_filters(
+        self, source: Subscription, replicated_table: ReplicatedTable, source_definition: Definition
     ) -> tuple[Node, ...] | None:
-        """The row filters that wanted rows match.
+        """Find the row filters that wanted rows match.
 
         Raises PgsieveError if a wanted row may not match the replica's own filters.
         """
         wanted_filters, present_filters = (
-            replicated.row_filters,
+            replicated_table.row_filters,
             source_definition.published.row_filters if source_definition.published else None,
         )
         if wanted_filters is None and present_filters is None:
             return None
         if wanted_filters is None:
             raise PgsieveError("its row filter left out rows that are wanted")
-        replicated = _with_columns_of(source, replicated, source_definition)
-        trees = tuple(row_filter.tree for row_filter in parse_filters(source, replicated, wanted_filters))
+        replicated_table = _select_columns(source, replicated_table, source_definition)
+        trees = tuple(
+            row_filter.tree for row_filter in parse_filters(source, replicated_table, wanted_filters)
+        )
         if present_filters is not None:
-            conditions = [
-                set(_conjuncts(row_filter.tree))
-                for row_filter in parse_filters(source, replicated, present_filters)
+            condition_sets = [
+                set(_split_conjuncts(row_filter.tree))
+                for row_filter in parse_filters(source, replicated_table, present_filters)
             ]
             for tree in trees:
-                if not any(each <= set(_conjuncts(tree)) for each in conditions):
+                if not any(condition_set <= set(_split_conjuncts(tree)) for condition_set in condition_sets):
                     raise PgsieveError("it is not certain that all wanted rows pass its row filter")
         return trees
 
-    def _make(self, name: Name, usable_replica: _UsableReplica) -> int:
+    def _make_replica(self, name: Name, usable_replica: _UsableReplica) -> int:
         """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table."""
-        lake, target = self.lake, self.subscription.name
-        lsn = applied_lsn(lake, usable_replica.source)
-        states, record = TableStates(lake, target), TransformedSlices(lake, target)
+        lake, target_name = self.lake, self.subscription.name
+        lsn = find_applied_lsn(lake, usable_replica.source)
+        states, record = TableStates(lake, target_name), TransformedSlices(lake, target_name)
         self._refuse_gap(lsn)
         former_state = states.newest().get(name)
-        replicated, wanted = usable_replica.replicated, usable_replica.wanted
+        replicated_table, wanted_definition = (
+            usable_replica.replicated_table,
+            usable_replica.wanted_definition,
+        )
         history = former_state.definition.history if former_state and former_state.definition else History()
-        new_definition = replace(wanted, history=history.with_columns(wanted.columns), unaltered=True)
-        path, source = (lake.paths.replica(each, *name) for each in (target, usable_replica.source.name))
-        former_version = lake.records.head(source)
-        head = former_version if path == source else lake.records.head(path)
+        new_definition = replace(
+            wanted_definition, history=history.with_columns(wanted_definition.columns), unaltered=True
+        )
+        target_path, source_path = (
+            lake.paths.replica(subscription_name, *name)
+            for subscription_name in (target_name, usable_replica.source.name)
+        )
+        source_head = lake.records.head(source_path)
+        target_head = source_head if target_path == source_path else lake.records.head(target_path)
         unfinished_reason = "filtering it again did not end; the next run copies it"
         states.append([TableState(*name, SyncState.INITIALIZE, reason=unfinished_reason)])
         lake.access.make_durable()
         record.fence()
         source_definition = usable_replica.state.definition or new_definition
-        replicated_before = _with_columns_of(usable_replica.source, replicated, source_definition)
-        selection = _RowSelection(
+        source_table = _select_columns(usable_replica.source, replicated_table, source_definition)
+        selection = _WantedRows(
             usable_replica.filters,
-            replicated_before.columns,
-            _arrow_schema(usable_replica.source, replicated_before),
-            _arrow_schema(self.subscription, _with_columns_of(self.subscription, replicated, new_definition)),
+            source_table.columns,
+            _make_arrow_schema(usable_replica.source, source_table),
+            _make_arrow_schema(
+                self.subscription, _select_columns(self.subscription, replicated_table, new_definition)
+            ),
             source_definition.deleted_column,
         )
         lake.rewrite(
-            source,
-            RowChange(selection.names, selection, selection.schema, write_ddl(new_definition.columns)),
-            head.version if head.version >= 0 else None,
-            target_path=path,
-            position=lsn if (head.position or 0) < lsn else None,
+            source_path,
+            RowChange(
+                selection.column_names, selection, selection.wanted_schema, write_ddl(new_definition.columns)
+            ),
+            target_head.version if target_head.version >= 0 else None,
+            target_path=target_path,
+            position=lsn if (target_head.position or 0) < lsn else None,
         )
-        if path != source and lake.records.head(source) != former_version:
-            raise OvertakenError(source)
+        if target_path != source_path and lake.records.head(source_path) != source_head:
+            raise OvertakenError(source_path)
         states.append([TableState(*name, SyncState.READY, lsn, new_definition)])
         if record.fence() > lsn:
             states.append([TableState(*name, SyncState.INITIALIZE, reason=unfinished_reason)])
             raise OvertakenError(record.path)
-        return lake.count_rows(path)
+        return lake.count_rows(target_path)
 
     def _refuse_gap(self, lsn: int) -> None:
         """Raise PgsieveError if the table would not get all changes from the LSN on.
@@ -304,51 +331,55 @@ class Refilter:
 
 
 @dataclass(frozen=True)
-class _RowSelection:
-    """Selects the rows that match one of the filters, and the columns of `schema` from those of `read`.
+class _WantedRows:
+    """Selects the rows that match one of the filters, and the columns of `wanted_schema` from those of `source_schema`.
 
-    `published` are the publisher's names of the columns of `read`, which the filters use. Rows that are marked by the
-    column `deleted` are left out.
+    `publisher_names` are the publisher's names of the columns of `source_schema`; the filters use these names. Rows that
+    the column `deleted_column` marks as deleted are left out.
     """
 
     filters: tuple[Node, ...] | None
-    published: tuple[str, ...]
-    read: pa.Schema
-    schema: pa.Schema
-    deleted: str | None = None
+    publisher_names: tuple[str, ...]
+    source_schema: pa.Schema
+    wanted_schema: pa.Schema
+    deleted_column: str | None = None
 
     @property
-    def names(self) -> list[str]:
+    def column_names(self) -> list[str]:
         """The names of all columns that have to be read."""
-        return [*self.read.names, *([] if self.deleted is None else [self.deleted])]
+        return [*self.source_schema.names, *([] if self.deleted_column is None else [self.deleted_column])]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The selected rows of a batch."""
-        rows = select_living(batch, self.read, self.deleted)
+        """Return the selected rows of a batch."""
+        rows = select_living(batch, self.source_schema, self.deleted_column)
         if self.filters is not None:
-            renamed_batch = rows.rename_columns(self.published)
+            renamed_batch = rows.rename_columns(self.publisher_names)
             rows = rows.filter(pc.fill_null(compile_filters(*self.filters)(renamed_batch), False))
-        return rows.select(self.schema.names)
+        return rows.select(self.wanted_schema.names)
 
 
-def _with_columns_of(
-    subscription: Subscription, replicated: ReplicatedTable, definition: Definition
+def _select_columns(
+    subscription: Subscription, replicated_table: ReplicatedTable, definition: Definition
 ) -> ReplicatedTable:
-    """The table with only the columns that a replica of this definition has."""
-    column_names = subscription.published_names(replicated.table)
-    return replace(replicated, columns=tuple(column_names[name] for name, _ in definition.table_columns))
+    """Return the table with only the columns that a replica of this definition has."""
+    column_names = subscription.published_names(replicated_table.table)
+    return replace(
+        replicated_table, columns=tuple(column_names[name] for name, _ in definition.table_columns)
+    )
 
 
-def _arrow_schema(subscription: Subscription, replicated: ReplicatedTable) -> pa.Schema:
-    """The columns of a table's replica as an Arrow schema."""
-    types = subscription.column_types(replicated)
-    return pa.schema([(subscription.replica_name(name), kind.arrow_type) for name, kind in types.items()])
+def _make_arrow_schema(subscription: Subscription, replicated_table: ReplicatedTable) -> pa.Schema:
+    """Make an Arrow schema of the columns of a table's replica."""
+    types = subscription.column_types(replicated_table)
+    return pa.schema(
+        [(subscription.replica_name(name), column_type.arrow_type) for name, column_type in types.items()]
+    )
 
 
-def _conjuncts(tree: Node) -> Iterator[Node]:
+def _split_conjuncts(tree: Node) -> Iterator[Node]:
     """Yields the conditions that are joined by AND at the top of a tree."""
     if isinstance(tree, Logical) and tree.connective == "AND":
         for operand in tree.operands:
-            yield from _conjuncts(operand)
+            yield from _split_conjuncts(operand)
     else:
         yield tree

@@ -43,35 +43,35 @@ class Registration:
         """
         name, record = self.subscription.name, RegisteredNames(self.lake, self.subscription.name)
         replicas = [
-            state.name for state in TableStates(self.lake, name).newest().values() if _is_there(state.state)
+            state.name for state in TableStates(self.lake, name).newest().values() if _is_ready(state.state)
         ]
-        self._comment(replicas)
-        paths_by_name = self._names(replicas)
+        self._set_comments(replicas)
+        path_by_name = self._find_path_by_name(replicas)
         registered_names = record.names()
-        missing_names = {
-            catalog_entry: path
-            for catalog_entry, path in paths_by_name.items()
-            if registered_names.get(catalog_entry) != path
+        path_by_missing_name = {
+            entry_name: path
+            for entry_name, path in path_by_name.items()
+            if registered_names.get(entry_name) != path
         }
-        if not missing_names:
+        if not path_by_missing_name:
             return ()
         with self.lake.access.translate_errors(self.lake.uri):
             catalog = SparkCatalog(self.lake.spark)
             taken_names = [
-                catalog_entry
-                for catalog_entry in missing_names
-                if catalog_entry not in registered_names and catalog.location(catalog_entry) is not None
+                entry_name
+                for entry_name in path_by_missing_name
+                if entry_name not in registered_names and catalog.location(entry_name) is not None
             ]
-            new_names = {
-                catalog_entry: path
-                for catalog_entry, path in missing_names.items()
-                if catalog_entry not in taken_names
+            path_by_new_name = {
+                entry_name: path
+                for entry_name, path in path_by_missing_name.items()
+                if entry_name not in taken_names
             }
             # Names are recorded before they are registered. After a crash in between, the next run registers them.
-            record.note(list(new_names.items()), is_registered=True)
-            for catalog_entry, path in new_names.items():
-                if not is_location_of(catalog.location(catalog_entry), path):
-                    self._register(catalog, catalog_entry, path)
+            record.note(list(path_by_new_name.items()), is_registered=True)
+            for entry_name, path in path_by_new_name.items():
+                if not is_location_of(catalog.location(entry_name), path):
+                    self._register(catalog, entry_name, path)
         if taken_names:
             names = ", ".join(map(quote_table_name, taken_names))
             raise CatalogNameError(
@@ -79,7 +79,7 @@ class Registration:
                 hint="choose other `names` in `catalog` of pgsieve.yaml, or remove the existing entry from the catalog",
                 sqlstate="42P07",
             )
-        return tuple(map(quote_table_name, new_names))
+        return tuple(map(quote_table_name, path_by_new_name))
 
     def _register(self, catalog: SparkCatalog, name: CatalogName, path: str) -> None:
         try:
@@ -94,25 +94,25 @@ class Registration:
                 " that this user may create tables and databases there",
             ) from error
 
-    def _names(self, replicas: list[Name]) -> dict[CatalogName, str]:
-        """Maps the name of each replica to its path. Raises CatalogNameError if two replicas would have the same name."""
-        names: dict[CatalogName, str] = {}
-        tables_by_folded: dict[CatalogName, Name] = {}
+    def _find_path_by_name(self, replicas: list[Name]) -> dict[CatalogName, str]:
+        """Map the catalog's name of each replica to its path. Raises CatalogNameError if two replicas would share a name."""
+        path_by_name: dict[CatalogName, str] = {}
+        table_by_folded_name: dict[CatalogName, Name] = {}
         for table in sorted(replicas):
-            catalog_entry = format_catalog_name(self.template, self.subscription.name, *table)
+            entry_name = format_catalog_name(self.template, self.subscription.name, *table)
             # Catalogs do not distinguish upper and lower case.
-            first_table = tables_by_folded.setdefault(tuple(part.lower() for part in catalog_entry), table)
+            first_table = table_by_folded_name.setdefault(tuple(part.lower() for part in entry_name), table)
             if first_table != table:
                 raise CatalogNameError(
                     f'subscription "{self.subscription.name}": tables {".".join(first_table)} and {".".join(table)} would both be'
-                    f" {quote_table_name(catalog_entry)} in the catalog",
-                    hint="use {schema} in `names` of `catalog` in pgsieve.yaml, or rename one of them",
+                    f" {quote_table_name(entry_name)} in the catalog",
+                    hint="use {schema} in `path_by_name` of `catalog` in pgsieve.yaml, or rename one of them",
                     sqlstate="42P07",
                 )
-            names[catalog_entry] = self.lake.paths.replica(self.subscription.name, *table)
-        return names
+            path_by_name[entry_name] = self.lake.paths.replica(self.subscription.name, *table)
+        return path_by_name
 
-    def _comment(self, replicas: list[Name]) -> None:
+    def _set_comments(self, replicas: list[Name]) -> None:
         """Set the comments in the Delta metadata of replicas to those of the publisher."""
         if self.lake.is_reached_by_spark_only or not replicas:
             return
@@ -128,7 +128,7 @@ class Registration:
                 self.lake.set_comments(path, table_comments.table_comment, columns)
 
 
-def _is_there(state: SyncState) -> bool:
+def _is_ready(state: SyncState) -> bool:
     return state is SyncState.READY
 
 
@@ -138,14 +138,14 @@ def unregister(record: RegisteredNames) -> tuple[str, ...]:
     Only names are removed that pgsieve has registered, and that still have the same path.
     """
     lake = record.lake
-    if not (paths_by_name := record.names()):
+    if not (path_by_name := record.names()):
         return ()
     with lake.access.translate_errors(lake.uri):
         catalog = SparkCatalog(lake.spark)
         present_names = [
-            name for name, path in paths_by_name.items() if is_location_of(catalog.location(name), path)
+            name for name, path in path_by_name.items() if is_location_of(catalog.location(name), path)
         ]
         for name in present_names:
             catalog.unregister(name)
-    record.note(list(paths_by_name.items()), is_registered=False)
+    record.note(list(path_by_name.items()), is_registered=False)
     return tuple(map(quote_table_name, present_names))

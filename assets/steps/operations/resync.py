@@ -27,10 +27,10 @@ class ResyncTable:
     changes: tuple[str, ...]
 
 
-def tables_to_resync(
+def find_tables_to_resync(
     subscription: Subscription, states: Mapping[Name, TableState], names: Sequence[Name]
 ) -> list[ResyncTable]:
-    """The tables with these names. Without names, the tables that are not ready, or whose definition has changed."""
+    """Find the tables with these names. Without names, find the tables that are not ready or have another definition."""
     with subscription.slot_stream.source.connect() as connection:
         catalog = subscription.slot_stream.with_defined_publications(read_catalog(connection))
     tables = subscription.tables(catalog)
@@ -44,31 +44,31 @@ def tables_to_resync(
     tables_to_copy = []
     for name, table in tables.items():
         state = states.get(name)
-        changes = present_changes(subscription, state, table, catalog)
+        changes = describe_present_changes(subscription, state, table, catalog)
         is_needed = state is None or state.state != SyncState.READY or bool(changes)
         if name in names if names else is_needed:
-            tables_to_copy.append(ResyncTable(name, _state_text(state), changes))
+            tables_to_copy.append(ResyncTable(name, _describe_state(state), changes))
     return tables_to_copy
 
 
-def _state_text(state: TableState | None) -> str:
+def _describe_state(state: TableState | None) -> str:
     if state is None:
         return "not copied yet"
     return f"{state.state.meaning}: {state.reason}" if state.reason else state.state.meaning
 
 
-def present_changes(
-    subscription: Subscription, state: TableState | None, replicated: ReplicatedTable, catalog: Catalog
+def describe_present_changes(
+    subscription: Subscription, state: TableState | None, replicated_table: ReplicatedTable, catalog: Catalog
 ) -> tuple[str, ...]:
-    """How the definition of a table has changed since it was copied. If it cannot be replicated now, the reason."""
+    """Describe how the definition of a table has changed since it was copied, or why it cannot be replicated now."""
     try:
-        return changes_since_copy(state, subscription.definition(replicated, catalog))
+        return describe_changes_since_copy(state, subscription.definition(replicated_table, catalog))
     except UnsupportedTypeError as error:
         return (error.message,)
 
 
-def changes_since_copy(state: TableState | None, present_definition: Definition) -> tuple[str, ...]:
-    """How the definition of a table has changed since it was copied, as texts. Empty if the copy is not recorded."""
+def describe_changes_since_copy(state: TableState | None, present_definition: Definition) -> tuple[str, ...]:
+    """Describe how the definition of a table has changed since it was copied. Empty if the copy is not recorded."""
     if state is None or state.definition is None:
         return ()
     copied_definition = state.definition
@@ -77,8 +77,8 @@ def changes_since_copy(state: TableState | None, present_definition: Definition)
         pairs = [
             (
                 "row filter",
-                _filter(copied_definition.published.row_filters),
-                _filter(present_definition.published.row_filters),
+                _describe_filter(copied_definition.published.row_filters),
+                _describe_filter(present_definition.published.row_filters),
             ),
             (
                 "publications",
@@ -92,23 +92,23 @@ def changes_since_copy(state: TableState | None, present_definition: Definition)
             if former_value != present_value
         ]
     if copied_definition.columns != present_definition.columns:
-        changes.append(f"columns: {_columns(copied_definition, present_definition)}")
+        changes.append(f"columns: {_describe_columns(copied_definition, present_definition)}")
     if copied_definition.key != present_definition.key:
         changes.append(f"key: ({', '.join(copied_definition.key)}) → ({', '.join(present_definition.key)})")
     return tuple(changes)
 
 
-def _filter(texts: Sequence[str] | None) -> str:
+def _describe_filter(texts: Sequence[str] | None) -> str:
     return "every row" if texts is None else " OR ".join(texts)
 
 
-def _columns(copied_definition: Definition, present_definition: Definition) -> str:
+def _describe_columns(copied_definition: Definition, present_definition: Definition) -> str:
     former_types, present_types = dict(copied_definition.columns), dict(present_definition.columns)
     differences = [f"without {name}" for name in former_types if name not in present_types]
     differences += [f"{name} added" for name in present_types if name not in former_types]
     differences += [
-        f"{name} {kind} → {present_types[name]}"
-        for name, kind in former_types.items()
-        if name in present_types and present_types[name] != kind
+        f"{name} {former_type} → {present_types[name]}"
+        for name, former_type in former_types.items()
+        if name in present_types and present_types[name] != former_type
     ]
     return ", ".join(differences) or "another order"

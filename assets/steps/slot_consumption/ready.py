@@ -28,8 +28,8 @@ from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase, recover_prepared_transactions
 from pgsieve.assets.steps.subscription import SlotStream
-from pgsieve.assets.steps.validation.examination import locked_tables
-from pgsieve.assets.steps.validation.waiting import sound_part
+from pgsieve.assets.steps.validation.examination import find_locked_tables
+from pgsieve.assets.steps.validation.waiting import select_sound_subscriptions
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -65,7 +65,7 @@ def ready_slot(
     or LockedTableError for a lock if the publisher cannot decide.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
-    sound_stream, server = sound_part(connection, slot_stream, catalog)
+    sound_stream, server = select_sound_subscriptions(connection, slot_stream, catalog)
     if sound_stream != slot_stream:
         fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
     # If a run was killed, its query goes on until the server notices that.
@@ -191,7 +191,9 @@ def _is_filter_hidden(slot_stream: SlotStream, catalog: Catalog, *, publisher_de
     """True if a lock hides a row filter, so that the publisher has to decide. Raises LockedTableError if it cannot."""
     catalog = slot_stream.with_defined_publications(catalog)
     errors = [
-        error for name in slot_stream.subscriptions for _, error in locked_tables(slot_stream, name, catalog)
+        error
+        for name in slot_stream.subscriptions
+        for _, error in find_locked_tables(slot_stream, name, catalog)
     ]
     if errors and not publisher_decides:
         raise errors[0]

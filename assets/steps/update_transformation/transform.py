@@ -48,7 +48,12 @@ from pgsieve.assets.steps.update_transformation.windows import (
     WindowWork,
     next_window,
 )
-from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_reason
+from pgsieve.assets.steps.validation.waiting import (
+    describe_waiting_reason,
+    find_table_problems,
+    hold_back_tables,
+    make_subscription_catalog,
+)
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, SIDES, changes_schema
 from pgsieve.decoding.changes.tally import ChangeCounts, Tally, count_changes, empty_tally
 from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
@@ -104,9 +109,9 @@ class Transformation:
         refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
         self._set_aside_lagging(begin)
         with subscription.slot_stream.source.connect() as connection:
-            current_catalog = sound_catalog(connection, subscription, present_catalog(connection))
+            current_catalog = make_subscription_catalog(connection, subscription, present_catalog(connection))
             lsn = current_lsn(connection)
-        if hold_back(subscription, lake, table_problems(subscription, current_catalog)):
+        if hold_back_tables(subscription, lake, find_table_problems(subscription, current_catalog)):
             return
         if SchemaChanges(subscription, lake, lsn, begin, self.log).follow(current_catalog):
             # The definitions have changed, so this process begins again. Any other process that transforms does so, too.
@@ -243,7 +248,7 @@ class _SliceTransformation:
         if isinstance(error, UnsupportedFilterError | UnsupportedTypeError):
             if subscription.disable_on_error:
                 raise error
-            problem = waiting_reason(error)
+            problem = describe_waiting_reason(error)
             return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
         describe_error(
             lake, error

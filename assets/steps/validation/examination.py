@@ -45,30 +45,34 @@ from pgsieve.resources.postgres.filter_analysis import (
 
 #: Maps the oid of a table and a row filter of pgsieve.yaml to the columns that the filter reads. The publisher has
 #: found them out.
-_ColumnsRead = dict[tuple[int, str], frozenset[str]]
+_ColumnsByFilter = dict[tuple[int, str], frozenset[str]]
 
 
 class Examination:
     """The examination of a stream's publisher.
 
     - `catalog`: the catalog of the server, with those publications of pgsieve.yaml that have no problem
-    - `refusals`: maps the other publications of pgsieve.yaml to their problems
-    - `unchecked`: the reason why the publisher could not check the row filters of pgsieve.yaml
+    - `problems_by_publication`: maps the other publications of pgsieve.yaml to their problems
+    - `check_failure`: the reason why the publisher could not check the row filters of pgsieve.yaml; None if it could
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], slot_stream: SlotStream, server: Catalog) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], slot_stream: SlotStream, server_catalog: Catalog
+    ) -> None:
         self._slot_stream = slot_stream
-        self._read: _ColumnsRead = {}
-        self.unchecked: UncheckedFilterError | None = None
-        self.refusals: dict[str, list[PgsieveError]] = {}
+        self._columns_by_filter: _ColumnsByFilter = {}
+        self.check_failure: UncheckedFilterError | None = None
+        self.problems_by_publication: dict[str, list[PgsieveError]] = {}
         sound_publications = {}
         for name, definition in slot_stream.defined.items():
-            problems = list(self._definition_problems(connection, definition, server))
+            problems = list(self._find_definition_problems(connection, definition, server_catalog))
             if problems:
-                self.refusals[name] = problems
+                self.problems_by_publication[name] = problems
             else:
-                sound_publications[name] = self._with_filter_columns(definition.resolve(server), server)
-        catalog = replace(server, publications={**server.publications, **sound_publications})
+                sound_publications[name] = self._add_filter_columns(
+                    definition.resolve(server_catalog), server_catalog
+                )
+        catalog = replace(server_catalog, publications={**server_catalog.publications, **sound_publications})
         if not slot_stream.filtered:
             subscribed_names = {name for names in slot_stream.subscriptions.values() for name in names}
             catalog = add_case_mappings(connection, catalog, subscribed_names)
@@ -77,45 +81,48 @@ class Examination:
     @property
     def definition_problems(self) -> list[PgsieveError]:
         """The problems of all publications that pgsieve.yaml defines."""
-        return [problem for problems in self.refusals.values() for problem in problems]
+        return [problem for problems in self.problems_by_publication.values() for problem in problems]
 
-    def _definition_problems(
-        self, connection: psycopg.Connection[Any], definition: DefinedPublication, server: Catalog
+    def _find_definition_problems(
+        self, connection: psycopg.Connection[Any], definition: DefinedPublication, server_catalog: Catalog
     ) -> Iterator[PgsieveError]:
         """Yields the problems of a publication that pgsieve.yaml defines."""
-        missing_tables = definition.list_missing_tables(server)
+        missing_tables = definition.list_missing_tables(server_catalog)
         for schema, name in missing_tables:
             is_excluded = (schema, name) in definition.excluded
             yield missing_relation_error(connection, definition.name, schema, name, is_excluded=is_excluded)
         if missing_tables:
             return
         if not any(table.where for table in definition.tables):
-            yield from definition.list_errors(server, lambda _table, _where: None)
+            yield from definition.list_errors(server_catalog, lambda _table, _where: None)
             return
 
-        def verdict(table: Table, where: str) -> PublicationError | None:
+        def check_filter(table: Table, where: str) -> PublicationError | None:
             try:
-                self._read[table.oid, where] = read_filter_columns(connection, table, where)
+                self._columns_by_filter[table.oid, where] = read_filter_columns(connection, table, where)
             except RejectedFilterError as error:
                 return error
             return None
 
         try:
             with begin_analysis(connection):
-                yield from list(definition.list_errors(server, verdict))
+                yield from list(definition.list_errors(server_catalog, check_filter))
         except UncheckedFilterError as error:
-            self.unchecked = error
-            yield from definition.list_errors(server, lambda _table, _where: None)
+            self.check_failure = error
+            yield from definition.list_errors(server_catalog, lambda _table, _where: None)
 
-    def _with_filter_columns(self, publication: Publication, catalog: Catalog) -> Publication:
+    def _add_filter_columns(self, publication: Publication, catalog: Catalog) -> Publication:
         """Add to a publication which columns its row filters read."""
-        return replace(publication, tables=tuple(self._entry(entry, catalog) for entry in publication.tables))
+        return replace(
+            publication,
+            tables=tuple(self._add_columns_to_entry(entry, catalog) for entry in publication.tables),
+        )
 
-    def _entry(self, entry: PublicationTable, catalog: Catalog) -> PublicationTable:
+    def _add_columns_to_entry(self, entry: PublicationTable, catalog: Catalog) -> PublicationTable:
         """Add to a table of a publication which columns its row filter reads."""
         if entry.where is None:
             return entry
-        columns = self._read.get((entry.oid, entry.where))
+        columns = self._columns_by_filter.get((entry.oid, entry.where))
         if columns is None:
             with suppress(PgsieveError):
                 columns = parse_table_filter(
@@ -123,28 +130,28 @@ class Examination:
                 ).columns
         return replace(entry, filter_columns=columns)
 
-    def obstacle(self, subscription: str) -> PgsieveError | None:
-        """The reason why nothing of a subscription can be replicated. None if at most single tables have problems.
+    def find_obstacle(self, subscription: str) -> PgsieveError | None:
+        """Find the reason why nothing of a subscription can be replicated. None if at most single tables have problems.
 
         The publisher refuses UPDATEs and DELETEs that its own publications do not allow. Here the same rule is applied
         to publications that pgsieve.yaml defines.
         """
         for name in self._slot_stream.subscriptions[subscription]:
-            for refusal in self.refusals.get(name, ()):
+            for refusal in self.problems_by_publication.get(name, ()):
                 return refusal
-        for problem in self.publication_problems(subscription):
+        for problem in self.find_publication_problems(subscription):
             return problem
-        for publication, problem in self.refused_changes(subscription):
+        for publication, problem in self.find_refused_changes(subscription):
             if publication.name in self._slot_stream.defined:
                 return problem
         return None
 
-    def publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """Yields the problems of a subscription's publications; nothing if one of them has problems in `refusals`."""
+    def find_publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
+        """Yields the problems of a subscription's publications; nothing if `problems_by_publication` has one of them."""
         catalog = self.catalog
         names = self._slot_stream.subscriptions[subscription]
         if any(name in self._slot_stream.defined and name not in catalog.publications for name in names):
-            return  # The problems of the publication are in `refusals`.
+            return  # The problems of the publication are in `problems_by_publication`.
         try:
             publications = catalog.select_publications(names)
             find_replicated_tables(publications, catalog)
@@ -157,28 +164,28 @@ class Examination:
             except PublicationError as error:
                 yield error
 
-    def filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
+    def find_filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields the errors of row filters that cannot be evaluated; nothing if a publication has problems."""
         with suppress(PublicationError):
-            for _, error in unevaluable_filters(self._slot_stream, subscription, self.catalog):
+            for _, error in find_unevaluable_filters(self._slot_stream, subscription, self.catalog):
                 yield error
 
-    def locked_tables(self, subscription: str) -> Iterator[PgsieveError]:
+    def find_lock_problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields the errors of tables that are locked; nothing if a publication has problems."""
         with suppress(PublicationError):
-            for _, error in locked_tables(self._slot_stream, subscription, self.catalog):
+            for _, error in find_locked_tables(self._slot_stream, subscription, self.catalog):
                 yield error
 
-    def unfound_rows(self, subscription: str) -> Iterator[PgsieveError]:
+    def find_identity_problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields the errors of tables in which UPDATEs and DELETEs would not find rows.
 
-        Nothing if a publication has problems.
+        Yields nothing if a publication has problems.
         """
         with suppress(PublicationError):
-            for _, error in unfound_tables(self._slot_stream, subscription, self.catalog):
+            for _, error in find_tables_without_identity(self._slot_stream, subscription, self.catalog):
                 yield error
 
-    def refused_changes(self, subscription: str) -> Iterator[tuple[Publication, PgsieveError]]:
+    def find_refused_changes(self, subscription: str) -> Iterator[tuple[Publication, PgsieveError]]:
         """Yields the publications for which the publisher refuses UPDATEs or DELETEs of a table, each with the error."""
         for name in self._slot_stream.subscriptions[subscription]:
             if (publication := self.catalog.publications.get(name)) is not None:
@@ -186,7 +193,7 @@ class Examination:
                     for error in find_publisher_errors(table, publication, self.catalog):
                         yield publication, error
 
-    def problems(self, subscription: str) -> Iterator[PgsieveError]:
+    def find_problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields all problems of a subscription, each once."""
         names = self._slot_stream.subscriptions[subscription]
         missing_error = self.catalog.make_missing_publication_error(
@@ -194,33 +201,36 @@ class Examination:
         )
         problems = [
             *([missing_error] if missing_error else []),
-            *self.publication_problems(subscription),
-            *self.locked_tables(subscription),
-            *self.filter_problems(subscription),
-            *self.unfound_rows(subscription),
-            *(error for _, error in self.refused_changes(subscription)),
+            *self.find_publication_problems(subscription),
+            *self.find_lock_problems(subscription),
+            *self.find_filter_problems(subscription),
+            *self.find_identity_problems(subscription),
+            *(error for _, error in self.find_refused_changes(subscription)),
         ]
         yield from {str(error): error for error in problems}.values()
 
 
-def unevaluable_filters(
+def find_unevaluable_filters(
     slot_stream: SlotStream, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Table, PgsieveError]]:
-    """Yields the tables of a subscription that have row filters which pgsieve cannot evaluate, each with the error.
+    """Yields the tables of a subscription with a row filter that pgsieve cannot evaluate, each with the error.
 
-    Nothing if the publisher filters the stream's changes.
+    Yields nothing if the publisher filters the stream's changes.
     """
     if slot_stream.filtered:
         return
     publications = slot_stream.publications(catalog, subscription)
     for table in list_relations_with_rows(catalog):
         with suppress(PublicationError):
-            published = find_published_relation(table, publications, catalog)
-            if published is not None and published.publish_as.oid not in catalog.locked:
-                yield from ((published.publish_as, error) for error in _unevaluable(published))
+            published_relation = find_published_relation(table, publications, catalog)
+            if published_relation is not None and published_relation.publish_as.oid not in catalog.locked:
+                yield from (
+                    (published_relation.publish_as, error)
+                    for error in _find_filter_errors(published_relation)
+                )
 
 
-def locked_tables(
+def find_locked_tables(
     slot_stream: SlotStream, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Name, LockedTableError]]:
     """Yields the tables of a subscription that another session has locked, each with the error.
@@ -230,8 +240,8 @@ def locked_tables(
     if not catalog.locked:
         return
     publications = slot_stream.publications(catalog, subscription)
-    for name, replicated in find_replicated_tables(publications, catalog).items():
-        table = replicated.table
+    for name, replicated_table in find_replicated_tables(publications, catalog).items():
+        table = replicated_table.table
         for oid in {table.oid, *table.ancestors, *table.leaves} & catalog.locked.keys():
             yield (
                 name,
@@ -244,46 +254,46 @@ def locked_tables(
             )
 
 
-def unfound_tables(
+def find_tables_without_identity(
     slot_stream: SlotStream, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Name, PgsieveError]]:
     """Yields the tables of a subscription in which UPDATEs and DELETEs would not find rows, each with the error."""
     publications = slot_stream.publications(catalog, subscription)
-    for name, replicated in find_replicated_tables(publications, catalog).items():
+    for name, replicated_table in find_replicated_tables(publications, catalog).items():
         with suppress(PublicationError):
-            if (error := find_subscriber_error(replicated, publications, catalog)) is not None:
+            if (error := find_subscriber_error(replicated_table, publications, catalog)) is not None:
                 yield name, error
 
 
-def _unevaluable(published: PublishedRelation) -> Iterator[PgsieveError]:
-    """Yields the errors of the row filters of a relation that pgsieve cannot evaluate."""
-    for operation, texts in published.filters.items():
+def _find_filter_errors(published_relation: PublishedRelation) -> Iterator[PgsieveError]:
+    """Yields an error for each row filter of a relation that pgsieve cannot evaluate."""
+    for operation, texts in published_relation.filters.items():
         for text in texts or ():
-            columns = _columns_read(published.publish_as, text)
+            columns = _find_filter_columns(published_relation.publish_as, text)
             if isinstance(columns, PgsieveError):
                 yield columns
                 continue
             try:
-                if operation != "insert" and has_unsent_columns(published.publish_as, text):
-                    _refuse_uncomputable(published, columns)
+                if operation != "insert" and has_unsent_columns(published_relation.publish_as, text):
+                    _refuse_lacking_old_tuples(published_relation, columns)
             except PgsieveError as error:
                 yield error
 
 
 @lru_cache(maxsize=4096)  # `pgsieve run --follow` calls this for each slice.
-def _columns_read(table: Table, text: str) -> frozenset[str] | PgsieveError:
-    """The columns that a row filter reads. If it cannot be evaluated, the error."""
+def _find_filter_columns(table: Table, text: str) -> frozenset[str] | PgsieveError:
+    """Find the columns that a row filter reads. Returns the error if the filter cannot be evaluated."""
     try:
         return parse_table_filter(table, text).columns
     except PgsieveError as error:
         return error
 
 
-def _refuse_uncomputable(published: PublishedRelation, columns: frozenset[str]) -> None:
+def _refuse_lacking_old_tuples(published_relation: PublishedRelation, columns: frozenset[str]) -> None:
     """Raise UnsupportedFilterError if old tuples do not have the columns from which a generated column is computed."""
-    if missing_columns := columns - set(published.relation.identity):
+    if missing_columns := columns - set(published_relation.relation.identity):
         raise UnsupportedFilterError(
-            f"row filter of {published.publish_as.qualified_name} cannot be evaluated outside PostgreSQL: it reads a generated"
+            f"row filter of {published_relation.publish_as.qualified_name} cannot be evaluated outside PostgreSQL: it reads a generated"
             f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(missing_columns))})",
             # The hint does not name `row_filter: publisher`: the column is in the replica identity, and is not sent.
             hint="use REPLICA IDENTITY FULL, or publish only inserts",

@@ -24,10 +24,10 @@ class ClusteringError(PgsieveError):
     """The rows of a replica cannot be clustered by the columns that its layout names."""
 
 
-def clustering_columns(
+def find_clustering_columns(
     subscription: Subscription, name: Name, columns: Iterable[tuple[str, str]]
 ) -> tuple[str, ...]:
-    """The columns by which a table is clustered. Empty if its layout has none.
+    """Find the columns by which a table is clustered. Empty if its layout has none.
 
     `columns` are the columns of the table, with their Spark types. If the layout for all tables names columns, it
     applies only to tables that have all of these columns.
@@ -51,8 +51,8 @@ def clustering_columns(
     )
 
 
-def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[Name, PgsieveError]:
-    """Maps each table that would share its folder with another table to an error."""
+def find_shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[Name, PgsieveError]:
+    """Map each table that would share its folder with another table to an error."""
     template = subscription.layout.folder_template
     if template == DEFAULT_FOLDER_TEMPLATE:
         return {}
@@ -61,7 +61,7 @@ def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[
         names_by_folder.setdefault(replica_folder(template, *name), []).append(name)
     return {
         name: SharedFolderError(
-            f"tables {' and '.join(quote_qualified(*each) for each in names)} would have the same folder, {folder}",
+            f"tables {' and '.join(quote_qualified(*table) for table in names)} would have the same folder, {folder}",
             hint=f"rename one of them, or take it out of the publications; for other `folders` in pgsieve.yaml first"
             f" `pgsieve drop {subscription.name}`",
             sqlstate="42P07",
@@ -72,25 +72,26 @@ def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[
     }
 
 
-def layout_problems(
+def find_layout_problems(
     subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
 ) -> Iterator[PgsieveError]:
     """Yields the problems of a subscription's layout, each once.
 
     It is also a problem if the layout names a table that is not replicated.
     """
-    yield from {str(error): error for error in shared_folders(subscription, tables).values()}.values()
-    for name, replicated in tables.items():
+    yield from {str(error): error for error in find_shared_folders(subscription, tables).values()}.values()
+    for name, replicated_table in tables.items():
         try:
-            subscription.refuse_shared_names(replicated.table)
+            subscription.refuse_shared_names(replicated_table.table)
         except PgsieveError as error:
             yield error
         if subscription.layout.table_layout(name).cluster_by:
             types = (
-                (column, kind.spark_type) for column, kind in subscription.replica_types(replicated).items()
+                (column, column_type.spark_type)
+                for column, column_type in subscription.replica_types(replicated_table).items()
             )
             try:
-                clustering_columns(subscription, name, types)
+                find_clustering_columns(subscription, name, types)
             except ClusteringError as error:
                 yield error
     for name in subscription.layout.layout_by_table:

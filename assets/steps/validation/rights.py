@@ -40,35 +40,35 @@ _TABLE_RIGHTS_QUERY = """
 select oid, current_user, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
 from pg_class join unnest(%s::oid[]) with ordinality as listed (oid, number) using (oid) order by number
 """
-#: If a role has no right on a table, it may have the right on each of the published columns. That is enough.
+#: For a role without the right on a table, it is enough to have the right on each of the published columns.
 _COLUMN_RIGHTS_QUERY = """
 select bool_and(has_column_privilege(%s::oid, name, 'select')) from unnest(%s::text[]) as name
 """
 
 
-def missing_rights(
+def find_missing_rights(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> Iterator[PgsieveError]:
     """Yields an error for each right that the session's role lacks: to read a slot, to use a schema, or to read a table."""
     answer = connection.execute(_REPLICATION_QUERY).fetchone()
     assert answer is not None
-    role, replicates = answer
-    if not replicates:
+    role, may_replicate = answer
+    if not may_replicate:
         yield PgsieveError(
             f'permission denied to use replication slots: the role "{role}" has no REPLICATION attribute',
             hint=f"ALTER ROLE {quote_identifier(role)} REPLICATION; at Amazon: GRANT rds_replication TO {quote_identifier(role)}",
             sqlstate=_INSUFFICIENT_PRIVILEGE,
         )
-    yield from _too_few_sessions(connection)
+    yield from _find_session_limits(connection)
     messages = set[str]()
-    for _, error in _denied(connection, tables):
+    for _, error in _find_denials(connection, tables):
         # A missing right on a schema would be reported for each of its tables.
         if error.message not in messages:
             messages.add(error.message)
             yield error
 
 
-def _too_few_sessions(connection: psycopg.Connection[Any]) -> Iterator[PgsieveError]:
+def _find_session_limits(connection: psycopg.Connection[Any]) -> Iterator[PgsieveError]:
     """Yields an error if the role, the database or the server allows too few sessions."""
     row = connection.execute(_LIMITS_QUERY).fetchone()
     assert row is not None
@@ -95,25 +95,25 @@ def _too_few_sessions(connection: psycopg.Connection[Any]) -> Iterator[PgsieveEr
             )
 
 
-def denied_tables(
+def find_denied_tables(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> dict[tuple[str, str], PgsieveError]:
-    """Maps each table that the session's role may not read to the error about the first right that is missing."""
+    """Map each table that the session's role may not read to the error about the first right that is missing."""
     problems: dict[tuple[str, str], PgsieveError] = {}
-    for table, error in _denied(connection, tables):
+    for table, error in _find_denials(connection, tables):
         problems.setdefault((table.schema, table.name), error)
     return problems
 
 
-def _denied(
+def _find_denials(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> Iterator[tuple[Table, PgsieveError]]:
     """Yields each table that the session's role may not read, with an error for each right that is missing."""
-    replicated = {each.table.oid: each for each in tables}
+    replicated_table_by_oid = {replicated_table.table.oid: replicated_table for replicated_table in tables}
     for oid, role, may_use_schema, may_read in connection.execute(
-        _TABLE_RIGHTS_QUERY, [list(replicated)]
+        _TABLE_RIGHTS_QUERY, [list(replicated_table_by_oid)]
     ).fetchall():
-        table, grantee = replicated[oid].table, quote_identifier(role)
+        table, grantee = replicated_table_by_oid[oid].table, quote_identifier(role)
         if not may_use_schema:
             yield (
                 table,
@@ -123,7 +123,7 @@ def _denied(
                     sqlstate=_INSUFFICIENT_PRIVILEGE,
                 ),
             )
-        columns = list(replicated[oid].columns)
+        columns = list(replicated_table_by_oid[oid].columns)
         if not may_read and connection.execute(_COLUMN_RIGHTS_QUERY, [oid, columns]).fetchone() != (True,):
             name = quote_qualified(table.schema, table.name)
             yield (

@@ -22,7 +22,7 @@ from pgsieve.resources.lake.spark_writes import column_mapping_property
 _MAX_NAMES = 5
 
 
-def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
+def find_subscription_warnings(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
     """Yields warnings about partitions of a subscription.
 
     They are about partitions whose old rows are sent without the key of their root, and about partitions whose changes
@@ -30,19 +30,19 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
     """
     with suppress(PublicationError):
         publications = subscription.slot_stream.publications(catalog, subscription.name)
-        for replicated in subscription.tables(catalog).values():
-            leaves = find_leaves_without_root_key(replicated, publications, catalog)
+        for replicated_table in subscription.tables(catalog).values():
+            leaves = find_leaves_without_root_key(replicated_table, publications, catalog)
             if leaves:
-                key = ", ".join(map(quote_identifier, replicated.key))
+                key = ", ".join(map(quote_identifier, replicated_table.key))
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified_name}": rows of {_listed(leaves)} are not found if the old row that is'
+                    f'table "{replicated_table.table.qualified_name}": rows of {_list_names(leaves)} are not found if the old row that is'
                     f" sent lacks the key of the root ({key}): as in a PostgreSQL subscriber, they stay as they were",
                     hint="give these partitions the replica identity of the root, or REPLICA IDENTITY FULL",
                 )
-    yield from unsent_leaves(subscription, catalog)
+    yield from find_unsent_leaves(subscription, catalog)
 
 
-def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
+def find_unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
     """Yields warnings about unlogged and foreign partitions, since their changes are not in the WAL.
 
     If they are published by their root, the replica has the rows that they had when it was copied. Otherwise they are
@@ -50,28 +50,28 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
     """
     with suppress(PublicationError):
         publications = subscription.slot_stream.publications(catalog, subscription.name)
-        names = set[str]()
-        for replicated in subscription.tables(catalog).values():
-            if leaf_names := replicated.table.unsent_leaves:
-                names |= {*leaf_names}
+        reported_names = set[str]()
+        for replicated_table in subscription.tables(catalog).values():
+            if leaf_names := replicated_table.table.unsent_leaves:
+                reported_names |= {*leaf_names}
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified_name}": changes of {", ".join(leaf_names)} are not in the WAL, as these'
+                    f'table "{replicated_table.table.qualified_name}": changes of {", ".join(leaf_names)} are not in the WAL, as these'
                     " partitions are unlogged or foreign: the replica has their rows as of its copy",
                     hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED); `pgsieve check --repair` brings their rows up to date",
                 )
         explicit_publications = [p for p in publications if not p.all_tables]
         for root in sorted(catalog.tables.values(), key=lambda table: len(table.ancestors)):
-            left_out = [leaf for leaf in root.unsent_leaves if leaf not in names]
-            if left_out and any(p.contains(root) for p in explicit_publications):
-                names |= {*left_out}
+            unreported_names = [leaf for leaf in root.unsent_leaves if leaf not in reported_names]
+            if unreported_names and any(p.contains(root) for p in explicit_publications):
+                reported_names |= {*unreported_names}
                 yield PgsieveError(
-                    f'table "{root.qualified_name}": {", ".join(left_out)} are not replicated, as these partitions are unlogged or'
+                    f'table "{root.qualified_name}": {", ".join(unreported_names)} are not replicated, as these partitions are unlogged or'
                     " foreign, and published as themselves",
                     hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED), or publish the root (publish_via_partition_root)",
                 )
 
 
-def warnings_of_names(
+def find_name_warnings(
     subscription: Subscription, catalog: Catalog, is_mapped: Callable[[Name], bool]
 ) -> Iterator[PgsieveError]:
     """Yields warnings about names of columns that Spark forbids in Parquet files.
@@ -79,8 +79,8 @@ def warnings_of_names(
     `is_mapped` is true for a replica if Delta maps its names of columns to other names in the files.
     """
     with suppress(PublicationError):
-        for table, replicated in subscription.tables(catalog).items():
-            names_in_replica = map(subscription.replica_name, replicated.columns)
+        for table, replicated_table in subscription.tables(catalog).items():
+            names_in_replica = map(subscription.replica_name, replicated_table.columns)
             if names := [name for name in names_in_replica if column_mapping_property([name])]:
                 readers = (
                     "are mapped by Delta: Spark, Trino and Delta Kernel read them, Polars and delta-rs refuse the table"
@@ -90,12 +90,12 @@ def warnings_of_names(
                 )
                 column_names = ", ".join(map(quote_identifier, names))
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified_name}": the names {column_names} {readers}',
+                    f'table "{replicated_table.table.qualified_name}": the names {column_names} {readers}',
                     hint="nothing needs to be done; for other readers set `layout: {names: snake}`, or rename the columns",
                 )
 
 
-def warnings_of_slot_stream(slot_stream: SlotStream, catalog: Catalog) -> Iterator[PgsieveError]:
+def find_slot_stream_warnings(slot_stream: SlotStream, catalog: Catalog) -> Iterator[PgsieveError]:
     """Yields a warning if tables can be made unlogged now, and no longer once pgsieve captures them.
 
     To capture tables, pgsieve publishes them with publications of its own.
@@ -113,14 +113,14 @@ def warnings_of_slot_stream(slot_stream: SlotStream, catalog: Catalog) -> Iterat
         tables = [t for oid, t in captured_tables.items() if oid not in listed_oids and t.kind == "r"]
         if tables:
             yield PgsieveError(
-                f"once the capture publication lists {_listed(tables)}, the publisher refuses ALTER TABLE ... SET UNLOGGED"
+                f"once the capture publication lists {_list_names(tables)}, the publisher refuses ALTER TABLE ... SET UNLOGGED"
                 " of it",
                 hint="take the table out of the subscribed publications before, and run pgsieve once",
                 sqlstate="55000",
             )
 
 
-def warning_of_switched_decoding(slot_stream: SlotStream) -> PgsieveError:
+def make_decoding_warning(slot_stream: SlotStream) -> PgsieveError:
     """The warning for a server with `wal_level = replica`: dropping the last logical slot switches logical decoding off."""
     return PgsieveError(
         f'source "{slot_stream.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
@@ -129,8 +129,8 @@ def warning_of_switched_decoding(slot_stream: SlotStream) -> PgsieveError:
     )
 
 
-def _listed(tables: list[Table]) -> str:
+def _list_names(tables: list[Table]) -> str:
     """List the names of tables, but not more than `_MAX_NAMES`."""
     names = [quote_qualified(t.schema, t.name) for t in tables]
-    rest = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    further_count = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {further_count} more" if further_count > 0 else "")

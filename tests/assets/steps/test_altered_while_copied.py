@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.pipelines.config.model import load_config
@@ -36,7 +36,7 @@ def test_a_copy_has_the_table_as_altered(shop: Shop, alteration: str) -> None:
 
     project = build_project(load_config(shop.path))
     two, lake = project.subscriptions["two"], project.lake.open()
-    (copied,) = copy_tables(two, lake, tables_to_copy(two, lake), altering)
+    (copied,) = copy_tables(two, lake, find_tables_to_copy(two, lake), altering)
     assert copied.problem is None
     assert any(line.endswith("to be copied again: 1 table") for line in lines), lines
     assert TableStates(lake, "two").newest()["public", "stock"].state == SyncState.READY

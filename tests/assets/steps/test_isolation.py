@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -45,7 +45,7 @@ class _Replicated:
     lake: Lake
 
     def copy(self, names: list[tuple[str, str]] | None = None) -> list[CopyResult]:
-        wanted = tables_to_copy(self.subscription, self.lake) if names is None else names
+        wanted = find_tables_to_copy(self.subscription, self.lake) if names is None else names
         return copy_tables(self.subscription, self.lake, wanted, _quiet)
 
     def increment(self) -> ApplyResult:
@@ -134,7 +134,9 @@ def test_a_table_with_an_impossible_value_is_set_aside_and_the_others_continue(
     database.execute("insert into notes values (2, 'again')")
     replicated.increment()
     assert len(replicated.rows("notes")) == 2
-    assert tables_to_copy(replicated.subscription, replicated.lake) == [], "it is copied without a request"
+    assert find_tables_to_copy(replicated.subscription, replicated.lake) == [], (
+        "it is copied without a request"
+    )
 
     database.execute("update prices set price = 2 where id = 2")
     (copied,) = replicated.copy([("public", "prices")])

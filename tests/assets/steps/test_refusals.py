@@ -14,14 +14,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
-from pgsieve.assets.steps.validation.waiting import table_problems, waiting_reason
+from pgsieve.assets.steps.validation.waiting import describe_waiting_reason, find_table_problems
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import OPERATIONS, PublicationError
@@ -153,15 +153,15 @@ def test_a_filter_that_cannot_be_evaluated_stops_its_table_and_not_the_slot_stre
         "create publication odd for table t where (a > 1 and power(a, 2) > 3) with (publish = 'insert')"
     )
     subscription = Subscription("s", slot_stream(conninfo, "odd"))
-    (error,) = table_problems(subscription, read_catalog(database)).values()
+    (error,) = find_table_problems(subscription, read_catalog(database)).values()
     assert isinstance(error, UnsupportedFilterError)
     assert "row_filter: publisher" in str(error.hint)
-    assert tables_to_copy(subscription, lake) == []
+    assert find_tables_to_copy(subscription, lake) == []
     state = TableStates(lake, "s").newest()["public", "t"]
-    assert (state.state, state.reason) == (SyncState.INITIALIZE, waiting_reason(error))
+    assert (state.state, state.reason) == (SyncState.INITIALIZE, describe_waiting_reason(error))
     drain(subscription.slot_stream, lake, [subscription], lambda _: None)
     database.execute("alter publication odd set table t where (a > 1)")
-    assert tables_to_copy(subscription, lake) == [("public", "t")]
+    assert find_tables_to_copy(subscription, lake) == [("public", "t")]
 
 
 def test_a_defined_filter_outside_the_replica_identity_is_refused_as_by_postgresql(

@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -65,7 +65,7 @@ class Views:
     def run(self, name: str) -> None:
         project = build_project(load_config(self.path))
         subscription, lake = project.subscriptions[name], project.lake.open()
-        copy_tables(subscription, lake, tables_to_copy(subscription, lake), _quiet)
+        copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), _quiet)
         drain(subscription.slot_stream, lake, [subscription], _quiet)
         transform(subscription, lake, _quiet)
         apply(subscription, lake, _quiet)

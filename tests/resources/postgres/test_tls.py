@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
@@ -64,7 +64,7 @@ def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsSer
         for statement in validate(config).statements:
             admin.execute(statement)
     log_begins = tls_server.server.log_path.stat().st_size
-    (copied,) = copy_tables(subscription, lake, tables_to_copy(subscription, lake), print)
+    (copied,) = copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), print)
     assert (copied.problem, copied.rows) == (None, 1)
     with tls_server.admin() as admin:
         admin.execute("insert into t values (2, 'two')")

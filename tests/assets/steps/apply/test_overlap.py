@@ -20,7 +20,7 @@ from pgsieve.assets.steps.apply.batch import Batch
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks import consistency
 from pgsieve.assets.steps.checks.consistency import check_consistency
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import SnapshotCopy
 from pgsieve.assets.steps.initial_sync.readiness import Readiness
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
@@ -66,7 +66,7 @@ class Process:
     lake: Lake
 
     def copy(self, names: list[tuple[str, str]] | None = None) -> None:
-        wanted = tables_to_copy(self.subscription, self.lake) if names is None else names
+        wanted = find_tables_to_copy(self.subscription, self.lake) if names is None else names
         copy_tables(self.subscription, self.lake, wanted, _quiet)
 
     def drain(self, upto: int | None = None) -> None:

@@ -29,7 +29,7 @@ from pgsieve.assets.steps.checks.consistency import (
 )
 from pgsieve.assets.steps.checks.repair import repair
 from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import TableStates
@@ -73,7 +73,7 @@ class Replicated:
         for statement in statements:
             self.database.execute(statement)
         lake = self.lake(10**9)
-        copied = copy_tables(self.subscription, lake, tables_to_copy(self.subscription, lake), _quiet)
+        copied = copy_tables(self.subscription, lake, find_tables_to_copy(self.subscription, lake), _quiet)
         assert not [c.problem for c in copied if c.problem]
 
     def check(self, small: int = 2**18) -> TableConsistency:

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.checks.consistency import check_consistency
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
@@ -63,7 +63,7 @@ class Site:
     def copy(self, by: str) -> list[CopyResult]:
         """Copy all tables."""
         subscription, lake = self.subscription(by), self.lake(by)
-        return copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
+        return copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), quiet)
 
     def replica(self, by: str, table: str) -> DeltaTable:
         """The replica of a table."""

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.moments import restore as restoring
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.reading import find_tables
@@ -68,7 +68,7 @@ class Counters:
         return parse_lsn(row[0])
 
     def run(self) -> None:
-        copy_tables(self.subscription, self.lake, tables_to_copy(self.subscription, self.lake), _quiet)
+        copy_tables(self.subscription, self.lake, find_tables_to_copy(self.subscription, self.lake), _quiet)
         drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
         transform(self.subscription, self.lake, _quiet)
         apply(self.subscription, self.lake, _quiet)

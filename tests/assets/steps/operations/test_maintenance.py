@@ -305,7 +305,7 @@ def test_superseded_rows_of_the_slot_stream_and_the_subscription_are_deleted(sho
 
 def test_a_state_that_is_written_during_maintenance_stays(shop: Shop, monkeypatch) -> None:
     """Between the choice of rows and their deletion, another process writes a row that is based on the newest one."""
-    superseded = maintenance.superseded_condition
+    superseded = maintenance.make_superseded_condition
     base = shop.local.version(shop.lake.paths.table_states("first"))
 
     def writing(counting: set[int]) -> str | None:
@@ -315,7 +315,7 @@ def test_a_state_that_is_written_during_maintenance_stays(shop: Shop, monkeypatc
         )
         return condition
 
-    monkeypatch.setattr(maintenance, "superseded_condition", writing)
+    monkeypatch.setattr(maintenance, "make_superseded_condition", writing)
     maintain_subscription(shop.subscriptions[0], shop.lake, AT_ONCE, print)
     states = TableStates(shop.lake, "first").newest()
     assert [states["public", t].state for t in TABLES] == [SyncState.SET_ASIDE, SyncState.READY]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgsieve.assets.steps.operations.resync import changes_since_copy
+from pgsieve.assets.steps.operations.resync import describe_changes_since_copy
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition, PublicationRecord
 from pgsieve.decoding.publications.evolution import Layout
@@ -40,9 +40,9 @@ STATE = TableState("public", "t", SyncState.READY, definition=COPIED)
     ],
 )
 def test_differences_are_reported_as_then_and_now(now: Definition, changes: tuple[str, ...]) -> None:
-    assert changes_since_copy(STATE, now) == changes
+    assert describe_changes_since_copy(STATE, now) == changes
 
 
 def test_a_table_that_was_never_copied_has_no_differences() -> None:
-    assert changes_since_copy(None, COPIED) == ()
-    assert changes_since_copy(replace(STATE, definition=None), COPIED) == ()
+    assert describe_changes_since_copy(None, COPIED) == ()
+    assert describe_changes_since_copy(replace(STATE, definition=None), COPIED) == ()

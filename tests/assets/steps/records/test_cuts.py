@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_slot_stream, maintain_subscription
 from pgsieve.assets.steps.records.cuts import Cut, Cuts, read_at_cut
@@ -58,7 +58,7 @@ class Bank:
             )
 
     def copy(self) -> None:
-        copy_tables(self.subscription, self.lake, tables_to_copy(self.subscription, self.lake), _quiet)
+        copy_tables(self.subscription, self.lake, find_tables_to_copy(self.subscription, self.lake), _quiet)
 
     def receive(self) -> None:
         drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)

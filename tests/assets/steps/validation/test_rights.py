@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from pgsieve.assets.steps.validation.rights import missing_rights
+from pgsieve.assets.steps.validation.rights import find_missing_rights
 from pgsieve.decoding.publications.catalog import find_replicated_tables
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -31,7 +31,7 @@ def lacking(owner: psycopg.Connection, role: str) -> list[tuple[str, str | None]
     try:
         catalog = read_catalog(owner)
         tables = find_replicated_tables(catalog.select_publications(["p"]), catalog).values()
-        return [(error.message, error.hint) for error in missing_rights(owner, tables)]
+        return [(error.message, error.hint) for error in find_missing_rights(owner, tables)]
     finally:
         owner.execute("reset role")
 
