@@ -9,7 +9,7 @@ from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import LAG_BYTES, standard_metadata, work_metadata
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.reading import DrainResult
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset, subscription_asset
@@ -54,7 +54,7 @@ def change_log_asset(
             lake = open_lake(context, dagster_names)
             with measure() as work:
                 drain_result = (
-                    append() if append else drain(slot_stream, lake, subscriptions, context.log.info)
+                    append() if append else drain_slot(slot_stream, lake, subscriptions, context.log.info)
                 )
             yield dg.MaterializeResult(
                 asset_key=key,

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from pgsieve.assets.steps.slot_consumption import backlog
 from pgsieve.assets.steps.slot_consumption import reading as change_log
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -69,12 +69,12 @@ def main() -> None:
             "shop", Source("shop", server.conninfo()), "shop", "shop", False, {"sub": ("p",)}
         )
         lake = Lake(f"{name}/lake", lambda: None)  # type: ignore[arg-type, return-value]
-        drain(slot_stream, lake, [], lambda _: None)
+        drain_slot(slot_stream, lake, [], lambda _: None)
         if options.long:
             long.execute("insert into t values (0, 0, 'long')")
         fill(connection, options.changes)
         started = time.monotonic()
-        drained = drain(
+        drained = drain_slot(
             slot_stream, lake, [], lambda _: samples.append((time.monotonic() - started, resident_mib()))
         )
     results = Table(

@@ -29,7 +29,7 @@ from benchmarks.replication import COLUMNS, ROW, SETTINGS, quiet
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.changes.sent_as import Origin
@@ -137,14 +137,14 @@ def main(options: argparse.Namespace) -> None:
 
         _copy_seconds(project.subscriptions[_FIRST], project)
         measure("copy", _copy_seconds)
-        drain(slot_stream, project.lake.open(), list(project.subscriptions.values()), quiet)
+        drain_slot(slot_stream, project.lake.open(), list(project.subscriptions.values()), quiet)
         for name in names:
             _apply_seconds(project.subscriptions[name], project)
         for number in range(options.rounds):
             for kind, statements in _statements(options.rows, options.changes, number).items():
                 for statement in statements:
                     database.execute(statement)
-                drain(slot_stream, project.lake.open(), list(project.subscriptions.values()), quiet)
+                drain_slot(slot_stream, project.lake.open(), list(project.subscriptions.values()), quiet)
                 measure(kind, _apply_seconds)
     for kind, by_name in measured.items():
         for step in by_name[_PLAIN][0]:

@@ -23,7 +23,7 @@ from replication import SETTINGS
 from rich.console import Console
 from rich.table import Table
 
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.resources.lake.lake import Lake
@@ -48,7 +48,7 @@ def run_every_five_minutes(slot_stream: SlotStream, lake: Lake) -> Iterator[Call
 
     def minute(number: int) -> None:
         if number % 5 == 0:
-            drain(slot_stream, lake, [Subscription("sub", slot_stream)], quiet)
+            drain_slot(slot_stream, lake, [Subscription("sub", slot_stream)], quiet)
 
     minute(0)
     yield minute
@@ -60,8 +60,8 @@ def follow_continuously(slot_stream: SlotStream, lake: Lake) -> Iterator[Callabl
     with FollowedSlotStream(slot_stream, lake, quiet) as streamed, ThreadPoolExecutor(1) as pool:
 
         def follow() -> None:
-            for _ in streamed.slices():
-                streamed.append()
+            for _ in streamed.read_slice_ends():
+                streamed.append_due_slice()
 
         following = pool.submit(follow)
         yield lambda _: None

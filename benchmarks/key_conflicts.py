@@ -27,7 +27,7 @@ from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.config.model import load_config
@@ -119,7 +119,7 @@ def main() -> None:
                     ):
                         source.execute(f"insert into \"{table}\" select {key}, 'value' from {numbers}")
                         end += rows if where == "growing" else 0
-                        drain(subscription.slot_stream, lake, [subscription], quiet)
+                        drain_slot(subscription.slot_stream, lake, [subscription], quiet)
                         transform(subscription, lake, quiet)
                         seconds(subscription, lake, with_check=True)
                         taken = {True: [], False: []}

@@ -23,7 +23,7 @@ from rich.table import Table
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
@@ -137,7 +137,7 @@ class TableOfKind:
             source.execute(self._change)
         subscription, lake, took = self._subscription, self._lake, []
         for step in (
-            lambda: drain(subscription.slot_stream, lake, [subscription], _ignore_line),
+            lambda: drain_slot(subscription.slot_stream, lake, [subscription], _ignore_line),
             lambda: transform(subscription, lake, _ignore_line),
             lambda: apply(subscription, lake, _ignore_line),
         ):

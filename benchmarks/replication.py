@@ -34,7 +34,7 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.config.model import load_config
@@ -134,7 +134,7 @@ def steps(subscription: Subscription, lake: object, results: dict[str, float], p
     peek(subscription, results, phase)
     with timed(results, f"pgsieve {phase}: catch-up"):
         with timed(results, f"pgsieve {phase}:   change_log"):
-            drain(subscription.slot_stream, lake, [subscription], quiet)
+            drain_slot(subscription.slot_stream, lake, [subscription], quiet)
         with timed(results, f"pgsieve {phase}:   table_changes"):
             transform(subscription, lake, quiet)
         with timed(results, f"pgsieve {phase}:   replica tables"):

@@ -36,7 +36,7 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks.consistency import check_consistency
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.config.model import load_config
@@ -201,7 +201,7 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
         step("Spark's start", lambda: lake.spark.range(1).collect())
         step("copy", lambda: copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), quiet))
         changes(source, "scale", options.changes * 4 // 3, after=options.rows)
-        step("change log", lambda: drain(subscription.slot_stream, lake, [subscription], quiet))
+        step("change log", lambda: drain_slot(subscription.slot_stream, lake, [subscription], quiet))
         step("transformation", lambda: transform(subscription, lake, quiet), options.lose // 2)
         step("apply", lambda: apply(subscription, lake, quiet), options.lose - options.lose // 2)
         for result in check_consistency(subscription, lake, quiet):

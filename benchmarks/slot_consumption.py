@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -44,7 +44,7 @@ def peek(slot_stream: SlotStream, upto: int) -> float:
 def consume(slot_stream: SlotStream, lake: Lake) -> float:
     """The seconds in which the slot's changes are appended to the change log and confirmed."""
     started = time.monotonic()
-    drain(slot_stream, lake, [], quiet)
+    drain_slot(slot_stream, lake, [], quiet)
     return time.monotonic() - started
 
 
@@ -71,7 +71,7 @@ def main() -> None:
             for name in ("peeked", *(f"drained_{number}" for number in range(options.rounds)))
         ]
         for slot_stream in slot_streams:
-            drain(slot_stream, lake, [], quiet)
+            drain_slot(slot_stream, lake, [], quiet)
         changes(connection, "t", options.rows, 0)
         upto = current_lsn(connection)
         whole, *others = slot_streams

@@ -27,7 +27,7 @@ from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.moments.moment import Moment
 from pgsieve.assets.steps.moments.reading import find_tables
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.pipelines.commands.refilter import refilter
@@ -62,7 +62,7 @@ def _timed(what: str) -> Iterator[None]:
 def _prepare_apply(project: Project, name: str) -> Callable[[], object]:
     """Drain and transform the new changes; returns a function that applies them."""
     subscription, lake = project.subscriptions[name], project.lake.open()
-    drain(subscription.slot_stream, lake, [subscription], _ignore_line)
+    drain_slot(subscription.slot_stream, lake, [subscription], _ignore_line)
     transform(subscription, lake, _ignore_line)
     return lambda: apply(subscription, lake, _ignore_line)
 

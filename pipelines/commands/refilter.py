@@ -16,7 +16,7 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.operations.refilter import Refilter, Refiltering, find_applied_lsn
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -133,7 +133,7 @@ def _bring_up_to_date(subscription: Subscription, lake: Lake, progress: Progress
     task = f"bring {subscription.name} up to date"
     progress.start(task)
     try:
-        drain(subscription.slot_stream, lake, [subscription], progress.tell)
+        drain_slot(subscription.slot_stream, lake, [subscription], progress.tell)
         transform(subscription, lake, progress.tell)
         apply(subscription, lake, progress.tell)
     finally:

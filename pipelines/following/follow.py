@@ -369,7 +369,7 @@ class _Follower:
             threading.Thread(target=self._stop_once_copies_can_start, args=[stream], daemon=True).start()
             if self._stop_event.is_set():
                 return
-            for _ in stream.slices():
+            for _ in stream.read_slice_ends():
                 with self._turn_lock:
                     if self._append_and_apply(stream) or not self._has_subscriptions():
                         return
@@ -431,7 +431,7 @@ class _Follower:
                 span("slice", source=self._activity.source, slot=self._activity.slot),
             ):
                 with self._time_step("append"), span("append"):
-                    drain_result = stream.append()
+                    drain_result = stream.append_due_slice()
                 if self._metrics is not None:
                     self._metrics.count_slices(
                         self._activity.source, self._activity.slot, drain_result.slices

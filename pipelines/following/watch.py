@@ -120,7 +120,11 @@ class SlotStreamActivity:
     def seconds_without_progress(self) -> float:
         """For how many seconds the stream has made no progress; 0 while it does work that may take long."""
         stream = self.stream
-        progress = (self.progress_count, stream.position if stream else 0, stream.received if stream else 0)
+        progress = (
+            self.progress_count,
+            stream.position if stream else 0,
+            stream.received_bytes if stream else 0,
+        )
         if progress != self._progress or self.is_exempt:
             self._progress, self.last_progress_at, self.behind_since = progress, time.monotonic(), None
         return time.monotonic() - self.last_progress_at

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.following.follow import follow
@@ -58,7 +58,7 @@ class _Pair:
                 # The standby accepts a slot only if no running transaction is older than its catalog_xmin.
                 self.on_primary("insert into beats default values")
                 self.on_primary("select pg_log_standby_snapshot()")
-                drain(subscription.slot_stream, project.lake.open(), [subscription], lambda _: None)
+                drain_slot(subscription.slot_stream, project.lake.open(), [subscription], lambda _: None)
                 # The standby must also have replayed restart_lsn. A second advance moves it on.
                 self.on_primary(
                     "select pg_replication_slot_advance(slot_name, confirmed_flush_lsn) from pg_replication_slots"

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 import psycopg
 
 from pgsieve.assets.steps.subscription import Definition, SlotStream, Subscription, planned_sources
-from pgsieve.assets.steps.update_transformation.relation_versions import arriving_columns
-from pgsieve.assets.steps.update_transformation.schema_changes import former_layout
+from pgsieve.assets.steps.update_transformation.relation_versions import find_arriving_columns
+from pgsieve.assets.steps.update_transformation.schema_changes import find_former_layout
 from pgsieve.assets.steps.update_transformation.slice_contents import PublishedVersion, RelationVersion
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.lsn import format_lsn
@@ -178,7 +178,7 @@ class Followed:
     def follow(self, definition: Definition, present: Definition, lsn: int) -> None:
         """Do what `follow_schema_changes` does to a replica in Delta."""
         planned = planned_sources(definition, present)
-        former = former_layout(definition, present, self.transformed, lsn)
+        former = find_former_layout(definition, present, self.transformed, lsn)
         for key, row in self.rows.items():
             self.rows[key] = {
                 s.column: s.value if s.former_column is None else row[s.former_column] for s in planned
@@ -216,7 +216,7 @@ class Followed:
                 continue
             if isinstance(message, Relation):
                 part = PublishedVersion(RelationVersion(message, (commit, ordinal), None), sent, {})
-                columns, added = arriving_columns(self.subscription, part, definition)
+                columns, added = find_arriving_columns(self.subscription, part, definition)
                 names, filled = columns.names, {}
                 for column in (definition.layout.find_column_by_name(a.name) for a in added):
                     assert column is not None

@@ -17,7 +17,7 @@ import pytest
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from tests.fixtures.oracle import Rows, Scenario, wait_until
@@ -46,13 +46,13 @@ def _replicas(scenario: Scenario) -> list[PgsieveReplica]:
 def _receive(scenario: Scenario) -> None:
     """End a slice in every replica."""
     for replica in _replicas(scenario):
-        drain(replica.subscription.slot_stream, replica.lake, [replica.subscription], print)
+        drain_slot(replica.subscription.slot_stream, replica.lake, [replica.subscription], print)
 
 
 def _apply(scenario: Scenario) -> list[ApplyResult]:
     results = []
     for replica in _replicas(scenario):
-        drain(replica.subscription.slot_stream, replica.lake, [replica.subscription], print)
+        drain_slot(replica.subscription.slot_stream, replica.lake, [replica.subscription], print)
         transform(replica.subscription, replica.lake, print)
         results.append(apply(replica.subscription, replica.lake, print))
     return results

@@ -9,7 +9,7 @@ import pytest
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.publications.catalog import PublicationError
@@ -41,7 +41,7 @@ class Sharing:
         for _ in range(2):
             for each in subscriptions:
                 copy_tables(each, self.lake, find_tables_to_copy(each, self.lake), print)
-            drain(slot_stream, self.lake, subscriptions, print)
+            drain_slot(slot_stream, self.lake, subscriptions, print)
             for each in subscriptions:
                 transform(each, self.lake, print)
                 apply(each, self.lake, print)

@@ -27,7 +27,7 @@ from pgsieve.assets.steps.records.table_states import (
     TableStates,
     add_copy_command,
 )
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.steps.validation.examination import find_locked_tables
@@ -219,7 +219,7 @@ def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterato
         with slot_stream.hold_lock():
             snapshot = stack.enter_context(export_snapshot(slot_stream.source, PATIENT_SECONDS))
             stack.enter_context(slot_stream.source.hold_lock(subscription.name))
-            drain(slot_stream, lake, [subscription], log, upto=snapshot.lsn)
+            drain_slot(slot_stream, lake, [subscription], log, target_lsn=snapshot.lsn)
             transform(subscription, lake, log)
             apply(subscription, lake, log)
         yield SubscriptionAtLsn(

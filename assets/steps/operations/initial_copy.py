@@ -18,9 +18,9 @@ from pgsieve.assets.steps.records.databases import record_database
 from pgsieve.assets.steps.records.failures import is_transient
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, TableStates
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.reading import SLICE_BYTES
-from pgsieve.assets.steps.slot_consumption.ready import ready_slot
+from pgsieve.assets.steps.slot_consumption.ready import prepare_slot
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.waiting import make_subscription_catalog
 from pgsieve.decoding.errors import PgsieveError
@@ -66,7 +66,7 @@ def copy_tables(
                 bytes_by_table = read_table_bytes(connection, tables)
             # If Spark will be needed for a table of this size, it starts now, in the background.
             lake.policy.prepare_runner(max(bytes_by_table.values()) if subscription.copy_data else 0)
-            ready_slot(connection, slot_stream, lake, subscription.name)
+            prepare_slot(connection, slot_stream, lake, subscription.name)
         except OpenTransactionsError as error:
             return defer_tables(TableStates(lake, subscription.name), sorted(tables), error, log)
         record_database(connection, record)
@@ -91,7 +91,7 @@ class _RetainedWal:
             with slot_stream.source.connect() as connection:
                 state = slot_state(connection, slot_stream.slot)
             if more_batches and state is not None and state.lag_bytes >= SLICE_BYTES:
-                drain(slot_stream, self.lake, [self.subscription], self.log)
+                drain_slot(slot_stream, self.lake, [self.subscription], self.log)
                 return
         except PgsieveError as error:
             if not (is_transient(error) or isinstance(error, SlotInUseError)):

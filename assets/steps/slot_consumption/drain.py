@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResult, ReadySlot, drain_to
-from pgsieve.assets.steps.slot_consumption.ready import ready_slot
+from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResult, ReadySlot, read_slot_to
+from pgsieve.assets.steps.slot_consumption.ready import prepare_slot
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.publications.catalog import Catalog
@@ -22,16 +22,16 @@ from pgsieve.resources.postgres.slot import slot_state
 from pgsieve.resources.postgres.wal import flushed_lsn
 
 
-def drain(
+def drain_slot(
     slot_stream: SlotStream,
     lake: Lake,
     subscriptions: Sequence[Subscription],
     log: Log,
-    upto: int | None = None,
+    target_lsn: int | None = None,
 ) -> DrainResult:
     """Append the committed transactions of a stream to its change log, confirm them, and record the published sequences.
 
-    It reads the slot up to the LSN that the server has when the drain begins, or up to `upto`.
+    The slot is read up to `target_lsn`. Without it, the slot is read up to the LSN that the server has at the beginning.
     """
     source = slot_stream.source
     source.check_ready()
@@ -39,11 +39,11 @@ def drain(
     with slot_stream.hold_lock(), source.connect() as connection:
         former_state = slot_state(connection, slot_stream.slot)
         confirmed_lsn = None if former_state is None else former_state.confirmed_lsn
-        slot_stream, catalog, publications = ready_slot(connection, slot_stream, lake)
-        warn_of_missing(slot_stream, catalog, log)
-        target = flushed_lsn(connection) if upto is None else upto
+        slot_stream, catalog, publications = prepare_slot(connection, slot_stream, lake)
+        log_missing_publications(slot_stream, catalog, log)
+        end_lsn = flushed_lsn(connection) if target_lsn is None else target_lsn
         slot = ReadySlot(connection, slot_stream, lake, publications, slot_stream.leaves_captured(catalog))
-        result = drain_to(slot, target, log, subscriptions)
+        result = read_slot_to(slot, end_lsn, log, subscriptions)
         refresh_sequences(connection, slot_stream, lake)
         state = slot_state(connection, slot_stream.slot)
         if (
@@ -55,7 +55,7 @@ def drain(
     return replace(result, lag=state.lag_bytes if state else 0)
 
 
-def warn_of_missing(slot_stream: SlotStream, catalog: Catalog, log: Log) -> None:
+def log_missing_publications(slot_stream: SlotStream, catalog: Catalog, log: Log) -> None:
     """Log which subscribed publications do not exist. The others are replicated without them."""
     for subscription, names in slot_stream.subscriptions.items():
         if error := catalog.make_missing_publication_error(names):

@@ -27,9 +27,9 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.slot_consumption.appending import append_slice
-from pgsieve.assets.steps.slot_consumption.drain import drain, warn_of_missing
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot, log_missing_publications
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResult
-from pgsieve.assets.steps.slot_consumption.ready import readable_publications, ready_slot
+from pgsieve.assets.steps.slot_consumption.ready import ensure_publications, prepare_slot
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase
@@ -69,10 +69,10 @@ _MESSAGES = pa.schema([("data", pa.binary())])
 class FollowedSlotStream:
     """A stream whose slot this process reads until it is stopped.
 
-    It is used as `for _ in streamed.slices(): streamed.append()`. Nothing is read while a slice is appended. The stream
-    ends by itself in two cases: after an alteration at the publisher, because the slot has to be made ready again; and
-    if another process waits for the lock of the slot. Raises SourceError and SlotError if the slot cannot be read, and
-    LakeError if the lake cannot be written.
+    It is used as `for _ in stream.read_slice_ends(): stream.append_due_slice()`. Nothing is read while a slice is
+    appended. The stream ends by itself in two cases: after an alteration at the publisher, because the slot has to be
+    made ready again; and if another process waits for the lock of the slot. Raises SourceError and SlotError if the
+    slot cannot be read, and LakeError if the lake cannot be written.
     """
 
     def __init__(self, slot_stream: SlotStream, lake: Lake, log: Log) -> None:
@@ -88,33 +88,33 @@ class FollowedSlotStream:
             #: The lock of the slot. As long as it is held, no other process reads the slot or makes it ready.
             self._lock = stack.enter_context(slot_stream.hold_lock())
             with slot_stream.source.connect() as connection:
-                slot_stream, catalog, publications = ready_slot(connection, slot_stream, lake)
-                warn_of_missing(slot_stream, catalog, log)
-                publications = readable_publications(connection, slot_stream, lake, catalog, publications)
+                slot_stream, catalog, publications = prepare_slot(connection, slot_stream, lake)
+                log_missing_publications(slot_stream, catalog, log)
+                publications = ensure_publications(connection, slot_stream, lake, catalog, publications)
                 refresh_sequences(connection, slot_stream, lake)
                 state = present_slot(connection, slot_stream)
             self._slot_stream, self._lake, self._log = slot_stream, lake, log
-            self._leaves = slot_stream.leaves_captured(catalog)
-            self._keeps_prepared = is_two_phase(slot_stream, state)
+            self._leaves_by_root = slot_stream.leaves_captured(catalog)
+            self._has_two_phase = is_two_phase(slot_stream, state)
             options = replace(slot_stream.options, publications=tuple(publications))
             log_position = ChangeLog(lake, slot_stream).position()
             #: All transactions that commit before this LSN have arrived.
-            self.position = self._durable = state.confirmed_lsn if log_position is None else log_position
+            self.position = self._durable_lsn = state.confirmed_lsn if log_position is None else log_position
             self._stream = ReplicationStream(
                 slot_stream.source,
                 slot_stream.slot,
                 options,
-                self._durable,
+                self._durable_lsn,
                 log_message=log,
                 timeline=SlotStreamRecord(lake, slot_stream).timeline(),
             )
             self._is_parallel = options.arguments(version).get("streaming") == "parallel"
             self._session = _Session(self._is_parallel)
-            self._waiting: tuple[Prepare, ...] = ()
+            self._prepared_transactions: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
             self._is_altered = self._is_ended = False
             #: How many bytes of messages have arrived; and when the server last sent something (None before that).
-            self.received = 0
+            self.received_bytes = 0
             self.last_message_at: float | None = None
             #: When this process last checked whether another process waits for the lock.
             self._checked_at = time.monotonic()
@@ -137,158 +137,167 @@ class FollowedSlotStream:
                 self._wait_until_free()
 
     def stop(self) -> None:
-        """Make `slices` end soon, with the transactions that have committed. Any thread may call this."""
+        """Make `read_slice_ends` end soon, with the transactions that have committed. Any thread may call this."""
         self._stream.stop()
 
     @property
     def waiting_since(self) -> float | None:
         """When the first commit arrived that is in no slice yet (time.monotonic); None if there is none."""
-        return self._session.waiting.since
+        return self._session.waiting_transactions.first_commit_time
 
-    def slices(self) -> Iterator[int]:
+    def read_slice_ends(self) -> Iterator[int]:
         """Yields the end of each slice when it is due. The caller appends the slice before it asks for the next one."""
         try:
-            yield from self._slices()
+            yield from self._read_items()
         except SlotAheadError:
             # While the connection was down, this process may have lost the lock, and another process has read the slot.
-            if (ChangeLog(self._lake, self._slot_stream).position() or 0) <= self._durable:
+            if (ChangeLog(self._lake, self._slot_stream).position() or 0) <= self._durable_lsn:
                 raise
             self._log(f"another process has read the slot {self._slot_stream.slot} meanwhile")
         except SourceError as error:
             if self.last_message_at is None or not is_decoding_error(error):
                 raise
-            # It may be that the server cannot send one transaction. A drain reads around it, or raises the cause.
+            # It may be that the server cannot send one transaction. A drain reads past it, or raises the cause.
             self._log(error.message)
             self._is_altered = True
             yield self.position
 
-    def _slices(self) -> Iterator[int]:
+    def _read_items(self) -> Iterator[int]:
         for item in self._stream.items():
             match item:
                 case StreamStart():
-                    self._begin(item)
+                    self._begin_session(item)
                 case ReceivedMessages():
                     self.last_message_at = time.monotonic()
-                    self.received += item.messages.nbytes
+                    self.received_bytes += item.messages.nbytes
                     for messages in self._session.assembler.assemble(item.messages.column("data")):
-                        self._session.waiting.add(messages)
+                        self._session.waiting_transactions.add(messages)
                     self.position = item.position_lsn
-                    waiting = self._session.waiting
-                    if waiting.is_due() or (not waiting.end and self._is_behind()):
-                        yield from self._due()
+                    waiting_transactions = self._session.waiting_transactions
+                    if waiting_transactions.is_due() or (
+                        not waiting_transactions.end_lsn and self._must_confirm_position()
+                    ):
+                        yield from self._end_slice()
                         if self._is_ended:
                             return
-                    if self._is_awaited():
+                    if self._is_lock_awaited():
                         self.stop()
-        # If nothing arrived, the reason may be that something was altered at the publisher. `_due` finds that out.
-        if self._session.waiting.end or self.position > self._durable:
-            yield from self._due()
+        # If nothing arrived, the reason may be that something was altered at the publisher. `_end_slice` finds that out.
+        if self._session.waiting_transactions.end_lsn or self.position > self._durable_lsn:
+            yield from self._end_slice()
 
-    def _due(self) -> Iterator[int]:
+    def _end_slice(self) -> Iterator[int]:
         """Yields the end of the slice that is due. If nothing has committed, the position is confirmed instead."""
         try:
             with self._slot_stream.source.connect() as connection:
-                unaltered = Catalogs(self._lake, self._slot_stream).find_validity(connection, self._durable)
-                waiting = self._session.waiting
+                catalog_validity = Catalogs(self._lake, self._slot_stream).find_validity(
+                    connection, self._durable_lsn
+                )
+                waiting_transactions = self._session.waiting_transactions
                 self._is_altered = (
-                    unaltered is None
-                    or not unaltered.covers(waiting.transactions, waiting.relations)
-                    or (bool(self._leaves) and waiting.truncates)
+                    catalog_validity is None
+                    or not catalog_validity.covers(
+                        waiting_transactions.xids, waiting_transactions.relation_ids
+                    )
+                    or (bool(self._leaves_by_root) and waiting_transactions.has_truncate)
                 )
                 if not self._is_altered:
                     refresh_sequences(connection, self._slot_stream, self._lake)
         except (SourceUnreachableError, TransientError) as error:
             # A server that is shutting down accepts no new connections, and waits until this stream has ended.
-            self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
+            self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable_lsn)}")
             self._stream.request_restart()
             return
-        if self._is_altered or self._session.waiting.end:
-            yield self._session.waiting.end or self.position
+        if self._is_altered or self._session.waiting_transactions.end_lsn:
+            yield self._session.waiting_transactions.end_lsn or self.position
         else:
-            ChangeLog(self._lake, self._slot_stream).record_position(self.position, self._durable)
+            ChangeLog(self._lake, self._slot_stream).record_position(self.position, self._durable_lsn)
             self._confirm(self.position)
 
-    def append(self) -> DrainResult:
+    def append_due_slice(self) -> DrainResult:
         """Append the slice that is due, and confirm it.
 
         After an alteration at the publisher, or if the server cannot send a change, the stream ends, and a drain reads
         the slot up to the present (`pgsieve.assets.steps.records.catalogs`).
         """
         if self._is_altered:
-            return self._drain()
-        begin, end = self._durable, self._session.waiting.end
-        self._session.relations.begin_slice()
+            return self._drain_slot()
+        begin, end = self._durable_lsn, self._session.waiting_transactions.end_lsn
+        self._session.relation_descriptions.begin_slice()
         messages = chain.from_iterable(
-            map(self._session.relations.insert_missing, self._session.waiting.complete())
+            map(
+                self._session.relation_descriptions.insert_missing,
+                self._session.waiting_transactions.read_complete_messages(),
+            )
         )
         append_slice(self._lake, self._slot_stream, messages, end, begin)
-        self._session.waiting.drop()
+        self._session.waiting_transactions.drop_complete_messages()
         self._confirm(end)
         self._log(f"change log of {self._slot_stream.name} holds everything before {format_lsn(end)}")
         return DrainResult(begin, end, slices=1, lag=self.position - end)
 
-    def _drain(self) -> DrainResult:
+    def _drain_slot(self) -> DrainResult:
         """End the stream, and read the slot by a drain."""
         self._is_ended = True
         self.stop()
         self._stream.disconnect()
         self._wait_until_free()
-        result = drain(self._slot_stream, self._lake, (), self._log)
-        self.position = self._durable = result.to_lsn
+        result = drain_slot(self._slot_stream, self._lake, (), self._log)
+        self.position = self._durable_lsn = result.to_lsn
         return result
 
     def _wait_until_free(self) -> None:
         with self._slot_stream.source.connect() as connection:
             wait_until_free(connection, self._slot_stream.slot)
 
-    def _begin(self, start: StreamStart) -> None:
-        """Begin again on a new connection. The server sends everything again that was not appended."""
+    def _begin_session(self, start: StreamStart) -> None:
+        """Begin again on a new connection. The server sends again everything that was not appended."""
         self.last_message_at = time.monotonic()
         SlotStreamRecord(self._lake, self._slot_stream).note_timeline(start.timeline)
         self._session.close()
         self._session = _Session(self._is_parallel)
-        if self._keeps_prepared:
-            self._waiting = PreparedTransactions(self._lake, self._slot_stream).restore(
+        if self._has_two_phase:
+            self._prepared_transactions = PreparedTransactions(self._lake, self._slot_stream).restore(
                 self._session.assembler
             )
         self.position = start.lsn
 
-    def _is_awaited(self) -> bool:
+    def _is_lock_awaited(self) -> bool:
         """True if another process waits for the lock of the slot. This is checked every second."""
         if time.monotonic() - self._checked_at < TURN_SECONDS:
             return False
         self._checked_at = time.monotonic()
         return self._lock.is_awaited()
 
-    def _is_behind(self) -> bool:
-        """True if the position should be confirmed although nothing has committed.
+    def _must_confirm_position(self) -> bool:
+        """True if the position has to be confirmed although nothing has committed.
 
-        Otherwise the slot would retain much WAL, and a server could not shut down.
+        Without that, the slot would retain much WAL, and a server could not shut down.
         """
         seconds = time.monotonic() - self._confirmed_at
-        return self.position - self._durable >= (1 if seconds >= IDLE_SECONDS else IDLE_BYTES)
+        return self.position - self._durable_lsn >= (1 if seconds >= IDLE_SECONDS else IDLE_BYTES)
 
     def _confirm(self, lsn: int) -> None:
         """Sync the change log to disk, and confirm to the server that it has everything before `lsn`."""
-        if self._keeps_prepared:
+        if self._has_two_phase:
             assembler = self._session.assembler
-            self._waiting = PreparedTransactions(self._lake, self._slot_stream).save(
-                assembler, lsn, self._waiting
+            self._prepared_transactions = PreparedTransactions(self._lake, self._slot_stream).save(
+                assembler, lsn, self._prepared_transactions
             )
         self._lake.access.make_durable()
-        self._durable, self._confirmed_at = lsn, time.monotonic()
+        self._durable_lsn, self._confirmed_at = lsn, time.monotonic()
         self._stream.confirm(lsn)
 
 
 class _Session:
     """The state of one connection: the messages that are in no slice yet."""
 
-    def __init__(self, parallel: bool) -> None:
+    def __init__(self, is_parallel: bool) -> None:
         self._spools = FileSpool(), FileSpool()
-        self.assembler = TransactionAssembler(self._spools[0], parallel=parallel)
-        self.waiting = WaitingTransactions(self._spools[1])
+        self.assembler = TransactionAssembler(self._spools[0], parallel=is_parallel)
+        self.waiting_transactions = WaitingTransactions(self._spools[1])
         #: The Relation messages that have arrived. Each slice has to repeat those of its relations.
-        self.relations = RelationDescriptions()
+        self.relation_descriptions = RelationDescriptions()
 
     def close(self) -> None:
         for spool in self._spools:
@@ -300,67 +309,70 @@ class WaitingTransactions:
 
     def __init__(self, spool: FileSpool) -> None:
         self._spool = spool
-        self._number = self._bytes = self._rows = self._complete = 0
-        self._since = 0.0
-        self._dropped_at = -math.inf
+        self._spool_number = self._byte_count = self._message_count = self._complete_count = 0
+        self._first_commit_time = 0.0
+        self._last_drop_time = -math.inf
         #: The LSN at which the last commit record ends; 0 if none has arrived.
-        self.end = 0
-        #: True if there is a TRUNCATE; the identifiers of the transactions; the oids of relations with changes.
-        self.truncates = False
-        self.transactions: set[int] = set()
-        self.relations: set[int] = set()
+        self.end_lsn = 0
+        #: Whether there is a TRUNCATE, the identifiers of the transactions, and the oids of the relations with changes.
+        self.has_truncate = False
+        self.xids: set[int] = set()
+        self.relation_ids: set[int] = set()
 
     def add(self, messages: pa.Array) -> None:
         """Add messages that have arrived."""
-        kind = Octets(messages).first_bytes()
-        self.truncates |= bool(np.any(kind == Truncate.tag))
-        xids, relation_ids = find_begun_xids_and_changed_relations(messages)
-        self.transactions |= xids
-        self.relations |= relation_ids
-        commits = np.flatnonzero(kind == Commit.tag)
-        self._spool.append(self._number, pa.RecordBatch.from_arrays([messages], schema=_MESSAGES))
-        if len(commits):
-            last_commit = decode(messages[int(commits[-1])].as_py())
+        tags = Octets(messages).first_bytes()
+        self.has_truncate |= bool(np.any(tags == Truncate.tag))
+        new_xids, new_relation_ids = find_begun_xids_and_changed_relations(messages)
+        self.xids |= new_xids
+        self.relation_ids |= new_relation_ids
+        commit_indices = np.flatnonzero(tags == Commit.tag)
+        self._spool.append(self._spool_number, pa.RecordBatch.from_arrays([messages], schema=_MESSAGES))
+        if len(commit_indices):
+            last_commit = decode(messages[int(commit_indices[-1])].as_py())
             assert isinstance(last_commit, Commit)
-            self._since = self._since if self.end else time.monotonic()
-            self._complete, self.end = self._rows + int(commits[-1]) + 1, last_commit.end_lsn
-        self._rows += len(messages)
-        self._bytes += messages.nbytes
+            self._first_commit_time = self._first_commit_time if self.end_lsn else time.monotonic()
+            self._complete_count, self.end_lsn = (
+                self._message_count + int(commit_indices[-1]) + 1,
+                last_commit.end_lsn,
+            )
+        self._message_count += len(messages)
+        self._byte_count += messages.nbytes
 
     @property
-    def since(self) -> float | None:
+    def first_commit_time(self) -> float | None:
         """When the first commit arrived (time.monotonic); None if none has arrived."""
-        return self._since if self.end else None
+        return self._first_commit_time if self.end_lsn else None
 
     def is_due(self) -> bool:
         """True if the transactions that have committed should be appended now."""
-        return bool(self.end) and (
-            self._bytes >= SLICE_BYTES or time.monotonic() - self._dropped_at >= SLICE_SECONDS
+        return bool(self.end_lsn) and (
+            self._byte_count >= SLICE_BYTES or time.monotonic() - self._last_drop_time >= SLICE_SECONDS
         )
 
-    def complete(self) -> Iterator[pa.Array]:
+    def read_complete_messages(self) -> Iterator[pa.Array]:
         """Yields the messages of transactions that have committed, up to the last Commit message."""
-        remaining = self._complete
-        for batch in self._spool.read(self._number):
-            if not remaining:
+        remaining_count = self._complete_count
+        for batch in self._spool.read(self._spool_number):
+            if not remaining_count:
                 return
-            yield batch.column("data").slice(0, remaining)
-            remaining -= min(remaining, len(batch))
+            yield batch.column("data").slice(0, remaining_count)
+            remaining_count -= min(remaining_count, len(batch))
 
-    def drop(self) -> None:
+    def drop_complete_messages(self) -> None:
         """Drop the transactions that have committed, since they are durable now.
 
         Messages after the last Commit message stay.
         """
-        self._dropped_at = time.monotonic()
-        spool_number, rows_passed = self._number, 0
-        incomplete = self._rows - self._complete
-        complete, self._number = self._complete, self._number + 1
-        self._rows = self._complete = self._bytes = self.end = 0
-        self.truncates, self.transactions, self.relations = False, set(), set()
-        for batch in self._spool.read(spool_number) if incomplete else ():
-            remainder = batch.slice(max(0, min(complete - rows_passed, len(batch))))
-            rows_passed += len(batch)
+        self._last_drop_time = time.monotonic()
+        spool_number, passed_count = self._spool_number, 0
+        incomplete_count = self._message_count - self._complete_count
+        complete_count, self._spool_number = self._complete_count, self._spool_number + 1
+        self._message_count = self._complete_count = self._byte_count = self.end_lsn = 0
+        self.has_truncate, self.xids, self.relation_ids = False, set(), set()
+        for batch in self._spool.read(spool_number) if incomplete_count else ():
+            remainder = batch.slice(max(0, min(complete_count - passed_count, len(batch))))
+            passed_count += len(batch)
             if len(remainder):
                 self.add(remainder.column("data"))
         self._spool.drop(spool_number)

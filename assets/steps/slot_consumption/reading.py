@@ -1,4 +1,4 @@
-"""The loop that reads a slot up to an LSN. The messages are appended as slices, and then confirmed.
+"""Reads a slot up to an LSN in a loop. The messages are appended as slices, and confirmed after that.
 
 A slice is the changes from one position of the slot to another.
 
@@ -63,7 +63,7 @@ SLICE_BYTES = 512 * 1024 * 1024
 IDLE_BYTES = 4 * 1024 * 1024
 
 #: If other processes have read the slot meanwhile this often, a drain fails.
-_MAX_TIMES_OVERTAKEN = 6
+_MAX_OVERTAKEN_COUNT = 6
 
 
 @dataclass(frozen=True)
@@ -83,34 +83,34 @@ class DrainResult:
 class ReadySlot:
     """A slot that is ready to be read into a lake, with a session and the publications with which it is read.
 
-    `leaves` has the leaf partitions of each root for which a TRUNCATE of the root looks the same as a TRUNCATE of all
-    leaves.
+    `leaves_by_root` has a set for each root whose leaf partitions are captured: the oids of these leaves. A TRUNCATE of
+    such a root looks the same as a TRUNCATE of all its leaves.
     """
 
     connection: psycopg.Connection[tuple[object, ...]]
     slot_stream: SlotStream
     lake: Lake
     publications: Sequence[str]
-    leaves: Sequence[frozenset[int]] = ()
+    leaves_by_root: Sequence[frozenset[int]] = ()
 
 
-def drain_to(
+def read_slot_to(
     slot: ReadySlot,
-    target: int,
+    target_lsn: int,
     log: Log,
     subscriptions: Sequence[Subscription] = (),
     *,
-    recording: bool = False,
+    must_record_position: bool = False,
 ) -> DrainResult:
-    """Append and confirm the transactions that commit before `target`.
+    """Append and confirm the transactions that commit before `target_lsn`.
 
-    With `recording`, the position is recorded even if nothing was read. It is also recorded if one of the
+    With `must_record_position`, the position is recorded even if nothing was read. It is also recorded if one of the
     `subscriptions` needs it for its next cut.
     """
-    reader = _SlotReader(slot, target, log, subscriptions, recording=recording)
-    begin = reader.position
+    reader = _SlotReader(slot, target_lsn, log, subscriptions, must_record_position=must_record_position)
+    begin_lsn = reader.position
     reader.read()
-    return DrainResult(begin, reader.position, reader.slices, lag=0)
+    return DrainResult(begin_lsn, reader.position, reader.slice_count, lag=0)
 
 
 class _SlotReader:
@@ -119,14 +119,14 @@ class _SlotReader:
     def __init__(
         self,
         slot: ReadySlot,
-        target: int,
+        target_lsn: int,
         log: Log,
         subscriptions: Sequence[Subscription],
         *,
-        recording: bool,
+        must_record_position: bool,
     ) -> None:
-        self._slot, self._target, self._log = slot, target, log
-        self._subscriptions, self._recording = subscriptions, recording
+        self._slot, self._target_lsn, self._log = slot, target_lsn, log
+        self._subscriptions, self._must_record_position = subscriptions, must_record_position
         self._connection, self._slot_stream, self._lake = slot.connection, slot.slot_stream, slot.lake
         self._change_log = ChangeLog(slot.lake, slot.slot_stream)
         self._peek = Peek(
@@ -139,18 +139,20 @@ class _SlotReader:
         #: The LSN before which all transactions are in the change log.
         self.position = state.confirmed_lsn if log_position is None else log_position
         #: The end of the present reading.
-        self._end = self.position
-        self.slices = self._times_overtaken = 0
-        # This is read after the target was determined, so that all alterations before the target are seen.
-        self._unaltered = Catalogs(slot.lake, slot.slot_stream).find_validity(slot.connection, self.position)
-        self._is_unproven = False
+        self._end_lsn = self.position
+        self.slice_count = self._overtaken_count = 0
+        # This is read after the target was determined. Otherwise an alteration before the target could be missed.
+        self._catalog_validity = Catalogs(slot.lake, slot.slot_stream).find_validity(
+            slot.connection, self.position
+        )
+        self._is_catalog_unproven = False
         self._keeps_prepared = is_two_phase(slot.slot_stream, state)
         self._stride = Stride(SLICE_BYTES)
         self._can_advance_copies = True
 
     def read(self) -> None:
         """Append and confirm the transactions that commit before the target."""
-        while self.position < self._target:
+        while self.position < self._target_lsn:
             head = self._lake.records.head(self._change_log.path)
             if head.position is not None and head.position > self.position:
                 self._continue_from(head.position)
@@ -163,10 +165,10 @@ class _SlotReader:
                     f"the publications were altered after {format_lsn(self.position)}: the server is asked for its own"
                     " decisions"
                 )
-                self._is_unproven = True
+                self._is_catalog_unproven = True
             except OvertakenError as error:
                 self._count_overtaken(error)
-                time.sleep(random.uniform(0, 2**self._times_overtaken / 10))  # noqa: S311 - no secret
+                time.sleep(random.uniform(0, 2**self._overtaken_count / 10))  # noqa: S311 - no secret
             except PgsieveError as fault:
                 self._recover(fault)
             else:
@@ -184,34 +186,36 @@ class _SlotReader:
         self._confirm()
 
     def _read_next(self, head: TableHead) -> bool:
-        """Append and confirm the next slices. Returns false if the last one is empty and ends at the target."""
+        """Append and confirm the next slices. Returns False if the last slice is empty and ends at the target."""
         begin = self.position
-        publisher_decides = self._unaltered is None or self._is_unproven
+        publisher_decides = self._catalog_validity is None or self._is_catalog_unproven
         is_single = publisher_decides or self._keeps_prepared or self._lake.is_reached_by_spark_only
-        ends = self._stride.next_ends(begin, self._target, is_single=is_single)
-        self._end = ends[-1]
+        ends = self._stride.next_ends(begin, self._target_lsn, is_single=is_single)
+        self._end_lsn = ends[-1]
         publisher_decides = publisher_decides or self._must_publisher_decide()
         subscription_slot_streams = (
             make_publisher_slot_streams(self._lake, self._slot_stream) if publisher_decides else ()
         )
-        base = None
+        base_version = None
         if subscription_slot_streams:
-            base = self._append_as_published(subscription_slot_streams, ends[0], head)
-            ends = [self._end]
-        second_ends = list[int]()
+            base_version = self._append_publisher_slices(subscription_slot_streams, ends[0], head)
+            ends = [self._end_lsn]
+        ends_of_second_session = list[int]()
         if not (is_single or subscription_slot_streams) and self._is_second_session_worth_it():
-            ends, second_ends = divide_slices(begin, ends)
-        unaltered = None if publisher_decides else self._unaltered
+            ends, ends_of_second_session = divide_slices(begin, ends)
+        catalog_validity = None if publisher_decides else self._catalog_validity
         reading = Reading(
             self._peek,
             begin,
             ends,
-            second_ends,
+            ends_of_second_session,
             with_prepared=self._keeps_prepared,
-            catalog_validity=unaltered,
+            catalog_validity=catalog_validity,
         )
-        is_continued = self._append(
-            reading, base, recording=self._recording or bool(subscription_slot_streams)
+        is_continued = self._append_reading(
+            reading,
+            base_version,
+            must_record_position=self._must_record_position or bool(subscription_slot_streams),
         )
         # All slices of the reading are confirmed at once, because the server decodes from restart_lsn for each
         # confirmation.
@@ -220,59 +224,63 @@ class _SlotReader:
             reach(Failpoint.SLOT_CONFIRMED)
         if not is_continued:
             return False
-        if self.position < self._end:
+        if self.position < self._end_lsn:
             self._log(
                 f'the server does not move a copy of the slot "{self._slot_stream.slot}": it is read by one session'
             )
             self._can_advance_copies = False
         self._stride.grow()
-        self._is_unproven = False
+        self._is_catalog_unproven = False
         return True
 
-    def _append_as_published(
+    def _append_publisher_slices(
         self, subscription_slot_streams: Sequence[SlotStream], end: int, head: TableHead
     ) -> int:
         """Append one slice to each of these streams, with the changes that the publisher sends to its subscription.
 
         Returns the version that the change log of the slot's own stream has to have when the slice is appended to it.
         """
-        self._end = max(end, read_greatest_end(self._lake, subscription_slot_streams))
+        self._end_lsn = max(end, read_greatest_end(self._lake, subscription_slot_streams))
         # All streams have to get the same slice. So before the first append it is checked that the server can send it.
         if (
-            error := find_refusal(self._connection, self._peek, subscription_slot_streams, self._end)
+            error := find_refusal(self._connection, self._peek, subscription_slot_streams, self._end_lsn)
         ) is not None:
             raise error
-        base = prepare_base_version(self._lake, self._slot_stream, subscription_slot_streams, head, self._end)
-        for each in subscription_slot_streams:
-            peek = make_publisher_peek(self._peek, each)
-            append_publisher_slice(self._lake, peek, self._slot_stream, self.position, self._end)
-        return base
+        base_version = prepare_base_version(
+            self._lake, self._slot_stream, subscription_slot_streams, head, self._end_lsn
+        )
+        for subscription_stream in subscription_slot_streams:
+            peek = make_publisher_peek(self._peek, subscription_stream)
+            append_publisher_slice(self._lake, peek, self._slot_stream, self.position, self._end_lsn)
+        return base_version
 
-    def _append(self, reading: Reading, base: int | None, *, recording: bool) -> bool:
-        """Append the slices of a reading. Returns false if the last one is empty and its position need not be recorded."""
+    def _append_reading(
+        self, reading: Reading, base_version: int | None, *, must_record_position: bool
+    ) -> bool:
+        """Append the slices of a reading. Returns False if the last one is empty and its position need not be recorded."""
         slices = (
-            append_slices(self._lake, reading, self.position, base)
+            append_slices(self._lake, reading, self.position, base_version)
             if self._slot.publications
             else ((end, False) for end in reading.ends)
         )
         for end, has_rows in slices:
             if has_rows:
-                self.slices += 1
-            elif recording or self._is_recorded(end):
-                self._change_log.record_position(end, self.position, base)
+                self.slice_count += 1
+            elif must_record_position or self._must_record_empty_slice(end):
+                self._change_log.record_position(end, self.position, base_version)
             else:
                 return False
             self._log(f"change log of {self._slot_stream.name} holds everything before {format_lsn(end)}")
             self.position = end
         return True
 
-    def _is_recorded(self, end: int) -> bool:
+    def _must_record_empty_slice(self, end: int) -> bool:
         """True if the position after an empty slice has to be recorded."""
         return (
-            end < self._target
+            end < self._target_lsn
             or end - self.position >= IDLE_BYTES
             or can_release_wal(self._connection, self._slot_stream.slot, IDLE_BYTES)
-            or _copied_after(self._lake, self._subscriptions, self.position)
+            or _has_later_copy(self._lake, self._subscriptions, self.position)
         )
 
     def _recover(self, fault: PgsieveError) -> None:
@@ -284,7 +292,7 @@ class _SlotReader:
             raise fault
         if not is_transient(fault):
             self._read_around(fault)
-        elif self._stride.shrink(self._end - self.position):
+        elif self._stride.shrink(self._end_lsn - self.position):
             self._log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(self.position)}")
         else:
             raise fault
@@ -293,18 +301,18 @@ class _SlotReader:
         """Read the slot past a change that the server cannot send."""
         self._confirm()
         fallback = Fallback(
-            self._connection, self._lake, self._peek, self._log, prepared=self._keeps_prepared
+            self._connection, self._lake, self._peek, self._log, has_two_phase=self._keeps_prepared
         )
         try:
-            self.position = fallback.read(fault, self.position, self._end)
-            self.slices += 1
+            self.position = fallback.read_past_change(fault, self.position, self._end_lsn)
+            self.slice_count += 1
         except OvertakenError as error:
             self._count_overtaken(error)
 
     def _count_overtaken(self, error: OvertakenError) -> None:
         """Count how often another process has read the slot meanwhile. If that is too often, raise the error."""
-        self._times_overtaken += 1
-        if self._times_overtaken == _MAX_TIMES_OVERTAKEN:
+        self._overtaken_count += 1
+        if self._overtaken_count == _MAX_OVERTAKEN_COUNT:
             raise error
 
     def _confirm(self) -> None:
@@ -315,11 +323,11 @@ class _SlotReader:
     def _is_second_session_worth_it(self) -> bool:
         """True if a second session may read at the same time, and makes the reading faster.
 
-        It is not faster if both sessions would mostly decode old WAL, from a restart_lsn that a long transaction holds
-        back. Failover slots have no second session: they send only WAL that the standbys have (PostgreSQL
-        documentation, synchronized_standby_slots), and a temporary copy of the slot would not wait for that.
+        A long transaction holds back the slot's restart_lsn. In that case both sessions would mostly decode old WAL, so a
+        second session would not help. Failover slots have no second session: they send only WAL that the standbys have
+        (PostgreSQL documentation, synchronized_standby_slots), and a temporary copy of the slot would not wait for that.
         """
-        size = self._end - self.position
+        size = self._end_lsn - self.position
         if not self._can_advance_copies or size < SECOND_SESSION_BYTES:
             return False
         state = slot_state(self._connection, self._slot_stream.slot)
@@ -335,36 +343,40 @@ class _SlotReader:
 
         If only Spark writes the lake, this method peeks at the slice. Otherwise a slice is examined when it is read.
         """
-        unaltered = self._unaltered
-        if self._lake.is_reached_by_spark_only and unaltered is not None and not unaltered.covers_all:
-            query = self._peek.query(self._end)
+        catalog_validity = self._catalog_validity
+        if (
+            self._lake.is_reached_by_spark_only
+            and catalog_validity is not None
+            and not catalog_validity.covers_all
+        ):
+            query = self._peek.query(self._end_lsn)
             xids, relation_ids = find_transactions_and_relations(
                 self._connection, self._slot_stream.source.name, self._slot_stream.slot, query
             )
-            if not unaltered.covers(xids, relation_ids):
+            if not catalog_validity.covers(xids, relation_ids):
                 return True
-        return self._truncates_root()
+        return self._may_truncate_root()
 
-    def _truncates_root(self) -> bool:
+    def _may_truncate_root(self) -> bool:
         """True if a TRUNCATE names all leaf partitions of a root.
 
         Only the publisher can say whether it was a TRUNCATE of the root itself.
         """
-        if not self._slot.leaves:
+        if not self._slot.leaves_by_root:
             return False
-        query = self._peek.query(self._end)
+        query = self._peek.query(self._end_lsn)
         truncated_relations_of_slice = find_truncated_relations(
             self._connection, self._slot_stream.source.name, self._slot_stream.slot, query
         )
         return any(
-            tree <= relation_ids
+            leaves <= relation_ids
             for relation_ids in truncated_relations_of_slice
-            for tree in self._slot.leaves
+            for leaves in self._slot.leaves_by_root
         )
 
 
-def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:
-    """True if a table was copied at a later LSN. There is no cut before the position has reached that LSN.
+def _has_later_copy(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:
+    """True if a table was copied at a later LSN. No cut can be written before the position has reached that LSN.
 
     A cut is a version of each replica, so that together they equal the publisher at one LSN.
     """

@@ -24,7 +24,7 @@ from pgsieve.assets.steps.records.own_versions import newest_cuts, refuse_put_ba
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.past_filters import publish_set_aside_tables
-from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
+from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, read_slot_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase, recover_prepared_transactions
 from pgsieve.assets.steps.subscription import SlotStream
@@ -48,24 +48,24 @@ from pgsieve.resources.postgres.waits import BRIEF_SECONDS, OpenTransactionsErro
 from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, read_next_xid
 
 
-def ready_slot(
+def prepare_slot(
     connection: psycopg.Connection[tuple[object, ...]],
     slot_stream: SlotStream,
     lake: Lake,
-    copying: str | None = None,
+    copied_subscription: str | None = None,
 ) -> tuple[SlotStream, Catalog, tuple[str, ...]]:
     """Create the stream's capture publications and slot if they are missing, and record the catalog if it was altered.
 
     Returns the stream without subscriptions that are refused, the catalog, and the publications with which the slot is
     read.
 
-    A lock of another session may prevent a table from being captured, or its row filter from being read. In that case
-    the publisher decides the changes meanwhile, unless `copying` is a subscription that has publications of
-    pgsieve.yaml. Raises SlotError if the slot does not fit the position of the change log. Raises OpenTransactionsError
-    or LockedTableError for a lock if the publisher cannot decide.
+    A lock of another session may prevent a table from being captured, or its row filter from being read. As long as that
+    is so, the publisher decides which changes a subscription gets. The publisher cannot decide if `copied_subscription`
+    is a subscription with publications of pgsieve.yaml. Raises SlotError if the slot does not fit the position of the
+    change log. Raises OpenTransactionsError or LockedTableError for a lock if the publisher cannot decide.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
-    sound_stream, server = select_sound_subscriptions(connection, slot_stream, catalog)
+    sound_stream, server_catalog = select_sound_subscriptions(connection, slot_stream, catalog)
     if sound_stream != slot_stream:
         fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
     # If a run was killed, its query goes on until the server notices that.
@@ -73,33 +73,40 @@ def ready_slot(
     state = take_slot(connection, slot_stream, lake)
     refuse_put_back_tables(lake, slot_stream_records(lake, slot_stream), newest_cuts(lake, slot_stream))
     log_position, catalogs = ChangeLog(lake, slot_stream).position(), Catalogs(lake, sound_stream)
-    names = sound_stream.slot_publications(server)
-    created_names = [name for name in names if name not in server.publications]
+    publication_names = sound_stream.slot_publications(server_catalog)
+    created_names = [name for name in publication_names if name not in server_catalog.publications]
     try:
         is_recorded = catalogs.is_recorded(fingerprint)
-        is_begun = state is not None and log_position is not None and not catalogs.unread_subscriptions()
+        is_slot_begun = state is not None and log_position is not None and not catalogs.unread_subscriptions()
         publisher_decides = (
-            is_begun and not is_recorded and (copying is None or can_publisher_decide(sound_stream, copying))
+            is_slot_begun
+            and not is_recorded
+            and (copied_subscription is None or can_publisher_decide(sound_stream, copied_subscription))
         )
         if slot_stream.filtered:
-            publish_set_aside_tables(connection, sound_stream, lake, server, no_log)
-        elif not _ensure_capture(connection, sound_stream, server, publisher_decides=publisher_decides):
-            names, is_recorded = tuple(name for name in names if name not in created_names), True
+            publish_set_aside_tables(connection, sound_stream, lake, server_catalog, no_log)
+        elif not _ensure_planned_publications(
+            connection, sound_stream, server_catalog, publisher_decides=publisher_decides
+        ):
+            publication_names, is_recorded = (
+                tuple(name for name in publication_names if name not in created_names),
+                True,
+            )
         if not is_recorded:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
-            is_recorded = _is_filter_hidden(sound_stream, catalog, publisher_decides=publisher_decides)
-        capture_lsn, transaction = inserted_lsn(connection), read_next_xid(connection)
+            is_recorded = _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
+        capture_lsn, next_xid = inserted_lsn(connection), read_next_xid(connection)
         if state is None:
             begin_slot(connection, slot_stream, lake)
         else:
-            _align(connection, slot_stream, lake, state, log_position, names)
+            _align_positions(connection, slot_stream, lake, state, log_position, publication_names)
         if not is_recorded:
             if log_position is not None and connection.info.server_version < 180000:
-                _drain_before_created(connection, slot_stream, lake, names)
+                _read_older_wal(connection, slot_stream, lake, publication_names)
             # If a subscription was missing in pgsieve.yaml for a while, its tables have not got the changes of that time.
             forget_copies(lake, catalogs.unread_subscriptions())
             restart_lsn = capture_lsn if state is None else state.restart_lsn
-            catalogs.append(capture_lsn, transaction, fingerprint, catalog, restart_lsn)
+            catalogs.append(capture_lsn, next_xid, fingerprint, catalog, restart_lsn)
             # All later slices are decided by this record, so it is synced to disk before the slot is read.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
@@ -107,24 +114,24 @@ def ready_slot(
         if not slot_stream.filtered:
             drop_publications(connection, slot_stream.source.name, created_names)
         raise
-    return sound_stream, server, names
+    return sound_stream, server_catalog, publication_names
 
 
-def _align(
+def _align_positions(
     connection: psycopg.Connection[tuple[object, ...]],
     slot_stream: SlotStream,
     lake: Lake,
     state: SlotState,
     log_position: int | None,
-    names: tuple[str, ...],
+    publication_names: tuple[str, ...],
 ) -> None:
     """Bring a slot that exists and the change log to the same position. `log_position` is that of the change log."""
     if log_position is not None:
         if is_two_phase(slot_stream, state):
             recover_prepared_transactions(
-                slot_stream, lake, names, connection.info.server_version, log_position
+                slot_stream, lake, publication_names, connection.info.server_version, log_position
             )
-        options = make_peek_options(slot_stream, names)
+        options = make_peek_options(slot_stream, publication_names)
         confirm(
             connection, slot_stream.source, slot_stream.slot, log_position, options, lake.access.make_durable
         )
@@ -134,32 +141,32 @@ def _align(
         ChangeLog(lake, slot_stream).record_position(state.confirmed_lsn)
 
 
-def readable_publications(
+def ensure_publications(
     connection: psycopg.Connection[tuple[object, ...]],
     slot_stream: SlotStream,
     lake: Lake,
     catalog: Catalog,
     publications: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """The publications with which a stream is read.
+    """Return the publications with which a stream is read.
 
-    If nothing is captured, for example because only sequences are published, an empty publication is created, because a
-    stream needs a publication.
+    A stream needs a publication. If nothing is captured, for example because only sequences are published, an empty
+    publication is created.
     """
     if publications:
         return publications
-    empty = CapturePublication("", OPERATIONS, via_root=False, tables=())
+    empty_publication = CapturePublication("", OPERATIONS, via_root=False, tables=())
     names = ensure_capture_publications(
-        connection, slot_stream.source.name, slot_stream.capture, [empty], catalog
+        connection, slot_stream.source.name, slot_stream.capture, [empty_publication], catalog
     )
     # WAL from before the publication existed is read without the publication, as in `_drain_before_created`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, slot_stream, lake, ())
-        drain_to(slot, flushed_lsn(connection), no_log, recording=True)
+        read_slot_to(slot, flushed_lsn(connection), no_log, must_record_position=True)
     return names
 
 
-def _ensure_capture(
+def _ensure_planned_publications(
     connection: psycopg.Connection[tuple[object, ...]],
     slot_stream: SlotStream,
     catalog: Catalog,
@@ -168,7 +175,7 @@ def _ensure_capture(
 ) -> bool:
     """Create or alter the capture publications as planned.
 
-    Returns false if a lock prevents that, and the publisher can decide the changes meanwhile.
+    Returns False if a lock prevents that, and the publisher can decide the changes meanwhile.
     """
     try:
         with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):
@@ -187,7 +194,7 @@ def _ensure_capture(
     return True
 
 
-def _is_filter_hidden(slot_stream: SlotStream, catalog: Catalog, *, publisher_decides: bool) -> bool:
+def _has_hidden_filter(slot_stream: SlotStream, catalog: Catalog, *, publisher_decides: bool) -> bool:
     """True if a lock hides a row filter, so that the publisher has to decide. Raises LockedTableError if it cannot."""
     catalog = slot_stream.with_defined_publications(catalog)
     errors = [
@@ -200,7 +207,7 @@ def _is_filter_hidden(slot_stream: SlotStream, catalog: Catalog, *, publisher_de
     return bool(errors)
 
 
-def _drain_before_created(
+def _read_older_wal(
     connection: psycopg.Connection[tuple[object, ...]],
     slot_stream: SlotStream,
     lake: Lake,
@@ -211,11 +218,11 @@ def _drain_before_created(
     Before PostgreSQL 18, pgoutput refuses to decode it with them (`find_missing_publications`). Transactions that are still
     open now are read later (`unsendable_changes`).
     """
-    target, version = flushed_lsn(connection), connection.info.server_version
+    target_lsn, version = flushed_lsn(connection), connection.info.server_version
 
-    def refused(names: Sequence[str]) -> SourceError | None:
+    def find_refusal(names: Sequence[str]) -> SourceError | None:
         query = peek_query(
-            slot_stream.slot, target, make_peek_options(slot_stream, names), version, max_messages=1
+            slot_stream.slot, target_lsn, make_peek_options(slot_stream, names), version, max_messages=1
         )
         try:
             has_changes(connection, slot_stream.source.name, slot_stream.slot, query)
@@ -223,8 +230,13 @@ def _drain_before_created(
             return error
         return None
 
-    existing, refusal = find_existing_publications(publications, refused)
+    existing_publications, refusal = find_existing_publications(publications, find_refusal)
     if refusal is not None:
         raise refusal
-    if len(existing) < len(publications):
-        drain_to(ReadySlot(connection, slot_stream, lake, existing), target, no_log, recording=True)
+    if len(existing_publications) < len(publications):
+        read_slot_to(
+            ReadySlot(connection, slot_stream, lake, existing_publications),
+            target_lsn,
+            no_log,
+            must_record_position=True,
+        )

@@ -41,14 +41,14 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
 
-#: The order key of a TRUNCATE, and its commit time if the change log has it.
-TruncateAt = tuple[int, int, datetime | None]
+#: The order key of a TRUNCATE (commit LSN, ordinal), and its commit time if the change log has it.
+TruncateOrder = tuple[int, int, datetime | None]
 #: Some messages, and how they are transformed.
-_Share = tuple[Transformation, MessageSource]
+_TransformedMessages = tuple[Transformation, MessageSource]
 
 
 @dataclass(frozen=True)
-class SliceOfTable:
+class TableSlice:
     """Makes and counts the changes of a table in the slice that ends at `end`. It can be sent to executors.
 
     `schema` is the schema of the changes, and `key` has the columns of the table's key.
@@ -58,13 +58,13 @@ class SliceOfTable:
     key: Sequence[str]
     schema: pa.Schema
 
-    def changes(
+    def make_changes(
         self,
         messages: Iterable[tuple[Transformation, Iterable[EncodedMessages]]],
         truncates: Iterable[pa.RecordBatch],
         counts: ChangeCounts,
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the changes that some messages become, and then the TRUNCATEs `truncates`. Counts them in `counts`."""
+        """Yields the changes that some messages become, and after them `truncates`. Counts all of these in `counts`."""
         message_changes = (
             changes
             for transformation, encoded_messages in messages
@@ -75,8 +75,8 @@ class SliceOfTable:
             count_changes_and_bytes(changes, self.key, counts.sent)
             yield changes
 
-    def emptied(self, truncates: Sequence[TruncateAt]) -> list[pa.RecordBatch]:
-        """TRUNCATEs in the form of changes."""
+    def make_truncate_changes(self, truncates: Sequence[TruncateOrder]) -> list[pa.RecordBatch]:
+        """Make changes of TRUNCATEs."""
         return [truncate_changes(truncates, self.schema)] if truncates else []
 
 
@@ -92,56 +92,56 @@ class WrittenChanges:
 class ReadableChanges:
     """Changes whose messages can be read without Spark.
 
-    `read` has the messages of each relation version, and how they are transformed. The other fields are as in
-    `SentChanges`.
+    `messages_and_transformations` has the messages of each relation version, and how they are transformed. The other
+    fields are as in `SentChanges`.
     """
 
-    read: Sequence[tuple[Transformation, ReadableMessages]]
-    truncates: Sequence[TruncateAt]
-    slice: SliceOfTable
+    messages_and_transformations: Sequence[tuple[Transformation, ReadableMessages]]
+    truncates: Sequence[TruncateOrder]
+    table_slice: TableSlice
 
-    def write(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
+    def write_files(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
         """Let the runner write the changes into files of a folder."""
-        parts, slice_of_table, schema = self._parts(runner), self.slice, self.slice.schema
-        truncates, last_part = slice_of_table.emptied(self.truncates), len(parts) - 1
+        parts, table_slice, schema = self._divide_work(runner), self.table_slice, self.table_slice.schema
+        truncates, last_part = table_slice.make_truncate_changes(self.truncates), len(parts) - 1
 
-        def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        def write_part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             counts = ChangeCounts()
-            changes = slice_of_table.changes(
-                _encode(parts[number]), truncates if number == last_part else (), counts
+            changes = table_slice.make_changes(
+                _encode_messages(parts[number]), truncates if number == last_part else (), counts
             )
             yield from write_files(folder, schema, guard(changes), store)
-            yield _counts_row(counts)
+            yield _make_counts_row(counts)
 
-        rows = runner.run(write, len(parts))
+        rows = runner.run(write_part, len(parts))
         is_file = rows["path"].is_valid()
-        return WrittenChanges(rows.filter(is_file), _total_counts(rows.filter(pc.invert(is_file))))
+        return WrittenChanges(rows.filter(is_file), _sum_counts(rows.filter(pc.invert(is_file))))
 
-    def attempt(self, runner: Executors) -> ChangeCounts:
+    def count_without_writing(self, runner: Executors) -> ChangeCounts:
         """Transform the changes without writing them, to find out whether that raises an error. Returns their counts."""
-        parts, slice_of_table = self._parts(runner), self.slice
+        parts, table_slice = self._divide_work(runner), self.table_slice
 
-        def count(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        def count_part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             counts = ChangeCounts()
-            for _ in guard(slice_of_table.changes(_encode(parts[number]), (), counts)):
+            for _ in guard(table_slice.make_changes(_encode_messages(parts[number]), (), counts)):
                 pass
-            yield _counts_row(counts)
+            yield _make_counts_row(counts)
 
-        return _total_counts(runner.run(count, len(parts)))
+        return _sum_counts(runner.run(count_part, len(parts)))
 
-    def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
+    def _divide_work(self, runner: Executors) -> list[Sequence[_TransformedMessages]]:
         """Divide the work into parts.
 
         Few changes are one part. Otherwise each part has some row groups of one relation version.
         """
-        shares = [
+        pieces = [
             (transformation, source)
-            for transformation, messages in self.read
+            for transformation, messages in self.messages_and_transformations
             for source in messages.sources(runner.parallelism)
         ]
-        if all(isinstance(messages, FewMessages) for _, messages in self.read):
-            return [shares]
-        return [[share] for share in shares]
+        if all(isinstance(messages, FewMessages) for _, messages in self.messages_and_transformations):
+            return [pieces]
+        return [[piece] for piece in pieces]
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,12 @@ class SentChanges:
     """The changes of a table in a slice that one subscription gets, and its TRUNCATEs."""
 
     readings: Sequence[Reading]
-    truncates: Sequence[TruncateAt]
-    slice: SliceOfTable
+    truncates: Sequence[TruncateOrder]
+    table_slice: TableSlice
 
     @property
-    def readable(self) -> ReadableChanges | None:
-        """The same changes for a runner. None if only Spark can read some of the messages."""
+    def readable_changes(self) -> ReadableChanges | None:
+        """The same changes in the form that a runner takes. None if only Spark can read some of the messages."""
         transformed_messages = [
             (reading.transformation, messages)
             for reading in self.readings
@@ -162,38 +162,44 @@ class SentChanges:
         ]
         if len(transformed_messages) < len(self.readings):
             return None
-        return ReadableChanges(transformed_messages, self.truncates, self.slice)
+        return ReadableChanges(transformed_messages, self.truncates, self.table_slice)
 
-    def attempt(self, lake: Lake, columns: Sequence[tuple[str, str]], size: int) -> ChangeCounts:
-        """Make the changes with the runner for `size` bytes, and keep only their counts.
+    def count_without_writing(
+        self, lake: Lake, columns: Sequence[tuple[str, str]], size_bytes: int
+    ) -> ChangeCounts:
+        """Make the changes with the runner for `size_bytes` bytes, and keep only their counts.
 
-        `columns` are as in `rows`.
+        `columns` are as in `make_rows`.
         """
-        if (readable := self.readable) is not None:
-            return readable.attempt(lake.policy.choose_runner(size))
-        return ChangeCounts.sum(self.rows(lake, columns).notes())
+        if (readable := self.readable_changes) is not None:
+            return readable.count_without_writing(lake.policy.choose_runner(size_bytes))
+        return ChangeCounts.sum(self.make_rows(lake, columns).notes())
 
-    def rows(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> NotedRows:
+    def make_rows(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> NotedRows:
         """Let Spark make the changes. The notes are their counts.
 
         `columns` are the columns of the replica, with their Spark types.
         """
         ddl = f"{write_changes_ddl(columns)}, {NOTE} string"
-        slice_of_table, schema = self.slice, self.slice.schema
+        table_slice, schema = self.table_slice, self.table_slice.schema
         frames = []
         if self.truncates:
             counts = ChangeCounts()
-            truncate_changes = slice_of_table.changes((), slice_of_table.emptied(self.truncates), counts)
+            truncate_changes = table_slice.make_changes(
+                (), table_slice.make_truncate_changes(self.truncates), counts
+            )
             rows = pa.Table.from_batches(with_note(truncate_changes, schema, counts.to_json))
             frames.append(lake.spark.createDataFrame(rows.to_pylist(), ddl))
         for reading in self.readings:
             messages = reading.messages.frame.select(*ENCODED_COLUMNS)
-            frames.append(messages.mapInArrow(_change_maker(slice_of_table, reading.transformation), ddl))
+            frames.append(
+                messages.mapInArrow(_make_change_function(table_slice, reading.transformation), ddl)
+            )
         return NotedRows(reduce(DataFrame.unionByName, frames))
 
 
-def stored_tally(rows: DataFrame, key: Sequence[str]) -> Tally:
-    """The tally of changes that were stored, read by Spark."""
+def count_stored_changes(rows: DataFrame, key: Sequence[str]) -> Tally:
+    """Let Spark read changes that were stored, and count them."""
 
     def count_batches(batches: Iterable[pa.RecordBatch]) -> str:
         tally = empty_tally()
@@ -205,27 +211,29 @@ def stored_tally(rows: DataFrame, key: Sequence[str]) -> Tally:
     return sum_tallies(map(json.loads, notes))
 
 
-def _change_maker(
-    slice_of_table: SliceOfTable, transformation: Transformation
+def _make_change_function(
+    table_slice: TableSlice, transformation: Transformation
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make a function for Spark that converts batches of messages to batches of changes."""
 
     def make_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts = ChangeCounts()
-        changes = slice_of_table.changes([(transformation, map(EncodedMessages, batches))], (), counts)
-        yield from with_note(changes, slice_of_table.schema, counts.to_json)
+        changes = table_slice.make_changes([(transformation, map(EncodedMessages, batches))], (), counts)
+        yield from with_note(changes, table_slice.schema, counts.to_json)
 
     return make_changes
 
 
-def _encode(shares: Sequence[_Share]) -> Iterator[tuple[Transformation, Iterable[EncodedMessages]]]:
-    return ((transformation, source.encoded()) for transformation, source in shares)
+def _encode_messages(
+    pieces: Sequence[_TransformedMessages],
+) -> Iterator[tuple[Transformation, Iterable[EncodedMessages]]]:
+    return ((transformation, source.encoded()) for transformation, source in pieces)
 
 
-def _counts_row(counts: ChangeCounts) -> pa.RecordBatch:
-    """A row without a file. It has the counts of the changes in a part, even if none of them is sent."""
+def _make_counts_row(counts: ChangeCounts) -> pa.RecordBatch:
+    """Make a row without a file. It has the counts of the changes in a part, even if none of them is sent."""
     return pa.RecordBatch.from_pylist([{"size": 0, "tally": counts.to_json()}], FILE_SCHEMA)
 
 
-def _total_counts(rows: pa.Table) -> ChangeCounts:
+def _sum_counts(rows: pa.Table) -> ChangeCounts:
     return ChangeCounts.sum(rows["tally"].to_pylist())

@@ -17,9 +17,9 @@ from pgsieve.assets.steps.records.failures import (
 )
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.update_transformation.changes import SentChanges, SliceOfTable
+from pgsieve.assets.steps.update_transformation.changes import SentChanges, TableSlice
 from pgsieve.assets.steps.update_transformation.messages import FIRST_ORDINAL, MessageFilter
-from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
+from pgsieve.assets.steps.update_transformation.relation_versions import make_readings
 from pgsieve.assets.steps.update_transformation.windows import WindowWork
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.resources.lake.lake import Lake
@@ -33,21 +33,21 @@ class FailureSearch:
     lake: Lake
     work: WindowWork
 
-    def first(self) -> tuple[int, str] | None:
-        """The first transaction that cannot be transformed for some table, and the reason; None if there is none."""
-        failures = self.lake.map_in_parallel(self._of_table, list(self.work.state_by_table))
+    def find_first(self) -> tuple[int, str] | None:
+        """Find the first transaction that cannot be transformed for some table, and the reason; None if there is none."""
+        failures = self.lake.map_in_parallel(self._find_first_of_table, list(self.work.state_by_table))
         return min((failure for failure in failures if failure), default=None)
 
-    def _of_table(self, name: Name) -> tuple[int, str] | None:
-        """The first transaction that cannot be transformed for one table, and the reason; None if there is none."""
+    def _find_first_of_table(self, name: Name) -> tuple[int, str] | None:
+        """Find the first transaction that cannot be transformed for one table, and the reason; None if there is none."""
         try:
-            self._try(name)
+            self._try_table(name)
         except SchemaChangedError:
             return None
         except TABLE_ERRORS as error:
             # If the lake itself has failed, and not only this table, the call raises the error.
             describe_error(self.lake, error)
-            commit_lsn = None if is_damage(error) else self.first_of_table(name)
+            commit_lsn = None if is_damage(error) else self.find_failing_commit(name)
             return (
                 None
                 if commit_lsn is None
@@ -55,12 +55,12 @@ class FailureSearch:
             )
         return None
 
-    def first_of_table(self, name: Name) -> int | None:
-        """The first transaction with which the transformation of a table fails; None if no change is the cause."""
+    def find_failing_commit(self, name: Name) -> int | None:
+        """Find the commit LSN of the first transaction that cannot be transformed; None if no change is the cause."""
 
-        def fails(upto: int) -> bool:
+        def fails(last_commit_lsn: int) -> bool:
             try:
-                self._try(name, upto)
+                self._try_table(name, last_commit_lsn)
             except TABLE_ERRORS as error:
                 describe_error(self.lake, error)  # If the lake itself has failed, the error is raised.
                 return True
@@ -68,32 +68,40 @@ class FailureSearch:
 
         work = self.work
         relations = frozenset(
-            part.version.relation.relation_id for part in work.relation_versions_by_table.get(name, ())
+            relation_version.version.relation.relation_id
+            for relation_version in work.relation_versions_by_table.get(name, ())
         )
-        choice = MessageFilter(
+        message_filter = MessageFilter(
             after_order=(work.state_by_table[name].lsn, FIRST_ORDINAL), relations=relations
         )
-        return find_first_failing(work.messages.apply_filter(choice).read_commit_lsns(), fails)
+        return find_first_failing(work.messages.apply_filter(message_filter).read_commit_lsns(), fails)
 
-    def _try(self, name: Name, upto: int | None = None) -> None:
-        """Transform the changes of a table without writing them. If `upto` is given, only up to this commit LSN."""
+    def _try_table(self, name: Name, last_commit_lsn: int | None = None) -> None:
+        """Transform the changes of a table without writing them.
+
+        If `last_commit_lsn` is given, later transactions are left out.
+        """
         work = self.work
-        state, parts, messages = (
+        state, relation_versions, messages = (
             work.state_by_table[name],
             work.relation_versions_by_table.get(name, ()),
             work.messages,
         )
         assert state.definition is not None
-        if upto is not None:
-            parts = [part for part in parts if part.version.begin[0] <= upto]
-            messages = messages.apply_filter(MessageFilter(before_order=(upto + 1, FIRST_ORDINAL)))
-        readings = readings_of(
-            self.subscription, messages, parts, (state.lsn, FIRST_ORDINAL), state.definition
+        if last_commit_lsn is not None:
+            relation_versions = [
+                relation_version
+                for relation_version in relation_versions
+                if relation_version.version.begin[0] <= last_commit_lsn
+            ]
+            messages = messages.apply_filter(MessageFilter(before_order=(last_commit_lsn + 1, FIRST_ORDINAL)))
+        readings = make_readings(
+            self.subscription, messages, relation_versions, (state.lsn, FIRST_ORDINAL), state.definition
         )
         if not readings:
             return
         schema = readings[0].transformation.schema
-        slice_of_table = SliceOfTable(work.contents.end, state.definition.key, schema)
-        SentChanges(readings, (), slice_of_table).attempt(
+        table_slice = TableSlice(work.contents.end, state.definition.key, schema)
+        SentChanges(readings, (), table_slice).count_without_writing(
             self.lake, state.definition.columns, work.contents.size
         )

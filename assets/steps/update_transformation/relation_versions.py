@@ -38,23 +38,27 @@ class Reading:
     transformation: Transformation
 
 
-def readings_of(
+def make_readings(
     subscription: Subscription,
     messages: Messages,
-    parts: Sequence[PublishedVersion],
-    since: OrderKey,
+    versions: Sequence[PublishedVersion],
+    since_order: OrderKey,
     definition: Definition,
 ) -> list[Reading]:
-    """A reading for each relation version of a table that has changes after `since`."""
+    """Make a reading for each relation version of a table that has changes after `since_order`."""
     return [
-        _reading(subscription, messages, part, since, definition)
-        for part in parts
-        if part.is_after(since) and _is_of_replica(subscription, part, since, definition)
+        _make_reading(subscription, messages, published_version, since_order, definition)
+        for published_version in versions
+        if published_version.is_after(since_order)
+        and _is_of_replica(subscription, published_version, since_order, definition)
     ]
 
 
 def _is_of_replica(
-    subscription: Subscription, part: PublishedVersion, since: OrderKey, definition: Definition
+    subscription: Subscription,
+    published_version: PublishedVersion,
+    since_order: OrderKey,
+    definition: Definition,
 ) -> bool:
     """True if a relation version belongs to the replica.
 
@@ -62,215 +66,261 @@ def _is_of_replica(
     any table of this name belongs to the replica, because a PostgreSQL subscriber finds its table by name
     (logicalrep_rel_open() in src/backend/replication/logical/relation.c).
     """
-    relation_id = part.version.relation.relation_id
+    relation_id = published_version.version.relation.relation_id
     return (
         not subscription.slot_stream.filtered
         or relation_id == definition.layout.oid
-        or part.version.begin > since
+        or published_version.version.begin > since_order
     )
 
 
-def _reading(
+def _make_reading(
     subscription: Subscription,
     messages: Messages,
-    part: PublishedVersion,
-    since: OrderKey,
+    published_version: PublishedVersion,
+    since_order: OrderKey,
     definition: Definition,
 ) -> Reading:
-    """Make the reading of a relation version's changes after `since`, for a replica with this definition."""
-    relation, published = part.version.relation, part.sent
-    columns, added = arriving_columns(subscription, part, definition)
-    _refuse_unfound(subscription, part, since, definition)
-    filters = {
-        operation: None if texts is None else [parse_published_filter(published, text) for text in texts]
-        for operation, texts in published.filters.items()
+    """Make the reading of a relation version's changes after `since_order`, for a replica with this definition."""
+    relation, published_relation = published_version.version.relation, published_version.sent
+    columns, added_columns = find_arriving_columns(subscription, published_version, definition)
+    _refuse_altered_leaves(subscription, published_version, since_order, definition)
+    filters_by_operation = {
+        operation: None
+        if texts is None
+        else [parse_published_filter(published_relation, text) for text in texts]
+        for operation, texts in published_relation.filters.items()
     }
     filter_columns = None
-    if any(each is not None for each in filters.values()):
+    if any(row_filters is not None for row_filters in filters_by_operation.values()):
         names_in_filters = frozenset(
-            name for each in filters.values() for row_filter in each or () for name in row_filter.columns
+            name
+            for row_filters in filters_by_operation.values()
+            for row_filter in row_filters or ()
+            for name in row_filter.columns
         )
         if not {*map(subscription.replica_name, names_in_filters)} <= {
             *columns.names,
-            *(column.name for column in added),
+            *(column.name for column in added_columns),
         }:
-            raise _copy_needed(part, "columns of its row filter changed")
-        filter_columns = _filter_columns(subscription, part, definition, names_in_filters)
-    source = quote_qualified(relation.namespace or "pg_catalog", relation.name)
+            raise _make_copy_error(published_version, "columns of its row filter changed")
+        filter_columns = _find_filter_columns(subscription, published_version, definition, names_in_filters)
+    source_table = quote_qualified(relation.namespace or "pg_catalog", relation.name)
     # If a partition tree is published as its root, the messages do not say to which leaf partition a row belongs.
-    is_root = part.root_key is not None and relation.relation_id == definition.layout.oid
+    is_root = published_version.root_key is not None and relation.relation_id == definition.layout.oid
     transformation = Transformation(
         columns,
-        changes_schema(_types(columns, added, definition)),
+        changes_schema(_find_arriving_types(columns, added_columns, definition)),
         definition.key,
-        frozenset(published.operations),
-        filters,
-        [column for column in added if column.name in definition.names],
+        frozenset(published_relation.operations),
+        filters_by_operation,
+        [column for column in added_columns if column.name in definition.names],
         filter_columns,
-        Origin(source, _filter_texts(subscription, published)),
-        MetadataColumns(dict(definition.metadata), None if is_root else source),
+        Origin(source_table, _describe_filters(subscription, published_relation)),
+        MetadataColumns(dict(definition.metadata), None if is_root else source_table),
     )
-    begin = max(part.version.begin, since)
-    choice = MessageFilter(begin, part.version.end, relations=frozenset({relation.relation_id}))
-    return Reading(messages.apply_filter(choice), transformation)
+    begin_order = max(published_version.version.begin, since_order)
+    message_filter = MessageFilter(
+        begin_order, published_version.version.end, relations=frozenset({relation.relation_id})
+    )
+    return Reading(messages.apply_filter(message_filter), transformation)
 
 
-def _filter_texts(subscription: Subscription, published: PublishedRelation) -> dict[str, str | None]:
-    """Maps each operation to its row filter as text, in the form in which users see it."""
+def _describe_filters(
+    subscription: Subscription, published_relation: PublishedRelation
+) -> dict[str, str | None]:
+    """Map each operation to its row filter as text, in the form in which users see it."""
     if subscription.slot_stream.filtered:
-        return dict.fromkeys(published.filters, BY_PUBLISHER)
+        return dict.fromkeys(published_relation.filters, BY_PUBLISHER)
     return {
         operation: None if texts is None else " OR ".join(texts)
-        for operation, texts in published.filters.items()
+        for operation, texts in published_relation.filters.items()
     }
 
 
-def _filter_columns(
-    subscription: Subscription, part: PublishedVersion, definition: Definition, names: frozenset[str]
+def _find_filter_columns(
+    subscription: Subscription,
+    published_version: PublishedVersion,
+    definition: Definition,
+    names: frozenset[str],
 ) -> FilterColumns:
-    """The columns that row filters read, in the default types instead of the types that the user has chosen.
+    """Find the columns that row filters read, with their default types instead of the types that the user has chosen.
 
     `names` are the publisher's names of these columns.
     """
-    columns, added = _typed_columns(replace(subscription, types={}), part, definition)
-    published_names = subscription.published_names(part.sent.publish_as)
-    relation_columns = RelationColumns(
-        tuple(published_names.get(name, name) for name in columns.names), columns.types
+    columns, added_columns = _find_columns_with_types(
+        replace(subscription, types={}), published_version, definition
     )
-    added = [replace(column, name=published_names.get(column.name, column.name)) for column in added]
-    key = tuple(published_names.get(name, name) for name in definition.key)
-    return FilterColumns(names, relation_columns, [column for column in added if column.name in names], key)
+    publisher_name_by_column = subscription.published_names(published_version.sent.publish_as)
+    relation_columns = RelationColumns(
+        tuple(publisher_name_by_column.get(name, name) for name in columns.names), columns.types
+    )
+    added_columns = [
+        replace(column, name=publisher_name_by_column.get(column.name, column.name))
+        for column in added_columns
+    ]
+    key = tuple(publisher_name_by_column.get(name, name) for name in definition.key)
+    return FilterColumns(
+        names, relation_columns, [column for column in added_columns if column.name in names], key
+    )
 
 
-def _types(
-    columns: RelationColumns, added: Sequence[AddedColumn], definition: Definition
+def _find_arriving_types(
+    columns: RelationColumns, added_columns: Sequence[AddedColumn], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
-    """The columns of the replica, each with the Arrow type in which its values arrive."""
-    types_by_name = {name: kind.arrow_type for name, kind in zip(columns.names, columns.types, strict=True)}
-    types_by_name |= {column.name: column.value.type for column in added}
-    types = [(name, types_by_name[name]) for name, _ in definition.table_columns]
+    """Find the Arrow type in which the values of each column of the replica arrive."""
+    type_by_name = {
+        name: column_type.arrow_type for name, column_type in zip(columns.names, columns.types, strict=True)
+    }
+    type_by_name |= {column.name: column.value.type for column in added_columns}
+    types = [(name, type_by_name[name]) for name, _ in definition.table_columns]
     return [*types, *metadata_arrow_types(definition)]
 
 
-def arriving_columns(
-    subscription: Subscription, part: PublishedVersion, definition: Definition
+def find_arriving_columns(
+    subscription: Subscription, published_version: PublishedVersion, definition: Definition
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
-    """The columns of a relation version under their present names, and the columns of the replica that it does not have.
+    """Find the columns of a relation version, under their present names, and the columns of the replica that it lacks.
 
     Raises SchemaChangedError if the version fits neither the present nor the former definition.
     """
-    columns, added = _typed_columns(subscription, part, definition)
-    types_by_name = {name: kind.spark_type for name, kind in zip(columns.names, columns.types, strict=True)}
-    types_by_name |= {column.name: column.spark for column in added}
-    if any(types_by_name.get(name) != spark for name, spark in definition.table_columns):
-        raise _copy_needed(part, "its columns changed")
-    if {"update", "delete"} & part.sent.operations:
-        _refuse_another_identity(part, columns.names, definition)
-    return columns, added
+    columns, added_columns = _find_columns_with_types(subscription, published_version, definition)
+    spark_type_by_name = {
+        name: column_type.spark_type for name, column_type in zip(columns.names, columns.types, strict=True)
+    }
+    spark_type_by_name |= {column.name: column.spark for column in added_columns}
+    if any(spark_type_by_name.get(name) != spark_type for name, spark_type in definition.table_columns):
+        raise _make_copy_error(published_version, "its columns changed")
+    if {"update", "delete"} & published_version.sent.operations:
+        _refuse_another_identity(published_version, columns.names, definition)
+    return columns, added_columns
 
 
-def _typed_columns(
-    subscription: Subscription, part: PublishedVersion, definition: Definition
+def _find_columns_with_types(
+    subscription: Subscription, published_version: PublishedVersion, definition: Definition
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
-    """Find the columns of a relation version, and the columns that it does not have, with their types."""
-    names, added = _present_columns(subscription, part, definition)
+    """Find the columns of a relation version, and those that it lacks, with their types."""
+    names, added_columns = _find_present_columns(subscription, published_version, definition)
     types = tuple(
         subscription.column_type(
-            part.sent.publish_as, name, column.type_oid, column.type_modifier, part.defined
+            published_version.sent.publish_as,
+            name,
+            column.type_oid,
+            column.type_modifier,
+            published_version.defined,
         )
-        for name, column in zip(names, part.version.relation.columns, strict=True)
+        for name, column in zip(names, published_version.version.relation.columns, strict=True)
     )
-    return RelationColumns(names, types), added
+    return RelationColumns(names, types), added_columns
 
 
-def _present_columns(
-    subscription: Subscription, part: PublishedVersion, definition: Definition
+def _find_present_columns(
+    subscription: Subscription, published_version: PublishedVersion, definition: Definition
 ) -> tuple[tuple[str, ...], Sequence[AddedColumn]]:
-    """Find the present names of a relation version's columns, and the columns of the replica that it does not have.
+    """Find the present names of a relation version's columns, and the columns of the replica that it lacks.
 
-    These columns were added to the table after the relation version. Their values come from ADD COLUMN.
+    The lacking columns were added to the table after the relation version. ADD COLUMN gives their values.
     """
-    relation, former, layout = part.version.relation, definition.former, definition.layout
+    relation, former_definition, layout = (
+        published_version.version.relation,
+        definition.former,
+        definition.layout,
+    )
     names = tuple(subscription.replica_name(column.name) for column in relation.columns)
-    if former is None or part.version.begin >= (former.until, 0):
+    if former_definition is None or published_version.version.begin >= (former_definition.until, 0):
         return names, ()
-    table = part.sent.publish_as
+    table = published_version.sent.publish_as
     try:
         names = find_present_names(
             [(name, column.type_oid) for name, column in zip(names, relation.columns, strict=True)],
             relation.relation_id,
-            former.layout,
+            former_definition.layout,
             layout,
         )
-        columns_since = [
-            column for column in layout.list_added_columns(former.layout) if column.name in definition.names
+        newer_columns = [
+            column
+            for column in layout.list_added_columns(former_definition.layout)
+            if column.name in definition.names
         ]
-        missing_columns = [column for column in columns_since if column.name not in names]
-        values_by_column = [
-            (column, find_missing_value(column, former.layout, layout)) for column in missing_columns
+        missing_columns = [column for column in newer_columns if column.name not in names]
+        columns_and_values = [
+            (column, find_missing_value(column, former_definition.layout, layout))
+            for column in missing_columns
         ]
     except SchemaChangedError as error:
-        raise _copy_needed(part, error.message) from None
+        raise _make_copy_error(published_version, error.message) from None
     added_columns = []
-    for column, value in values_by_column:
-        kind = subscription.column_type(
-            table, column.name, column.type_oid, column.type_modifier, part.defined
+    for column, value in columns_and_values:
+        column_type = subscription.column_type(
+            table, column.name, column.type_oid, column.type_modifier, published_version.defined
         )
-        array = convert_text(pa.array([value], pa.string()), kind, column.name)
-        added_columns.append(AddedColumn(column.name, kind.spark_type, array))
+        array = convert_text(pa.array([value], pa.string()), column_type, column.name)
+        added_columns.append(AddedColumn(column.name, column_type.spark_type, array))
     return names, added_columns
 
 
-def _refuse_another_identity(part: PublishedVersion, names: Sequence[str], definition: Definition) -> None:
+def _refuse_another_identity(
+    published_version: PublishedVersion, names: Sequence[str], definition: Definition
+) -> None:
     """Raise SchemaChangedError if old tuples do not have the columns that identify the rows of the replica.
 
     These are the columns of its key, or all columns if it has no key. Leaf partitions have replica identities of their
-    own, for which there is `_refuse_unfound`.
+    own, for which there is `_refuse_altered_leaves`.
     """
-    relation, former = part.version.relation, definition.former
-    if relation.relation_id != part.sent.publish_as.oid or _is_found_by_leaves(part, definition):
+    relation, former_definition = published_version.version.relation, definition.former
+    if relation.relation_id != published_version.sent.publish_as.oid or _has_key_of_leaves(
+        published_version, definition
+    ):
         return
-    identity = {name for name, column in zip(names, relation.columns, strict=True) if column.is_key}
-    lost_key = (
+    identity_columns = {name for name, column in zip(names, relation.columns, strict=True) if column.is_key}
+    has_lost_key = (
         not definition.key
-        and former is not None
-        and former.key
-        and part.version.begin < (former.until, 0)
+        and former_definition is not None
+        and former_definition.key
+        and published_version.version.begin < (former_definition.until, 0)
         and relation.replica_identity != "f"
     )
-    if lost_key or not set(definition.key) <= identity:
-        raise _copy_needed(part, "its replica identity changed")
+    if has_lost_key or not set(definition.key) <= identity_columns:
+        raise _make_copy_error(published_version, "its replica identity changed")
 
 
-def _is_found_by_leaves(part: PublishedVersion, definition: Definition) -> bool:
-    """True if the rows of a partition tree are found by a key that its leaf partitions share.
+def _has_key_of_leaves(published_version: PublishedVersion, definition: Definition) -> bool:
+    """True if the key of the replica is one that the leaf partitions of a tree share.
 
-    False if they are found by the key of the root.
+    False if it is the key of the root.
     """
-    return part.root_key is not None and not (definition.key and set(definition.key) == part.root_key)
+    return published_version.root_key is not None and not (
+        definition.key and set(definition.key) == published_version.root_key
+    )
 
 
-def _refuse_unfound(
-    subscription: Subscription, part: PublishedVersion, since: OrderKey, definition: Definition
+def _refuse_altered_leaves(
+    subscription: Subscription,
+    published_version: PublishedVersion,
+    since_order: OrderKey,
+    definition: Definition,
 ) -> None:
     """Raise SchemaChangedError if a leaf partition was altered or detached, and its old tuples no longer identify rows.
 
-    The definition has the present replica identities of the leaf partitions. If a leaf was described before the copy
-    and not after it, it was altered before the copy.
+    The definition has the present replica identities of the leaf partitions. A description of a leaf (its Relation
+    message) from before the copy does not count if the leaf was altered before the copy, or if the table was not
+    altered since the copy.
     """
-    for leaf in part.leaves if _is_found_by_leaves(part, definition) else ():
-        is_over = leaf.end is not None and leaf.end <= since
-        if is_over or (leaf.begin < since and definition.former is None):
+    for leaf in published_version.leaves if _has_key_of_leaves(published_version, definition) else ():
+        is_over = leaf.end is not None and leaf.end <= since_order
+        if is_over or (leaf.begin < since_order and definition.former is None):
             continue
-        names, _ = _present_columns(subscription, replace(part, version=leaf), definition)
-        identity = {name for name, column in zip(names, leaf.relation.columns, strict=True) if column.is_key}
+        names, _ = _find_present_columns(subscription, replace(published_version, version=leaf), definition)
+        identity_columns = {
+            name for name, column in zip(names, leaf.relation.columns, strict=True) if column.is_key
+        }
         is_full = leaf.relation.replica_identity == "f"
-        if identity and not (set(definition.key) <= identity if definition.key else is_full):
-            raise _copy_needed(part, "the replica identity of a partition changed")
+        if identity_columns and not (set(definition.key) <= identity_columns if definition.key else is_full):
+            raise _make_copy_error(published_version, "the replica identity of a partition changed")
 
 
-def _copy_needed(part: PublishedVersion, what: str) -> SchemaChangedError:
-    """The error that the table has to be copied again; `what` says why."""
+def _make_copy_error(published_version: PublishedVersion, reason: str) -> SchemaChangedError:
+    """Make the error that the table has to be copied again; `reason` says why."""
     return SchemaChangedError(
-        f'table "{part.sent.publish_as.qualified_name}": {what}; it is copied again by the next run'
+        f'table "{published_version.sent.publish_as.qualified_name}": {reason}; it is copied again by the next run'
     )

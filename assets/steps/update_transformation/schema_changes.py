@@ -45,14 +45,14 @@ from pgsieve.resources.lake.rewriting import RowChange
 class SchemaChanges:
     """Makes replicas follow the definitions of a catalog that was read before `lsn`.
 
-    Slices (changes from one position of the slot to another) up to `transformed` were transformed with the former
-    definitions.
+    A slice has the changes from one position of the slot to another. The slices up to `transformed_lsn` were transformed
+    with the former definitions.
     """
 
     subscription: Subscription
     lake: Lake
     lsn: int
-    transformed: int
+    transformed_lsn: int
     log: Log
 
     @property
@@ -60,48 +60,54 @@ class SchemaChanges:
         return TableStates(self.lake, self.subscription.name)
 
     def follow(self, catalog: Catalog) -> bool:
-        """Make the ready replicas follow the definitions of the catalog. Returns true if a definition has changed.
+        """Make the ready replicas follow the definitions of the catalog. Returns True if a definition has changed.
 
         Raises OvertakenError if another process changes the state of a table at the same time.
         """
-        tables, has_changed = self.subscription.tables(catalog), False
-        self._states.note_altered(lambda state: _is_altered(self.subscription, tables.get(state.name), state))
-        states = self._states.newest()
-        version = newest_version(states.values())
-        for name, state in states.items():
-            replicated = tables.get(name)
-            if state.state != SyncState.READY or state.definition is None or replicated is None:
+        table_by_name, has_changed = self.subscription.tables(catalog), False
+        self._states.note_altered(
+            lambda state: _is_altered(self.subscription, table_by_name.get(state.name), state)
+        )
+        state_by_table = self._states.newest()
+        states_version = newest_version(state_by_table.values())
+        for name, state in state_by_table.items():
+            replicated_table = table_by_name.get(name)
+            if state.state != SyncState.READY or state.definition is None or replicated_table is None:
                 continue
-            present_definition = self.subscription.definition(replicated, catalog)
+            present_definition = self.subscription.definition(replicated_table, catalog)
             if present_definition == state.definition:
                 continue
             has_changed = True
             try:
-                self._follow(state, replicated, present_definition, version)
+                self._follow_table(state, replicated_table, present_definition, states_version)
             except (SchemaChangedError, ValueNotRepresentableError) as error:
-                reason = f'table "{replicated.table.qualified_name}": {error.message}; it is copied again by the next run'
+                reason = f'table "{replicated_table.table.qualified_name}": {error.message}; it is copied again by the next run'
                 self._states.append([replace(state, state=SyncState.INITIALIZE, reason=reason)])
                 continue
             self.log(
-                f"{replicated.table.qualified_name} of {self.subscription.name} follows its table's definition"
+                f"{replicated_table.table.qualified_name} of {self.subscription.name} follows its table's definition"
             )
         return has_changed
 
-    def _follow(
-        self, state: TableState, replicated: ReplicatedTable, present_definition: Definition, version: int
+    def _follow_table(
+        self,
+        state: TableState,
+        replicated_table: ReplicatedTable,
+        present_definition: Definition,
+        states_version: int,
     ) -> None:
-        """Make one replica follow its present definition. `version` is the version of `_table_states` with `state`.
+        """Make one replica follow its present definition. `states_version` is that of the table of states with `state`.
 
         Raises SchemaChangedError if the table has to be copied again.
         """
         former_definition = state.definition
         assert former_definition is not None
-        projection = _projection(
+        projection = _make_projection(
             planned_sources(former_definition, present_definition),
-            self.subscription.replica_types(replicated),
+            self.subscription.replica_types(replicated_table),
         )
-        former_layout_of_changes = former_layout(
-            former_definition, present_definition, self.transformed, self.lsn
+        former_layout_of_changes = find_former_layout(
+            former_definition, present_definition, self.transformed_lsn, self.lsn
         )
         new_definition = replace(
             present_definition,
@@ -111,57 +117,59 @@ class SchemaChanges:
             unaltered=former_definition.unaltered,
         )
         if (
-            projection.sources != _unchanged(former_definition)
+            projection.sources != _make_unchanged_sources(former_definition)
             or former_layout_of_changes.key != present_definition.key_numbers
         ):
-            self._evolve(state, new_definition, projection, version)
+            self._change_columns(state, new_definition, projection, states_version)
         else:
-            self._refuse_changed_state(state, version)
+            self._refuse_changed_state(state, states_version)
             self._states.append([replace(state, definition=new_definition)])
 
-    def _evolve(
-        self, state: TableState, new_definition: Definition, projection: Projection, version: int
+    def _change_columns(
+        self, state: TableState, new_definition: Definition, projection: Projection, states_version: int
     ) -> None:
-        """Change the columns of a replica. In case this process dies, the state of the table is "to be copied" meanwhile.
+        """Change the columns of a replica. Meanwhile the state of the table is "to be copied", in case this process dies.
 
         Another process that transforms a slice at this moment uses the former definition, or leaves the table out. A
-        fence before the change, and another one after it, make that process begin its slice again. If it has recorded a
-        slice before the second fence, the table is copied again.
+        fence is a commit that makes such a process begin its slice again. There is a fence before the change and another
+        one after it. If the other process has recorded a slice before the second fence, the table is copied again.
         """
         assert state.definition is not None
         lake, states, record = self.lake, self._states, TransformedSlices(self.lake, self.subscription.name)
-        unchanged_sources, sources = _unchanged(state.definition), projection.sources
-        path, schema = (
+        unchanged_sources, sources = _make_unchanged_sources(state.definition), projection.sources
+        path, columns_ddl = (
             lake.paths.replica(self.subscription.name, *state.name),
             write_ddl(new_definition.columns),
         )
-        base = lake.records.version(path)
-        self._refuse_changed_state(state, version)
+        base_version = lake.records.version(path)
+        self._refuse_changed_state(state, states_version)
         states.append([replace(state, state=SyncState.INITIALIZE)])
         lake.access.make_durable()
         record.fence()
-        self._refuse_unapplied(state)
-        is_added = set(unchanged_sources) <= set(sources) and all(
+        self._refuse_unapplied_changes(state)
+        only_adds_nulls = set(unchanged_sources) <= set(sources) and all(
             value.null_count for value in projection.value_by_column.values()
         )
-        if is_added:
+        if only_adds_nulls:
             if sources != unchanged_sources:
-                lake.add_columns(path, projection.schema, schema, base)
+                lake.add_columns(path, projection.schema, columns_ddl, base_version)
         else:
             lake.rewrite(
-                path, RowChange(projection.former_columns, projection, projection.schema, schema), base
+                path,
+                RowChange(projection.former_columns, projection, projection.schema, columns_ddl),
+                base_version,
             )
-        self._follow_in_histories(state, new_definition, is_added=is_added)
+        self._follow_in_histories(state, new_definition, only_adds_nulls=only_adds_nulls)
         states.append([replace(state, definition=new_definition)])
-        if record.fence() > self.transformed:
+        if record.fence() > self.transformed_lsn:
             raise SchemaChangedError("another process has transformed changes meanwhile")
 
-    def _refuse_changed_state(self, state: TableState, version: int) -> None:
-        """Raise OvertakenError if another process has changed the state of the table since `version`."""
-        if state.name in self._states.changed_since(version):
+    def _refuse_changed_state(self, state: TableState, states_version: int) -> None:
+        """Raise OvertakenError if another process has changed the state of the table since `states_version`."""
+        if state.name in self._states.changed_since(states_version):
             raise OvertakenError(self._states.path)
 
-    def _refuse_unapplied(self, state: TableState) -> None:
+    def _refuse_unapplied_changes(self, state: TableState) -> None:
         """Raise SchemaChangedError if the replica may not have all changes with the former columns and key yet.
 
         Such changes may be recorded in `_transformed`. If a run died before it recorded the slice, they are only in the
@@ -170,74 +178,79 @@ class SchemaChanges:
         assert state.definition is not None
         lake, name = self.lake, self.subscription.name
         path = lake.paths.replica(name, *state.name)
-        history = lake.paths.change_history(name, *state.name, state.definition.history.generation)
+        history_path = lake.paths.change_history(name, *state.name, state.definition.history.generation)
         position = max(state.lsn, lake.records.position(path) or 0)
-        versions = VersionTable.from_state(self.subscription, lake, state)
-        if versions is not None and lake.records.exists(versions.path):
-            position = max(state.lsn, min(position, lake.records.position(versions.path) or 0))
+        version_table = VersionTable.from_state(self.subscription, lake, state)
+        if version_table is not None and lake.records.exists(version_table.path):
+            position = max(state.lsn, min(position, lake.records.position(version_table.path) or 0))
         rows = lake.records.rows(TransformedSlices(lake, name).path, f"slice > {position:d}")
-        if (lake.records.position(history) or 0) > max(self.transformed, state.lsn) or any(
+        if (lake.records.position(history_path) or 0) > max(self.transformed_lsn, state.lsn) or any(
             (row["schema"], row["table"]) == state.name and _has_changes(row) for row in rows
         ):
             raise SchemaChangedError("earlier changes are still to be applied")
 
-    def _follow_in_histories(self, state: TableState, new_definition: Definition, *, is_added: bool) -> None:
+    def _follow_in_histories(
+        self, state: TableState, new_definition: Definition, *, only_adds_nulls: bool
+    ) -> None:
         """Make the histories of rows follow the new definition of a replica. All transformed changes are in the replica.
 
-        `is_added` is true if the rows only got more columns, which are NULL. Otherwise the versions of rows end, and
-        begin again with the present columns.
+        `only_adds_nulls` is True if the rows only got more columns, which are NULL. Otherwise the versions of rows end,
+        and begin again with the present columns.
         """
         assert state.definition is not None
         subscription, lake = self.subscription, self.lake
-        state_at_begin = replace(state, lsn=max(state.lsn, self.transformed), definition=new_definition)
-        time, is_anew = (
+        state_at_begin = replace(state, lsn=max(state.lsn, self.transformed_lsn), definition=new_definition)
+        time, begins_anew = (
             datetime.now(UTC),
             new_definition.history.generation > state.definition.history.generation,
         )
-        if new_definition.history.whole and is_anew:
+        if new_definition.history.whole and begins_anew:
             types = arrow_types(subscription, state.name, new_definition)
             begin_history(lake, subscription.name, state_at_begin, changes_schema(types), time)
-        versions = VersionTable.from_state(subscription, lake, state_at_begin)
-        if versions is None:
+        version_table = VersionTable.from_state(subscription, lake, state_at_begin)
+        if version_table is None:
             return
         try:
-            if is_added and not is_anew:
-                versions.follow_columns()
+            if only_adds_nulls and not begins_anew:
+                version_table.follow_columns()
             else:
-                versions.begin_anew(state_at_begin.lsn, time, skips_reached=False)
+                version_table.begin_anew(state_at_begin.lsn, time, skips_reached=False)
         except TABLE_ERRORS as error:
-            problem = versions_failure(lake, error, state.name, versions.path)
+            problem = versions_failure(lake, error, state.name, version_table.path)
             raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None
 
 
-def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, state: TableState) -> bool:
+def _is_altered(
+    subscription: Subscription, replicated_table: ReplicatedTable | None, state: TableState
+) -> bool:
     """True if a replica may have other rows than a new copy would have.
 
     This is so if its publications have changed, or if changes are left out because of their origin.
     """
-    record = state.definition.published if state.definition else None
+    publication_record = state.definition.published if state.definition else None
     return (
         subscription.slot_stream.options.origin != "any"
-        or replicated is None
-        or record != PublicationRecord(replicated.row_filters, replicated.publications)
+        or replicated_table is None
+        or publication_record
+        != PublicationRecord(replicated_table.row_filters, replicated_table.publications)
     )
 
 
-def former_layout(
-    followed_definition: Definition, present: Definition, transformed: int, lsn: int
+def find_former_layout(
+    followed_definition: Definition, present_definition: Definition, transformed_lsn: int, lsn: int
 ) -> FormerLayout:
-    """The former layout that changes before `lsn` may have.
+    """Find the former layout that changes before `lsn` may have.
 
-    It is the layout of `followed_definition`. If changes may have an even earlier layout, it is that one.
+    It is the layout of `followed_definition`. If changes may have an even earlier layout, it is the earlier one.
     """
     earlier_layout = followed_definition.former
-    if earlier_layout is None or earlier_layout.until <= transformed:
+    if earlier_layout is None or earlier_layout.until <= transformed_lsn:
         return FormerLayout(followed_definition.layout, followed_definition.key_numbers, lsn)
-    refuse_ambiguity(earlier_layout.layout, present.layout)
+    refuse_ambiguity(earlier_layout.layout, present_definition.layout)
     return replace(earlier_layout, until=lsn)
 
 
-def _unchanged(definition: Definition) -> tuple[ColumnSource, ...]:
+def _make_unchanged_sources(definition: Definition) -> tuple[ColumnSource, ...]:
     return tuple(ColumnSource(name, name) for name in definition.names)
 
 
@@ -245,14 +258,14 @@ def _has_changes(row: Mapping[str, Any]) -> bool:
     return any(row[kind] for kind in ("inserts", "updates", "deletes", "truncates"))
 
 
-def _projection(sources: Sequence[ColumnSource], types: Mapping[str, ColumnType]) -> Projection:
+def _make_projection(sources: Sequence[ColumnSource], type_by_column: Mapping[str, ColumnType]) -> Projection:
     """Make the projection that computes the new columns from their sources."""
-    schema = pa.schema([(source.column, types[source.column].arrow_type) for source in sources])
-    added_values = {
+    schema = pa.schema([(source.column, type_by_column[source.column].arrow_type) for source in sources])
+    value_by_column = {
         source.column: convert_text(
-            pa.array([source.value], pa.string()), types[source.column], source.column
+            pa.array([source.value], pa.string()), type_by_column[source.column], source.column
         )
         for source in sources
         if source.former_column is None
     }
-    return Projection(sources, schema, added_values)
+    return Projection(sources, schema, value_by_column)

@@ -33,12 +33,12 @@ from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_ty
 from pgsieve.assets.steps.update_transformation.changes import (
     ReadableChanges,
     SentChanges,
-    SliceOfTable,
-    stored_tally,
+    TableSlice,
+    count_stored_changes,
 )
 from pgsieve.assets.steps.update_transformation.first_failure import FailureSearch
 from pgsieve.assets.steps.update_transformation.messages import Messages
-from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
+from pgsieve.assets.steps.update_transformation.relation_versions import make_readings
 from pgsieve.assets.steps.update_transformation.schema_changes import SchemaChanges
 from pgsieve.assets.steps.update_transformation.skip import Skip, is_partly_transformed
 from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents, slices_to_read
@@ -100,63 +100,71 @@ class Transformation:
         """Transform the slices that exist now, and add their changes to `results`."""
         subscription, lake = self.subscription, self.lake
         transformed_slices = TransformedSlices(lake, subscription.name)
-        skip = SubscriptionRecord(lake, subscription.name).enabled_state().skip_lsn
+        skip_lsn = SubscriptionRecord(lake, subscription.name).enabled_state().skip_lsn
         # The version of `_transformed` is read before any table state. A process that changes a state also commits to
         # `_transformed`. So if the states of this process become too old, its commits fail.
         head = lake.records.head(transformed_slices.path)
-        begin, base = head.position or 0, head.version
+        transformed_lsn, base_version = head.position or 0, head.version
         cut = Cuts(lake, subscription.name).last()
         refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
-        self._set_aside_lagging(begin)
+        self._set_aside_lagging_tables(transformed_lsn)
         with subscription.slot_stream.source.connect() as connection:
             current_catalog = make_subscription_catalog(connection, subscription, present_catalog(connection))
             lsn = current_lsn(connection)
         if hold_back_tables(subscription, lake, find_table_problems(subscription, current_catalog)):
             return
-        if SchemaChanges(subscription, lake, lsn, begin, self.log).follow(current_catalog):
+        if SchemaChanges(subscription, lake, lsn, transformed_lsn, self.log).follow(current_catalog):
             # The definitions have changed, so this process begins again. Any other process that transforms does so, too.
             self.run(results)
             return
-        for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, after=begin):
-            if reader is None:
-                transformed_slices.append(end, [], base)
-                begin, base = end, base + 1
-            while reader is not None and begin < end:
-                window = next_window(skip, begin, end)
-                slice_reader = SliceReader(reader, lake, catalog)
+        for end, deciding_subscription, catalog in slices_to_read(
+            lake, subscription, current_catalog, after=transformed_lsn
+        ):
+            if deciding_subscription is None:
+                transformed_slices.append(end, [], base_version)
+                transformed_lsn, base_version = end, base_version + 1
+            while deciding_subscription is not None and transformed_lsn < end:
+                window = next_window(skip_lsn, transformed_lsn, end)
+                slice_reader = SliceReader(deciding_subscription, lake, catalog)
                 work = slice_reader.read_work(window)
-                failure = FailureSearch(reader, lake, work).first() if subscription.disable_on_error else None
+                failure = (
+                    FailureSearch(deciding_subscription, lake, work).find_first()
+                    if subscription.disable_on_error
+                    else None
+                )
                 if failure is not None:
                     commit_lsn, problem = failure
-                    self._disable(problem)
+                    self._disable_subscription(problem)
                     self.log(f"{subscription.name} is disabled: {problem}")
-                    if commit_lsn <= begin or is_partly_transformed(self._states, begin):
+                    if commit_lsn <= transformed_lsn or is_partly_transformed(self._states, transformed_lsn):
                         return
                     window = replace(window, end=commit_lsn)
                     work = slice_reader.read_work(window)
-                if reader is not subscription or window.skipped_lsn is not None:
-                    self._note_altered(end, skipping=window.skipped_lsn is not None)
+                if deciding_subscription is not subscription or window.skipped_lsn is not None:
+                    self._note_altered_replicas(end, is_skipping=window.skipped_lsn is not None)
                 try:
-                    changes = _SliceTransformation(slice_reader, _Progress(begin, cut), base).changes(work)
+                    changes = _SliceTransformation(
+                        slice_reader, _Progress(transformed_lsn, cut), base_version
+                    ).transform_window(work)
                 except TABLE_ERRORS as error:
                     if not subscription.disable_on_error:
                         raise
-                    self._disable(describe_error(lake, error))
+                    self._disable_subscription(describe_error(lake, error))
                     return
-                transformed_slices.append(window.end, changes, base)
+                transformed_slices.append(window.end, changes, base_version)
                 reach(Failpoint.SLICE_TRANSFORMED)
                 self.log(f"transformed everything up to {format_lsn(window.end)} for {subscription.name}")
                 results += changes
                 if failure is not None:
                     return
                 has_changes = any(table_changes.has_changes for table_changes in changes)
-                skip = Skip(subscription, lake).clear(skip, window, self.log, has_changes=has_changes)
-                begin, base = window.end, base + 1
+                skip_lsn = Skip(subscription, lake).clear(skip_lsn, window, self.log, has_changes=has_changes)
+                transformed_lsn, base_version = window.end, base_version + 1
 
-    def _disable(self, problem: str) -> None:
+    def _disable_subscription(self, problem: str) -> None:
         SubscriptionRecord(self.lake, self.subscription.name).disable(problem)
 
-    def _note_altered(self, end: int, *, skipping: bool) -> None:
+    def _note_altered_replicas(self, end: int, *, is_skipping: bool) -> None:
         """Record that replicas may have other rows than a copy.
 
         The reason is that changes were skipped, or that the publisher has decided a slice.
@@ -167,24 +175,24 @@ class Transformation:
 
         def is_altered(state: TableState) -> bool:
             layout = state.definition.layout if state.definition else None
-            return skipping or layout is None or layout.is_partitioned or layout.oid in changed_relations
+            return is_skipping or layout is None or layout.is_partitioned or layout.oid in changed_relations
 
         self._states.note_altered(is_altered)
 
-    def _set_aside_lagging(self, begin: int) -> None:
+    def _set_aside_lagging_tables(self, transformed_lsn: int) -> None:
         """Set tables aside if their next changes were already deleted from the change log."""
         name, states = self.subscription.name, self._states
-        deleted_up_to = SlotStreamRecord(self.lake, self.subscription.slot_stream).read_deleted_lsn()
-        if begin >= deleted_up_to:
+        deleted_lsn = SlotStreamRecord(self.lake, self.subscription.slot_stream).read_deleted_lsn()
+        if transformed_lsn >= deleted_lsn:
             return
         problem = (
-            f"its changes are transformed only up to {format_lsn(begin)}, and changes up to {format_lsn(deleted_up_to)} are deleted"
+            f"its changes are transformed only up to {format_lsn(transformed_lsn)}, and changes up to {format_lsn(deleted_lsn)} are deleted"
             " from the change log: the subscription was restored from a backup, or missing in the configuration meanwhile"
         )
         lagging_states = [
             state.with_problem(name, problem)
             for state in states.newest().values()
-            if state.is_applied and state.lsn < deleted_up_to
+            if state.is_applied and state.lsn < deleted_lsn
         ]
         states.append(lagging_states)
         for state in lagging_states:
@@ -195,49 +203,52 @@ class Transformation:
 class _Progress:
     """The LSN up to which slices are transformed, and the newest cut, which has the positions of the histories."""
 
-    begin: int
+    transformed_lsn: int
     cut: Cut | None
 
 
 @dataclass(frozen=True)
 class _SliceTransformation:
-    """Transforms a slice, or a window of it. `base` is the version that `_transformed` has before."""
+    """Transforms a slice, or a window of it. `base_version` is the version that `_transformed` has before that."""
 
     reader: SliceReader
-    reached: _Progress
-    base: int
+    progress: _Progress
+    base_version: int
 
-    def changes(self, work: WindowWork) -> list[TableChanges]:
+    def transform_window(self, work: WindowWork) -> list[TableChanges]:
         """Transform a window table by table. A table that fails is set aside, or its state says that it has to be copied."""
         if not work.state_by_table:
             return []
         name, lake, contents = self.reader.subscription.name, self.reader.lake, work.contents
-        is_shared = len(work.state_by_table) > 1 and not lake.policy.is_small(contents.size)
-        failed_states: dict[Name, TableState] = {}
+        has_shared_messages = len(work.state_by_table) > 1 and not lake.policy.is_small(contents.size)
+        state_by_failed_table: dict[Name, TableState] = {}
 
-        def transform_one(table: Name, messages: Messages) -> TableChanges:
+        def transform_table(table: Name, messages: Messages) -> TableChanges:
             activity = f"UPDATE transformation of {table[0]}.{table[1]}, slice {format_lsn(contents.end)}"
             with name_jobs(name, activity):
                 try:
                     return self._transform_table(work.make_table_work(table, messages))
                 except TABLE_ERRORS as error:
-                    failed_states[table], problem = self._state_after(error, work, table)
+                    state_by_failed_table[table], problem = self._make_state_after_failure(error, work, table)
                     return TableChanges(contents.end, *table, problem=problem)
 
-        with work.messages.persist_frame() if is_shared else nullcontext(work.messages) as messages:
+        with work.messages.persist_frame() if has_shared_messages else nullcontext(work.messages) as messages:
             changes = lake.map_in_parallel(
-                partial(transform_one, messages=messages), list(work.state_by_table)
+                partial(transform_table, messages=messages), list(work.state_by_table)
             )
         if (
-            failed_states
-            and lake.records.version(transformed_path := TransformedSlices(lake, name).path) != self.base
+            state_by_failed_table
+            and lake.records.version(transformed_path := TransformedSlices(lake, name).path)
+            != self.base_version
         ):
             raise OvertakenError(transformed_path)  # Another process may be the cause of the failures.
-        TableStates(lake, name).append(failed_states.values())
+        TableStates(lake, name).append(state_by_failed_table.values())
         return changes
 
-    def _state_after(self, error: Exception, work: WindowWork, name: Name) -> tuple[TableState, str]:
-        """The state of a table whose transformation has failed, and the reason.
+    def _make_state_after_failure(
+        self, error: Exception, work: WindowWork, name: Name
+    ) -> tuple[TableState, str]:
+        """Make the state of a table after its transformation has failed, and describe the reason.
 
         If the error disables the subscription, or if the lake itself has failed, the error is raised.
         """
@@ -256,7 +267,7 @@ class _SliceTransformation:
         if not is_damage(error):
             if subscription.disable_on_error:
                 raise error
-            commit_lsn = FailureSearch(subscription, lake, work).first_of_table(name)
+            commit_lsn = FailureSearch(subscription, lake, work).find_failing_commit(name)
         problem = describe_error_fully(lake, error, name, commit_lsn)
         return state.with_problem(subscription.name, problem), problem
 
@@ -267,7 +278,9 @@ class _SliceTransformation:
         assert definition is not None
         copy_order: OrderKey = (state.lsn, -1)
         truncates = [order for order in table.truncates if order > copy_order]
-        readings = readings_of(subscription, table.messages, table.relation_versions, copy_order, definition)
+        readings = make_readings(
+            subscription, table.messages, table.relation_versions, copy_order, definition
+        )
         result = TableChanges(
             slice_end=contents.end,
             schema=state.schema,
@@ -279,9 +292,9 @@ class _SliceTransformation:
                 sorted(
                     {
                         partition
-                        for part in table.relation_versions
-                        if part.is_after(copy_order)
-                        for partition in part.partitions
+                        for version in table.relation_versions
+                        if version.is_after(copy_order)
+                        for partition in version.partitions
                     }
                 )
             ),
@@ -299,20 +312,20 @@ class _SliceTransformation:
         with lake.consistent_read():
             position = lake.records.position(path) or 0
             committer = lake.policy.choose_file_committer(path, schema)
-        if self.reached.cut is not None:
-            self.reached.cut.refuse_earlier_history(path, state, position)
+        if self.progress.cut is not None:
+            self.progress.cut.refuse_earlier_history(path, state, position)
         # If the history begins with the copied rows, its position is at least that of the copy.
-        if max(self.reached.begin, state.lsn) < position < contents.end:
+        if max(self.progress.transformed_lsn, state.lsn) < position < contents.end:
             raise SchemaChangedError(
                 f"a run ended amid a slice, and wrote its changes only up to {format_lsn(position)}"
             )
-        changes = SentChanges(readings, truncates, SliceOfTable(contents.end, definition.key, schema))
+        changes = SentChanges(readings, truncates, TableSlice(contents.end, definition.key, schema))
         if position >= contents.end:
             # A run has written the changes, and died before it recorded them. Only their counts are made again.
-            received = changes.attempt(lake, definition.columns, result.size)
-            sent = _stored_tally(lake, path, contents.end, definition.key)
-            return _with_counts(result, replace(received, sent=sent))
-        readable_changes = changes.readable
+            counts = changes.count_without_writing(lake, definition.columns, result.size)
+            tally = _count_written_changes(lake, path, contents.end, definition.key)
+            return _add_counts(result, replace(counts, sent=tally))
+        readable_changes = changes.readable_changes
         if committer is not None and readable_changes is not None:
             return _write_files(lake, committer, path, result, readable_changes, position)
         return _write_by_spark(lake, path, result, changes, definition, position)
@@ -331,14 +344,14 @@ def _write_files(
 
     def write_files() -> pa.Table:
         nonlocal counts
-        written_changes = changes.write(lake.policy.choose_runner(result.size), path, lake.store)
+        written_changes = changes.write_files(lake.policy.choose_runner(result.size), path, lake.store)
         counts = written_changes.counts
         return written_changes.files
 
     commit = Commit(result.slice_end, expected_position=position, properties=CHANGES_PROPERTIES)
-    committer.commit(write_files, path, changes.slice.schema, commit)
+    committer.commit(write_files, path, changes.table_slice.schema, commit)
     reach(Failpoint.CHANGES_WRITTEN)
-    return _with_counts(result, counts)
+    return _add_counts(result, counts)
 
 
 def _write_by_spark(
@@ -350,18 +363,18 @@ def _write_by_spark(
     position: int,
 ) -> TableChanges:
     """Let Spark write the changes of a table, and count them while it writes."""
-    noted_rows = changes.rows(lake, definition.columns)
+    noted_rows = changes.make_rows(lake, definition.columns)
     commit = Commit(result.slice_end, expected_position=position, properties=CHANGES_PROPERTIES)
     counts = noted_rows.write(lambda rows: lake.write(rows, path, commit, size=result.size))
     reach(Failpoint.CHANGES_WRITTEN)
-    return _with_counts(result, ChangeCounts.sum(noted_rows.notes() if counts is None else counts))
+    return _add_counts(result, ChangeCounts.sum(noted_rows.notes() if counts is None else counts))
 
 
-def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
-    """The tally of a slice's changes that a run had written before it died."""
+def _count_written_changes(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
+    """Count the changes of a slice that a run had written before it died."""
     stored_slices = lake.find_stored_slices(path, [end])
     if stored_slices is None:
-        return stored_tally(lake.read_slices(path, [end]), key)
+        return count_stored_changes(lake.read_slices(path, [end]), key)
     tally = empty_tally()
     with lake.access.translate_errors(path):
         for _, read in lake.store.group_readers(stored_slices.row_groups):
@@ -373,18 +386,18 @@ def _stored_tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     return tally
 
 
-def _with_counts(result: TableChanges, counts: ChangeCounts) -> TableChanges:
-    """The result, with the counts of its changes.
+def _add_counts(result: TableChanges, counts: ChangeCounts) -> TableChanges:
+    """Add the counts of the changes to a result.
 
     If the counts include the size of the sent changes, `size` becomes that size. It may be much smaller, because a row
     filter may let only few changes pass.
     """
-    sent = counts.sent
+    sent_counts = counts.sent
     return replace(
         result,
-        size=min(result.size, sent.get("bytes", result.size)),
+        size=min(result.size, sent_counts.get("bytes", result.size)),
         sent_as=counts.sent_as,
-        sent_counts={operation: sent.get(operation, 0) for operation in ROW_OPERATIONS},
-        key_change_count=sent["key_changes"],
-        unsent_columns=tuple(sent["unchanged"]),
+        sent_counts={operation: sent_counts.get(operation, 0) for operation in ROW_OPERATIONS},
+        key_change_count=sent_counts["key_changes"],
+        unsent_columns=tuple(sent_counts["unchanged"]),
     )

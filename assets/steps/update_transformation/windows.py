@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.update_transformation.changes import TruncateAt
+from pgsieve.assets.steps.update_transformation.changes import TruncateOrder
 from pgsieve.assets.steps.update_transformation.messages import (
     FIRST_ORDINAL,
     MessageFilter,
@@ -81,7 +81,7 @@ class TableWork:
     contents: SliceContents
     messages: Messages
     relation_versions: Sequence[PublishedVersion]
-    truncates: Sequence[TruncateAt]
+    truncates: Sequence[TruncateOrder]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class WindowWork:
     contents: SliceContents
     state_by_table: Mapping[Name, TableState]
     relation_versions_by_table: Mapping[Name, Sequence[PublishedVersion]]
-    truncates_by_table: Mapping[Name, Sequence[TruncateAt]]
+    truncates_by_table: Mapping[Name, Sequence[TruncateOrder]]
     messages: Messages
     #: In a large window, some tables may have few changes. `bytes_by_small_table` maps these tables to their approximate number of
     #: bytes, and `small_tables_messages` has the messages of all these tables, read into memory.

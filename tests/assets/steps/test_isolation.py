@@ -20,7 +20,7 @@ from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionDisabledError, SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import parse_lsn
@@ -49,7 +49,7 @@ class _Replicated:
         return copy_tables(self.subscription, self.lake, wanted, _quiet)
 
     def increment(self) -> ApplyResult:
-        drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
+        drain_slot(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
         transform(self.subscription, self.lake, _quiet)
         return apply(self.subscription, self.lake, _quiet)
 

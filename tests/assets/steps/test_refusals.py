@@ -17,8 +17,8 @@ import pytest
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
-from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.slot_consumption.ready import ready_slot
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
+from pgsieve.assets.steps.slot_consumption.ready import prepare_slot
 from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.waiting import describe_waiting_reason, find_table_problems
@@ -112,7 +112,7 @@ def left_behind(database: psycopg.Connection) -> tuple[list[str], list[str]]:
 
 def refused(slot_stream: SlotStream, lake: Lake) -> PgsieveError:
     with pytest.raises(PgsieveError) as raised:
-        drain(slot_stream, lake, [], lambda _: None)
+        drain_slot(slot_stream, lake, [], lambda _: None)
     assert raised.value.hint
     return raised.value
 
@@ -159,7 +159,7 @@ def test_a_filter_that_cannot_be_evaluated_stops_its_table_and_not_the_slot_stre
     assert find_tables_to_copy(subscription, lake) == []
     state = TableStates(lake, "s").newest()["public", "t"]
     assert (state.state, state.reason) == (SyncState.INITIALIZE, describe_waiting_reason(error))
-    drain(subscription.slot_stream, lake, [subscription], lambda _: None)
+    drain_slot(subscription.slot_stream, lake, [subscription], lambda _: None)
     database.execute("alter publication odd set table t where (a > 1)")
     assert find_tables_to_copy(subscription, lake) == [("public", "t")]
 
@@ -205,7 +205,7 @@ def test_a_lake_that_cannot_be_written_is_refused(
 def test_a_missing_slot_is_an_error_if_delta_has_progress(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
-    drain(slot_stream(conninfo), lake, [], lambda _: None)
+    drain_slot(slot_stream(conninfo), lake, [], lambda _: None)
     database.execute("select pg_drop_replication_slot('refused')")
     error = refused(slot_stream(conninfo), lake)
     assert isinstance(error, SlotMissingError)
@@ -215,7 +215,7 @@ def test_a_missing_slot_is_an_error_if_delta_has_progress(
 def test_a_slot_that_another_client_advanced_is_an_error(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
-    drain(slot_stream(conninfo), lake, [], lambda _: None)
+    drain_slot(slot_stream(conninfo), lake, [], lambda _: None)
     database.execute("insert into t values (1)")
     database.execute("select pg_replication_slot_advance('refused', pg_current_wal_lsn())")
     error = refused(slot_stream(conninfo), lake)
@@ -227,12 +227,12 @@ def test_a_server_that_was_put_back_is_refused_until_a_full_copy(server_folder: 
     with EmbeddedServer(data) as server, psycopg.connect(server.conninfo(), autocommit=True) as database:
         reading = slot_stream(server.conninfo())
         database.execute("create table t (a int primary key, b text); create publication p for table t")
-        drain(reading, lake, [], lambda _: None)
+        drain_slot(reading, lake, [], lambda _: None)
     # A snapshot of a disk has this: the same cluster on the same timeline, with its slot.
     subprocess.run(["cp", "--archive", data, server_folder / "before"], check=True)
     with server, psycopg.connect(server.conninfo(), autocommit=True) as database:
         database.execute("insert into t select i, repeat('x', 100) from generate_series(1, 1000) i")
-        drain(reading, lake, [], lambda _: None)
+        drain_slot(reading, lake, [], lambda _: None)
     shutil.rmtree(data)
     (server_folder / "before").rename(data)
     with server, psycopg.connect(server.conninfo(), autocommit=True) as database:
@@ -244,7 +244,7 @@ def test_a_server_that_was_put_back_is_refused_until_a_full_copy(server_folder: 
             replace_lost_slot(reading, lake)
         database.execute("select pg_switch_wal()")
         assert isinstance(replace_lost_slot(reading, lake), SlotMissingError)
-        drain(reading, lake, [], lambda _: None)
+        drain_slot(reading, lake, [], lambda _: None)
 
 
 @pytest.mark.drawn
@@ -252,7 +252,7 @@ def test_a_server_that_was_put_back_is_refused_until_a_full_copy(server_folder: 
 def test_a_slot_in_use_is_an_error(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
     consumed = slot_stream(conninfo)
     with consumed.source.connect() as connection:
-        ready_slot(connection, consumed, lake)
+        prepare_slot(connection, consumed, lake)
     walsender = psycopg.connect(conninfo, autocommit=True, replication="database")
     try:
         walsender.pgconn.send_query(
@@ -274,7 +274,7 @@ def test_a_slot_behind_delta_is_advanced(conninfo: str, database: psycopg.Connec
         database.execute("create table noise (a int)")
         later = current_lsn(connection)
         lake.records.append(lake.paths.change_log("shop"), CHANGE_LOG.empty_table(), later)
-        ready_slot(connection, reading, lake)
+        prepare_slot(connection, reading, lake)
         state = slot_state(connection, "refused")
     assert state is not None
     assert start < later <= state.confirmed_lsn
@@ -287,18 +287,18 @@ def test_a_new_slot_causes_a_copy_of_every_table(
     TableStates(lake, "s").append([TableState("public", "t", SyncState.READY, lsn=parse_lsn("0/10"))])
     reading = slot_stream(conninfo)
     with reading.source.connect() as connection:
-        ready_slot(connection, reading, lake)
+        prepare_slot(connection, reading, lake)
     assert TableStates(lake, "s").newest()["public", "t"].state == SyncState.INITIALIZE
 
 
 def test_an_idle_slot_does_not_retain_wal(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
     database.execute("create table unpublished (a text)")
-    drain(slot_stream(conninfo), lake, [], lambda _: None)
+    drain_slot(slot_stream(conninfo), lake, [], lambda _: None)
     database.execute(
         "insert into unpublished select repeat(md5(i::text), 30) from generate_series(1, 10000) i"
     )
-    drained = drain(slot_stream(conninfo), lake, [], lambda _: None)
+    drained = drain_slot(slot_stream(conninfo), lake, [], lambda _: None)
     assert drained.slices == 0
     assert drained.lag < 1024 * 1024
-    again = drain(slot_stream(conninfo), lake, [], lambda _: None)
+    again = drain_slot(slot_stream(conninfo), lake, [], lambda _: None)
     assert again.from_lsn == again.to_lsn == drained.to_lsn

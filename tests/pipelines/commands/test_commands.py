@@ -18,7 +18,7 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.log import no_log
 from pgsieve.assets.steps.records.subscription_state import SubscriptionDisabledError, SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.errors import PgsieveError
@@ -103,7 +103,7 @@ def test_a_table_that_comes_back_during_a_run_is_copied_by_the_next(shop: Shop) 
     # Simulates a run that looked for tables to copy before the table came back.
     project = build_project(load_config(shop.path))
     one, lake = project.subscriptions["one"], project.lake.open()
-    drain(one.slot_stream, lake, [one], no_log)
+    drain_slot(one.slot_stream, lake, [one], no_log)
     transform(one, lake, no_log)
     assert "insert_exists" in str(apply(one, lake, no_log).tables["public", "notes"].problem)
     assert shop.state("one", "notes") == "not replicated any more"

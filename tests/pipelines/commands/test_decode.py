@@ -13,8 +13,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.slot_consumption.ready import ready_slot
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
+from pgsieve.assets.steps.slot_consumption.ready import prepare_slot
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
@@ -84,7 +84,7 @@ def worked(config: Path, conninfo: str) -> None:
     """Make a slot as `pgsieve run` creates it, and a second one with test_decoding, and write changes."""
     project = build_project(load_config(config))
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        ready_slot(connection, project.slot_streams[SLOT], project.lake.open())
+        prepare_slot(connection, project.slot_streams[SLOT], project.lake.open())
         connection.execute("SELECT pg_create_logical_replication_slot('theirs', 'test_decoding')")
         for statement in WORKLOAD:
             connection.execute(statement)
@@ -148,7 +148,7 @@ def test_decode_prints_the_same_from_the_change_log_as_from_the_slot(
     waiting = decode()
     project = build_project(load_config(config))
     slot_stream = project.slot_streams[SLOT]
-    drain(slot_stream, project.lake.open(), [], lambda _: None)
+    drain_slot(slot_stream, project.lake.open(), [], lambda _: None)
     assert decode().stdout == ""
     recorded = decode("--from-change-log")
     assert (recorded.exit_code, recorded.stderr) == (0, "")
@@ -156,7 +156,7 @@ def test_decode_prints_the_same_from_the_change_log_as_from_the_slot(
     assert recorded.stdout == waiting.stdout.replace("[public.positive]", "[int4]")
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("INSERT INTO t VALUES (9)")
-    drain(slot_stream, project.lake.open(), [], lambda _: None)
+    drain_slot(slot_stream, project.lake.open(), [], lambda _: None)
     assert decode("--from-change-log").stdout.startswith(recorded.stdout)
     assert len(decode("--from-change-log").stdout) > len(recorded.stdout)
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
@@ -66,7 +66,7 @@ class Views:
         project = build_project(load_config(self.path))
         subscription, lake = project.subscriptions[name], project.lake.open()
         copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), _quiet)
-        drain(subscription.slot_stream, lake, [subscription], _quiet)
+        drain_slot(subscription.slot_stream, lake, [subscription], _quiet)
         transform(subscription, lake, _quiet)
         apply(subscription, lake, _quiet)
 

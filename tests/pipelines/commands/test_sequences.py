@@ -11,7 +11,7 @@ import pytest
 
 from pgsieve.assets.steps.checks.sequences import SequenceComparison
 from pgsieve.assets.steps.records.sequences import Sequences
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import load_config
@@ -66,7 +66,7 @@ def test_sequences_of_the_file_are_recorded_refreshed_and_compared(shop: Shop) -
     assert not shop.lake.records.exists(Sequences(shop.lake, "none").path)
     # Unchanged values are not written again.
     version, project = Sequences(shop.lake, "alone").version(), build_project(load_config(shop.path))
-    drain(project.subscriptions["alone"].slot_stream, shop.lake, [], print)
+    drain_slot(project.subscriptions["alone"].slot_stream, shop.lake, [], print)
     assert Sequences(shop.lake, "alone").version() == version
     # A sequence that moved on does not differ, and is refreshed; a sequence that was never recorded differs.
     shop.database.execute("SELECT nextval('one')")
@@ -107,8 +107,8 @@ def test_a_follower_refreshes_sequences_even_if_no_table_is_published(shop: Shop
         assert recorded(shop, "alone") == {"one": (1, False), "Two": (1, False)}
         shop.database.execute("SELECT setval('one', 100)")
         stopping = pool.submit(stop_at, streamed, flushed_lsn(shop.database), Event())
-        for _ in streamed.slices():
-            streamed.append()
+        for _ in streamed.read_slice_ends():
+            streamed.append_due_slice()
         stopping.result()
     assert recorded(shop, "alone") == {"one": (100, True), "Two": (1, False)}
 

@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 from pgsieve.resources.lake.session import SHIPPED_PACKAGES
 from pgsieve.assets.steps.apply import by_key_parts
 from pgsieve.decoding.changes.extent import Extent
-from pgsieve.assets.steps.update_transformation.changes import SliceOfTable, _change_maker
+from pgsieve.assets.steps.update_transformation.changes import TableSlice, _make_change_function
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns, decode_batch
 from pgsieve.decoding.changes.transform import Transformation
@@ -37,10 +37,10 @@ filters = [
     parse_row_filter(text, {"t": FilterColumn("t", 25, -1, "C"), "n": FilterColumn("n", 23, -1, "")}, "t")
     for text in ("t = 'x' AND n % 2 = 1", "lower(t) ~ 'a+' AND n + 1 > 2 AND sqrt(n) < 3")
 ]
-batch = by_key_parts._BatchOfKeys(changes_schema([]), Extent((1,)), 1, 1)
+batch = by_key_parts._BatchParts(changes_schema([]), Extent((1,)), 1, 1)
 read = FilterColumns(frozenset(), relation)
 filtered = Transformation(relation, changes_schema([]), (), frozenset(), {"insert": filters}, (), read)
-of_slice = SliceOfTable(1, ("c20",), changes_schema([]))
+of_slice = TableSlice(1, ("c20",), changes_schema([]))
 for what in sys.argv[1:]:
     pickle.dump(cloudpickle.dumps(eval(what)), sys.stdout.buffer)
 """
@@ -67,9 +67,9 @@ for what in sys.argv[1:]:
 #: The sender's program.
 FUNCTIONS = (
     "lambda batch: decode_batch(batch, relation, names, names)",
-    "copy.SelectedRows('', '', ('',), columns).batches",
+    "copy.SelectedRows('', '', ('',), columns).read_batches",
     "messages.make_change_log_rows",
-    "_change_maker(of_slice, filtered)",
+    "_make_change_function(of_slice, filtered)",
     "by_key_parts._Reader(batch, Store(), 'lake/t', (), (), 1, 2)",
     "by_key_parts._Decider(batch, False)",
     "by_key_parts._Writer(batch, None, (), (), True)",

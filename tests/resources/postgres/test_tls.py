@@ -10,7 +10,7 @@ import yaml
 
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import Config, load_config
@@ -59,7 +59,7 @@ def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsSer
     project = build_project(config)
     subscription, lake = project.subscriptions["sales"], project.lake.open()
     with pytest.raises(SourcePermissionError):
-        drain(subscription.slot_stream, lake, [subscription], print)
+        drain_slot(subscription.slot_stream, lake, [subscription], print)
     with tls_server.admin() as admin:
         for statement in validate(config).statements:
             admin.execute(statement)
@@ -68,7 +68,7 @@ def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsSer
     assert (copied.problem, copied.rows) == (None, 1)
     with tls_server.admin() as admin:
         admin.execute("insert into t values (2, 'two')")
-        drained = drain(subscription.slot_stream, lake, [subscription], print)
+        drained = drain_slot(subscription.slot_stream, lake, [subscription], print)
         assert drained.slices == 1
         admin.execute("insert into t values (3, 'three')")
         consume_stream(subscription.slot_stream, lake, current_lsn(admin))
@@ -108,7 +108,7 @@ def test_every_connection_refuses_what_libpq_refuses(
     lake = Lake(str(tmp_path), print)  # type: ignore[arg-type]
     slot_stream = SlotStream("shop", source, "shop", "shop", False, {"sales": ("p",)})
     with pytest.raises(SourceError):
-        drain(slot_stream, lake, [Subscription("sales", slot_stream)], print)
+        drain_slot(slot_stream, lake, [Subscription("sales", slot_stream)], print)
 
 
 def test_executors_connect_although_their_environment_differs(

@@ -27,7 +27,7 @@ from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption import appending
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.resources.lake import committers as delta
@@ -70,7 +70,7 @@ class Process:
         copy_tables(self.subscription, self.lake, wanted, _quiet)
 
     def drain(self, upto: int | None = None) -> None:
-        drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet, upto)
+        drain_slot(self.subscription.slot_stream, self.lake, [self.subscription], _quiet, upto)
 
     def receive(self) -> None:
         self.drain()
@@ -297,7 +297,9 @@ def test_a_slice_that_is_transformed_during_a_copy_has_the_copied_tables(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overlap.write()
-    drain(overlap.first.subscription.slot_stream, overlap.first.lake, [overlap.first.subscription], _quiet)
+    drain_slot(
+        overlap.first.subscription.slot_stream, overlap.first.lake, [overlap.first.subscription], _quiet
+    )
 
     def another() -> None:
         overlap.write()

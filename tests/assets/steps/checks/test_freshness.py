@@ -10,7 +10,7 @@ import pytest
 
 from pgsieve.assets.steps.checks import freshness
 from pgsieve.assets.steps.checks.freshness import check_freshness
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.slot import slot_state
@@ -98,7 +98,7 @@ def test_a_freshness_check_keeps_no_process_from_reading_the_slot(shop: Shop) ->
             until, number = time.monotonic() + 4, 100_000
             while time.monotonic() < until:
                 shop.database.execute("insert into orders values (%s, 0)", [(number := number + 1)])
-                drain(subscription.slot_stream, project.lake.open(), [subscription], lambda _: None)
+                drain_slot(subscription.slot_stream, project.lake.open(), [subscription], lambda _: None)
         finally:
             ended.set()
             looking.join()

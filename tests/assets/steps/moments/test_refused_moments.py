@@ -27,7 +27,7 @@ from pgsieve.assets.steps.operations.maintenance import Retention, maintain_subs
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
@@ -69,7 +69,7 @@ class Counters:
 
     def run(self) -> None:
         copy_tables(self.subscription, self.lake, find_tables_to_copy(self.subscription, self.lake), _quiet)
-        drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
+        drain_slot(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
         transform(self.subscription, self.lake, _quiet)
         apply(self.subscription, self.lake, _quiet)
 

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_slot_stream, maintain_subscription
 from pgsieve.assets.steps.records.cuts import Cut, Cuts, read_at_cut
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -61,7 +61,7 @@ class Bank:
         copy_tables(self.subscription, self.lake, find_tables_to_copy(self.subscription, self.lake), _quiet)
 
     def receive(self) -> None:
-        drain(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
+        drain_slot(self.subscription.slot_stream, self.lake, [self.subscription], _quiet)
         transform(self.subscription, self.lake, _quiet)
 
     def run(self) -> None:
@@ -72,8 +72,8 @@ class Bank:
     def follow(self) -> None:
         """Do what `pgsieve run --follow` does, for some slices."""
         with FollowedSlotStream(self.subscription.slot_stream, self.lake, _quiet) as streamed:
-            for _ in itertools.islice(streamed.slices(), 2):
-                streamed.append()
+            for _ in itertools.islice(streamed.read_slice_ends(), 2):
+                streamed.append_due_slice()
                 transform(self.subscription, self.lake, _quiet)
                 apply(self.subscription, self.lake, _quiet)
 
@@ -154,7 +154,7 @@ def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_until_they_follow(bank
             apply(bank.subscription, bank.lake, _quiet, only_tables=[("public", "checking")])
         bank.run()
         bank.transfer(seeded, connection)
-        drain(bank.subscription.slot_stream, bank.lake, [bank.subscription], _quiet)
+        drain_slot(bank.subscription.slot_stream, bank.lake, [bank.subscription], _quiet)
         bank.lake.records.append(  # slices that are received but not transformed are not in a cut either
             bank.lake.paths.replica("sub", "public", "savings"),
             pa.table({"id": pa.array([0], pa.int32())}),

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.records.catalogs import AlteredSlices, make_publisher_
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.slot_consumption import appending, follow, reading, ready
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents
@@ -112,7 +112,7 @@ class Published:
         self.filtered = SlotStream("filtered", source, f"{name}_filtered", "filtered", True, names)
         self.streams = streams
         for slot_stream in (self.captured, self.filtered):
-            drain(slot_stream, self.lake, (), print)
+            drain_slot(slot_stream, self.lake, (), print)
 
     @contextmanager
     def beside(self) -> Iterator[Session]:
@@ -138,7 +138,7 @@ class Published:
                 patch.setattr(follow.WaitingTransactions, "is_due", lambda _: False)
                 consume_stream(self.captured, self.lake, current_lsn(self.run.connection))
         else:
-            drain(self.captured, self.lake, (), print)
+            drain_slot(self.captured, self.lake, (), print)
 
     def settle(self) -> None:
         """Move the slot past the last alteration."""
@@ -158,7 +158,7 @@ class Published:
 
     def sent(self) -> list[object]:
         """The messages that the publisher sends by its own filters, over all slices."""
-        drain(self.filtered, self.lake, (), print)
+        drain_slot(self.filtered, self.lake, (), print)
         path = self.lake.paths.change_log(self.filtered.name)
         return self._messages(self.filtered, set(self.lake.records.slices(path, 0)))
 
@@ -459,7 +459,7 @@ def test_a_server_may_restart_while_its_catalog_is_read(server, tmp_path, monkey
         FollowedSlotStream(published.captured, published.lake, print) as streamed,
         ThreadPoolExecutor(1) as pool,
     ):
-        following = pool.submit(lambda: [streamed.append() for _ in streamed.slices()])
+        following = pool.submit(lambda: [streamed.append_due_slice() for _ in streamed.read_slice_ends()])
         published.run("INSERT INTO t VALUES (1)")
         published.run.close()
         server.stop()
@@ -528,10 +528,10 @@ def test_changes_of_a_transaction_older_than_a_subscribed_publication_are_read(p
         older("BEGIN; INSERT INTO t VALUES (1)")
         published.run("CREATE TABLE u (a int PRIMARY KEY); CREATE PUBLICATION new FOR TABLE u")
         slot_stream = replace(published.filtered, subscriptions={"sub": ("p", "q", "new")})
-        drain(slot_stream, published.lake, (), print)
+        drain_slot(slot_stream, published.lake, (), print)
         older("INSERT INTO t VALUES (2); COMMIT")
         published.run("INSERT INTO u VALUES (3)")
-    drain(slot_stream, published.lake, (), print)
+    drain_slot(slot_stream, published.lake, (), print)
     rows = published.lake.records.rows(published.lake.paths.change_log("filtered"))
     assert [r["kind"] for r in rows].count("I") == 3
     assert (

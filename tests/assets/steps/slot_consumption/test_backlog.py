@@ -15,9 +15,9 @@ from pgsieve.assets.steps.records.slices import join_summaries
 from pgsieve.assets.steps.slot_consumption import backlog
 from pgsieve.assets.steps.slot_consumption import reading as change_log
 from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.messages import read_slice_by_executor
-from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
+from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, read_slot_to
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -46,7 +46,7 @@ def a_slot_stream(server: EmbeddedServer, name: str, conninfo: str | None = None
 
 def drained(slot_stream: SlotStream, lake: Lake) -> tuple[change_log.DrainResult, list[str]]:
     messages: list[str] = []
-    return drain(slot_stream, lake, [], messages.append), messages
+    return drain_slot(slot_stream, lake, [], messages.append), messages
 
 
 def stored_messages(lake: Lake, slot_stream: SlotStream) -> pa.Table:
@@ -157,7 +157,7 @@ def test_messages_that_a_server_repeats_after_a_crash_are_in_the_change_log_once
         fill(connection, 3, 10)
         # Simulates a drain that prepared the slot before the crash.
         target = current_lsn(connection)
-        drain_to(ReadySlot(connection, slot_stream, lake, ("p",)), target, lambda _: None)
+        read_slot_to(ReadySlot(connection, slot_stream, lake, ("p",)), target, lambda _: None)
     rows = stored_messages(lake, slot_stream)
     begins = rows.filter(pa.compute.equal(rows["kind"], "B"))
     assert begins.num_rows == len(begins["commit_lsn"].unique()) == 9

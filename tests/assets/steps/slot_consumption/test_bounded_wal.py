@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES
 from pgsieve.assets.steps.subscription import SlotStream
@@ -72,20 +72,20 @@ def test_foreign_writes_retain_little_wal(
         for table in ("unpublished", "filtered"):
             database.execute(WRITE.format(table))
 
-    drain(slot_stream, lake, [], print)
+    drain_slot(slot_stream, lake, [], print)
     if not follows:
         for _ in range(4):
             for _ in range(3):
                 write()
                 database.execute("select pg_log_standby_snapshot()")
-            drain(slot_stream, lake, [], print)
+            drain_slot(slot_stream, lake, [], print)
             assert retained() < IDLE_BYTES
         return
     with FollowedSlotStream(slot_stream, lake, print) as streamed, ThreadPoolExecutor(1) as pool:
 
         def follow() -> None:
-            for _ in streamed.slices():
-                streamed.append()
+            for _ in streamed.read_slice_ends():
+                streamed.append_due_slice()
 
         following = pool.submit(follow)
         try:
@@ -125,7 +125,7 @@ def test_an_open_transaction_costs_no_run_anything_and_its_wal_is_freed_by_the_n
     def run() -> tuple[int, int, int]:
         # The server does this every 15 seconds while sessions write.
         database.execute("select pg_log_standby_snapshot()")
-        drain(slot_stream, lake, [], print)
+        drain_slot(slot_stream, lake, [], print)
         return look()
 
     monkeypatch.setattr(confirmation, "advance_slot", counted)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption import appending, follow
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.protocol.messages import Relation, decode
 from pgsieve.resources.lake.lake import Lake
@@ -65,12 +65,12 @@ class Consumer:
         subscriptions = {"sub": ("pub",)}
         options = OPTIONS[name]
         self.slot_stream = SlotStream(name, source, name, name, True, subscriptions, options=options)
-        drain(self.slot_stream, self.lake, [], print)
+        drain_slot(self.slot_stream, self.lake, [], print)
 
     def consume(self, target: int) -> None:
         """Consume everything that was committed before `target`."""
         if not self.streams:
-            drain(self.slot_stream, self.lake, [], print, target)
+            drain_slot(self.slot_stream, self.lake, [], print, target)
             return
         consume_stream(self.slot_stream, self.lake, target)
 
@@ -178,7 +178,7 @@ def test_a_follower_that_was_overtaken_during_a_lost_connection_ends_and_loses_n
             before = change_log.position()
             connection.execute(f"{others} AND pid <> pg_backend_pid()")
             connection.execute("INSERT INTO a VALUES (2)")
-            drain(consumer.slot_stream, consumer.lake, [], print)
+            drain_slot(consumer.slot_stream, consumer.lake, [], print)
             assert (change_log.position() or 0) > (before or 0)
             overtaken.set()
             consuming.result(30)

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.slot_consumption import appending, reading
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.reading import DrainResult
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError
@@ -67,7 +67,7 @@ def a_slot_stream(server: EmbeddedServer, name: str) -> SlotStream:
 
 
 def drained(slot_stream: SlotStream, lake: Lake) -> DrainResult:
-    return drain(slot_stream, lake, [], lambda _: None)
+    return drain_slot(slot_stream, lake, [], lambda _: None)
 
 
 def changes(lake: Lake, slot_stream: SlotStream) -> pa.Table:
@@ -173,7 +173,7 @@ def test_the_slot_itself_is_read_if_its_copy_is_refused(
         else:
             monkeypatch.setattr(SlotCopy, "read_batches", lambda copy, _, query: read(copy, 0, query))
         write(connection, random.Random(3))
-        assert drain(unmoved, lake, [], progress.append).slices == 2
+        assert drain_slot(unmoved, lake, [], progress.append).slices == 2
     assert len([line for line in progress if "does not move a copy" in line]) == (refused == "moving")
     assert not [line for line in progress if "smaller parts" in line]
     monkeypatch.setattr(reading, "SECOND_SESSION_BYTES", 2**40)
@@ -254,7 +254,7 @@ def test_nothing_is_refused_if_few_connections_are_free(
             write(connection, random.Random(number))
             # A server process counts until it has ended, a moment after its session.
             wait_until(lambda: connection.execute(_FEW).fetchone() == (0,), lambda: "a session is left")
-            drain(slot_stream, lake, [], progress.append)
+            drain_slot(slot_stream, lake, [], progress.append)
     assert progress
     assert not [line for line in progress if "holds everything before" not in line]
 

@@ -19,9 +19,9 @@ from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.update_transformation.changes import (
     ReadableChanges,
     SentChanges,
-    SliceOfTable,
-    TruncateAt,
-    stored_tally,
+    TableSlice,
+    TruncateOrder,
+    count_stored_changes,
 )
 from pgsieve.assets.steps.update_transformation.messages import MessageFilter, Messages, StoredMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
@@ -76,14 +76,14 @@ def transformation(text: str, operations: Collection[str] = ROW_OPERATIONS) -> T
 
 
 def sent_changes(
-    messages: Messages, transformation: Transformation, places: Sequence[TruncateAt] = ()
+    messages: Messages, transformation: Transformation, places: Sequence[TruncateOrder] = ()
 ) -> ReadableChanges:
-    of_slice = SliceOfTable(_END, transformation.key, transformation.schema)
+    of_slice = TableSlice(_END, transformation.key, transformation.schema)
     return readable(SentChanges([Reading(messages, transformation)], places, of_slice))
 
 
 def readable(changes: SentChanges) -> ReadableChanges:
-    made = changes.readable
+    made = changes.readable_changes
     assert made is not None
     return made
 
@@ -177,7 +177,7 @@ def test_every_runner_writes_the_same_changes(
         ("one", many, CALLING_THREAD),
     ):
         changes, folder = sent_changes(several, chosen, [(405, 3, _AT)]), tmp_path / name
-        written = changes.write(runner, str(folder), Store())
+        written = changes.write_files(runner, str(folder), Store())
         files = written.files.to_pylist()
         rows = pa.concat_tables(pq.read_table(folder / file["path"]) for file in files)
         assert rows.sort_by("commit_lsn").to_pylist() == expected.sort_by("commit_lsn").to_pylist()
@@ -189,7 +189,7 @@ def test_every_runner_writes_the_same_changes(
             sent.get(operation, 0) for operation in ROW_OPERATIONS
         )
         assert name != "few" or len(files) == 1
-        assert changes.attempt(runner).sent_as == counts
+        assert changes.count_without_writing(runner).sent_as == counts
 
 
 @pytest.mark.spark
@@ -206,14 +206,14 @@ def test_spark_makes_and_counts_the_same_changes(
         chosen = [transformation(text), transformation(text, {"insert", "delete"})]
         of_one = Messages(lambda: frame, stored=stored).apply_filter(MessageFilter(relations=frozenset({1})))
         readings = [Reading(of_one, each) for each in chosen]
-        changes = SentChanges(readings, places, SliceOfTable(_END, ("a",), _SCHEMA))
-        expected = readable(changes).write(CALLING_THREAD, str(tmp_path / f"{number}"), Store())
+        changes = SentChanges(readings, places, TableSlice(_END, ("a",), _SCHEMA))
+        expected = readable(changes).write_files(CALLING_THREAD, str(tmp_path / f"{number}"), Store())
         rows = pa.concat_tables(
             pq.read_table(tmp_path / f"{number}" / file) for file in expected.files["path"].to_pylist()
         )
         read = Messages(partial(getattr, of_one, "frame"))
         by_spark = replace(changes, readings=[replace(reading, messages=read) for reading in readings])
-        made, got = by_spark.rows(lake, columns), list[pa.Table]()
+        made, got = by_spark.make_rows(lake, columns), list[pa.Table]()
         written = made.write(lambda frame, into=got: into.append(frame.toArrow()))
         assert written is not None
         by = [(name, "ascending") for name in ("commit_lsn", "ordinal", "operation")]
@@ -221,8 +221,8 @@ def test_spark_makes_and_counts_the_same_changes(
         for counts in (ChangeCounts.sum(written), ChangeCounts.sum(made.notes())):
             assert counts.sent_as == expected.counts.sent_as
             assert {**counts.sent, "bytes": 0} == {**expected.counts.sent, "bytes": 0}
-        assert by_spark.attempt(lake, columns, 1).sent_as == expected.counts.sent_as
-        assert {"bytes": 0, **stored_tally(session.createDataFrame(rows), ["a"])} == {
+        assert by_spark.count_without_writing(lake, columns, 1).sent_as == expected.counts.sent_as
+        assert {"bytes": 0, **count_stored_changes(session.createDataFrame(rows), ["a"])} == {
             **expected.counts.sent,
             "bytes": 0,
         }
@@ -250,8 +250,8 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
                 other = replace(readings[0].transformation, filters=of_text, filter_columns=read)
                 readings.append(replace(readings[0], transformation=other))
             folder = tmp_path / name / str(number)
-            changes = readable(SentChanges(readings, (), SliceOfTable(_END, ("a",), _SCHEMA)))
-            files = changes.write(Threads(2), str(folder), Store()).files.to_pylist()
+            changes = readable(SentChanges(readings, (), TableSlice(_END, ("a",), _SCHEMA)))
+            files = changes.write_files(Threads(2), str(folder), Store()).files.to_pylist()
             tables = [pq.read_table(folder / file["path"]) for file in files]
             each.append(sorted((row for table in tables for row in table.to_pylist()), key=str))
         return each
@@ -269,7 +269,7 @@ def test_no_file_is_written_if_all_changes_are_filtered_out(
 ) -> None:
     of_one = Messages(no_frame, stored=messages[1]).apply_filter(MessageFilter(relations=frozenset({1})))
     folder = tmp_path / "changes"
-    written = sent_changes(of_one, transformation("a < 0")).write(Threads(2), str(folder), Store())
+    written = sent_changes(of_one, transformation("a < 0")).write_files(Threads(2), str(folder), Store())
     assert written.files.num_rows == 0
     assert sum(written.counts.sent_as.values()) == (_ROWS - 10) // 2
     assert not folder.exists()
@@ -279,10 +279,10 @@ def test_messages_that_only_spark_reads_are_left_to_spark(messages: tuple[pa.Tab
     """A change log with marked rows is no plain table, but its history may still consist of files."""
     by_spark, stored = Messages(no_frame), Messages(no_frame, stored=messages[1])
     readings = [Reading(each, transformation("")) for each in (stored, by_spark)]
-    kept = SentChanges(readings, (), SliceOfTable(_END, ("a",), _SCHEMA))
-    assert kept.readable is None
-    assert replace(kept, readings=readings[:1]).readable is not None
-    assert replace(kept, readings=(), truncates=[(405, 3, _AT)]).readable is not None
+    kept = SentChanges(readings, (), TableSlice(_END, ("a",), _SCHEMA))
+    assert kept.readable_changes is None
+    assert replace(kept, readings=readings[:1]).readable_changes is not None
+    assert replace(kept, readings=(), truncates=[(405, 3, _AT)]).readable_changes is not None
 
 
 def test_a_decoding_error_is_raised_unchanged(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_decoding_error_is_raised_unchanged(tmp_path: Path) -> None:
     of_one = Messages(no_frame, stored=stored).apply_filter(MessageFilter(relations=frozenset({1})))
     made = Transformation(text_as_int, schema, ("b",), frozenset(ROW_OPERATIONS), FILTERS[""])
     with pytest.raises(ValueNotRepresentableError, match="column"):
-        sent_changes(of_one, made).attempt(Threads(2))
+        sent_changes(of_one, made).count_without_writing(Threads(2))
 
 
 @pytest.mark.parametrize("key", ["infinity", "0044-03-15 BC"])
@@ -307,4 +307,4 @@ def test_a_value_that_does_not_fit_is_reported_with_a_key_beyond_pythons_range(
     _, stored = change_log(tmp_path, [change] * 12)
     made = Transformation(columns, schema, ["k"], frozenset(ROW_OPERATIONS), dict.fromkeys(ROW_OPERATIONS))
     with pytest.raises(ValueNotRepresentableError, match=rf"in the row with key \(k\)=\({key}\)"):
-        sent_changes(Messages(no_frame, stored=stored), made).attempt(Threads(2))
+        sent_changes(Messages(no_frame, stored=stored), made).count_without_writing(Threads(2))

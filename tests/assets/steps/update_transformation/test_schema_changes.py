@@ -11,7 +11,7 @@ import pytest
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.records.table_states import Name, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
-from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.update_transformation.transform import Transformation, transform
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
@@ -98,7 +98,7 @@ def test_changes_that_another_process_transforms_during_an_alteration_are_not_lo
     project = build_project(load_config(shop.path))
     one, lake = project.subscriptions["one"], project.lake.open()
     shop.database.execute("update notes set n = n + 10 where id = 2; insert into notes values (5, 5)")
-    drain(one.slot_stream, lake, [one], quiet)
+    drain_slot(one.slot_stream, lake, [one], quiet)
     shop.database.execute(_ALTERATIONS["a column is renamed"])
     fence, fences = TransformedSlices.fence, list[str]()
 
@@ -139,7 +139,7 @@ def test_states_are_read_no_more_often_for_several_altered_tables(
     for number, tables in enumerate((["notes"], ["notes", "orders"])):
         for table in tables:
             shop.database.execute(alteration.format(table, f"m{number}", table, 100 + number))
-        drain(one.slot_stream, lake, [one], quiet)
+        drain_slot(one.slot_stream, lake, [one], quiet)
         reads.clear()
         transform(one, lake, quiet)
         counts.append(len(reads))
