@@ -20,7 +20,7 @@ class _Clock:
 class _Stream:
     """A stream that is connected and has received nothing for long."""
 
-    position = received = 0
+    position = received_bytes = 0
     waiting_since = None
 
     def __init__(self, clock: _Clock) -> None:
