@@ -94,8 +94,7 @@ def initial_sync_asset(
     its partition is not materialised, and the run fails after it has copied the others.
     """
     asset = subscription_asset(subscription, AssetKind.INITIAL_SYNC)
-    key = dagster_names.asset_key(asset)
-    partitions = tables_partitions(subscription.name)
+    key, partitions = dagster_names.asset_key(asset), tables_partitions(subscription.name)
 
     def copy_and_measure(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[CopyResult], Work]:
         def log(line: str) -> None:
@@ -103,11 +102,10 @@ def initial_sync_asset(
             tell(line)
 
         tables = [decode_partition_key(key) for key in context.partition_keys]
-        is_lacking = LACKING_TAG in context.run.tags
+        lacks = LACKING_TAG in context.run.tags
         with measure() as work:
-            return copy_tables(
-                subscription, lake, tables, log, only_lacking=is_lacking, wait_seconds=seconds
-            ), work
+            copies = copy_tables(subscription, lake, tables, log, only_lacking=lacks, wait_seconds=seconds)
+        return copies, work
 
     with warnings.catch_warnings():
         # Dagster warns that the parameter, by which a backfill copies all tables in one run, is a beta feature.

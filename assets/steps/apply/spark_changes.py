@@ -211,10 +211,7 @@ class SparkChanges:
         - `base`: the number of the key whose row in the replica has the values that no change sent
         - `e0`, `e1`, …: the metadata of a row that has ended
         """
-        unsent_columns, label_by_metadata_column = (
-            sorted(merge.unsent_flag_by_column),
-            _label_metadata_columns(self.definition),
-        )
+        unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
         numbers = merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
         stored_keys = present_keys.stored_keys(keyed_changes.keys)
         places = np.append(keyed_changes.places[keyed_changes.first_effective_index :], 0)
@@ -233,7 +230,7 @@ class SparkChanges:
                 **{f"s{i}": find_places(numbers.sent[name]) for i, name in enumerate(unsent_columns)},
                 **{merge.unsent_flag_by_column[name]: numbers.retains_value[name] for name in unsent_columns},
                 "last": find_places(numbers.last),
-                **{e: metadata[name] for name, e in label_by_metadata_column.items()},
+                **{e: metadata[name] for name, e in labels.items()},
                 "is_ended": numbers.ended != NONE,
                 "action": numbers.actions,
             }
@@ -241,15 +238,12 @@ class SparkChanges:
         decided_keys = self.lake.spark.createDataFrame(table)
         value_changes = np.concatenate([numbers.last, *numbers.sent.values()])
         former_key_numbers = np.unique(numbers.base[numbers.base != NONE])
+        value_places = np.unique(places[value_changes[value_changes != NONE]])
         upserts = self._make_upserts(
-            decided_keys,
-            np.unique(places[value_changes[value_changes != NONE]]),
-            keyed_changes.keys,
-            former_key_numbers,
-            merge,
+            decided_keys, value_places, keyed_changes.keys, former_key_numbers, merge
         )
         ended_values = {
-            v: F.col(label_by_metadata_column[name]) if name in label_by_metadata_column else F.lit(None)
+            v: F.col(labels[name]) if name in labels else F.lit(None)
             for name, v in merge.value_source_by_column.items()
         }
         ended_rows = decided_keys.where("last is null").select(
@@ -279,10 +273,7 @@ class SparkChanges:
         `places` are the places of the changes that have the values. `former_key_numbers` are the numbers of the keys
         under which the replica has values that no change sent.
         """
-        unsent_columns, label_by_metadata_column = (
-            sorted(merge.unsent_flag_by_column),
-            _label_metadata_columns(self.definition),
-        )
+        unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
         placed_rows = self._read_placed_rows(RowSelection(self.pending.extent, self._stamp, places), "new")
         is_small = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
         rows = placed_rows.join(
@@ -306,7 +297,7 @@ class SparkChanges:
             value_by_column[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(
                 replica_value
             )
-        for name, e in label_by_metadata_column.items():
+        for name, e in labels.items():
             value_by_column[name] = F.when(F.col("is_ended"), F.col(e)).otherwise(value_by_column[name])
         return rows.select(
             *merge.key_source_by_column.values(),

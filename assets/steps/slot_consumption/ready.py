@@ -52,16 +52,15 @@ def prepare_slot(
     connection: psycopg.Connection[tuple[object, ...]],
     slot_stream: SlotStream,
     lake: Lake,
-    copied_subscription: str | None = None,
+    copier: str | None = None,
 ) -> tuple[SlotStream, Catalog, tuple[str, ...]]:
     """Create the stream's capture publications and slot if they are missing, and record the catalog if it was altered.
 
-    Returns the stream without subscriptions that are refused, the catalog, and the publications with which the slot is
-    read.
+    Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
 
     A lock of another session may prevent a table from being captured, or its row filter from being read. As long as that
-    is so, the publisher decides which changes a subscription gets. The publisher cannot decide if `copied_subscription`
-    is a subscription with publications of pgsieve.yaml. Raises SlotError if the slot does not fit the position of the
+    is so, the publisher decides which changes a subscription gets. It cannot decide if the subscription `copier`, which is
+    about to copy tables, has publications of pgsieve.yaml. Raises SlotError if the slot does not fit the position of the
     change log. Raises OpenTransactionsError or LockedTableError for a lock if the publisher cannot decide.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
@@ -73,25 +72,18 @@ def prepare_slot(
     state = take_slot(connection, slot_stream, lake)
     refuse_put_back_tables(lake, slot_stream_records(lake, slot_stream), newest_cuts(lake, slot_stream))
     log_position, catalogs = ChangeLog(lake, slot_stream).position(), Catalogs(lake, sound_stream)
-    publication_names = sound_stream.slot_publications(server_catalog)
-    created_names = [name for name in publication_names if name not in server_catalog.publications]
+    names = sound_stream.slot_publications(server_catalog)
+    created_names = [name for name in names if name not in server_catalog.publications]
     try:
         is_recorded = catalogs.is_recorded(fingerprint)
-        is_slot_begun = state is not None and log_position is not None and not catalogs.unread_subscriptions()
+        is_begun = state is not None and log_position is not None and not catalogs.unread_subscriptions()
         publisher_decides = (
-            is_slot_begun
-            and not is_recorded
-            and (copied_subscription is None or can_publisher_decide(sound_stream, copied_subscription))
+            is_begun and not is_recorded and (copier is None or can_publisher_decide(sound_stream, copier))
         )
         if slot_stream.filtered:
             publish_set_aside_tables(connection, sound_stream, lake, server_catalog, no_log)
-        elif not _ensure_planned_publications(
-            connection, sound_stream, server_catalog, publisher_decides=publisher_decides
-        ):
-            publication_names, is_recorded = (
-                tuple(name for name in publication_names if name not in created_names),
-                True,
-            )
+        elif not _make_capture(connection, sound_stream, server_catalog, publisher_decides=publisher_decides):
+            names, is_recorded = tuple(name for name in names if name not in created_names), True
         if not is_recorded:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
             is_recorded = _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
@@ -99,10 +91,10 @@ def prepare_slot(
         if state is None:
             begin_slot(connection, slot_stream, lake)
         else:
-            _align_positions(connection, slot_stream, lake, state, log_position, publication_names)
+            _align_positions(connection, slot_stream, lake, state, log_position, names)
         if not is_recorded:
             if log_position is not None and connection.info.server_version < 180000:
-                _read_older_wal(connection, slot_stream, lake, publication_names)
+                _read_older_wal(connection, slot_stream, lake, names)
             # If a subscription was missing in pgsieve.yaml for a while, its tables have not got the changes of that time.
             forget_copies(lake, catalogs.unread_subscriptions())
             restart_lsn = capture_lsn if state is None else state.restart_lsn
@@ -114,7 +106,7 @@ def prepare_slot(
         if not slot_stream.filtered:
             drop_publications(connection, slot_stream.source.name, created_names)
         raise
-    return sound_stream, server_catalog, publication_names
+    return sound_stream, server_catalog, names
 
 
 def _align_positions(
@@ -166,7 +158,7 @@ def ensure_publications(
     return names
 
 
-def _ensure_planned_publications(
+def _make_capture(
     connection: psycopg.Connection[tuple[object, ...]],
     slot_stream: SlotStream,
     catalog: Catalog,

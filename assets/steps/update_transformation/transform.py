@@ -104,47 +104,43 @@ class Transformation:
         # The version of `_transformed` is read before any table state. A process that changes a state also commits to
         # `_transformed`. So if the states of this process become too old, its commits fail.
         head = lake.records.head(transformed_slices.path)
-        transformed_lsn, base_version = head.position or 0, head.version
+        begin_lsn, base_version = head.position or 0, head.version
         cut = Cuts(lake, subscription.name).last()
         refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
-        self._set_aside_lagging_tables(transformed_lsn)
+        self._set_aside_lagging_tables(begin_lsn)
         with subscription.slot_stream.source.connect() as connection:
             current_catalog = make_subscription_catalog(connection, subscription, present_catalog(connection))
             lsn = current_lsn(connection)
         if hold_back_tables(subscription, lake, find_table_problems(subscription, current_catalog)):
             return
-        if SchemaChanges(subscription, lake, lsn, transformed_lsn, self.log).follow(current_catalog):
+        if SchemaChanges(subscription, lake, lsn, begin_lsn, self.log).follow(current_catalog):
             # The definitions have changed, so this process begins again. Any other process that transforms does so, too.
             self.run(results)
             return
-        for end, deciding_subscription, catalog in slices_to_read(
-            lake, subscription, current_catalog, after=transformed_lsn
-        ):
-            if deciding_subscription is None:
+        for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, after=begin_lsn):
+            if reader is None:
                 transformed_slices.append(end, [], base_version)
-                transformed_lsn, base_version = end, base_version + 1
-            while deciding_subscription is not None and transformed_lsn < end:
-                window = next_window(skip_lsn, transformed_lsn, end)
-                slice_reader = SliceReader(deciding_subscription, lake, catalog)
+                begin_lsn, base_version = end, base_version + 1
+            while reader is not None and begin_lsn < end:
+                window = next_window(skip_lsn, begin_lsn, end)
+                slice_reader = SliceReader(reader, lake, catalog)
                 work = slice_reader.read_work(window)
                 failure = (
-                    FailureSearch(deciding_subscription, lake, work).find_first()
-                    if subscription.disable_on_error
-                    else None
+                    FailureSearch(reader, lake, work).find_first() if subscription.disable_on_error else None
                 )
                 if failure is not None:
                     commit_lsn, problem = failure
                     self._disable_subscription(problem)
                     self.log(f"{subscription.name} is disabled: {problem}")
-                    if commit_lsn <= transformed_lsn or is_partly_transformed(self._states, transformed_lsn):
+                    if commit_lsn <= begin_lsn or is_partly_transformed(self._states, begin_lsn):
                         return
                     window = replace(window, end=commit_lsn)
                     work = slice_reader.read_work(window)
-                if deciding_subscription is not subscription or window.skipped_lsn is not None:
+                if reader is not subscription or window.skipped_lsn is not None:
                     self._note_altered_replicas(end, is_skipping=window.skipped_lsn is not None)
                 try:
                     changes = _SliceTransformation(
-                        slice_reader, _Progress(transformed_lsn, cut), base_version
+                        slice_reader, _Progress(begin_lsn, cut), base_version
                     ).transform_window(work)
                 except TABLE_ERRORS as error:
                     if not subscription.disable_on_error:
@@ -159,7 +155,7 @@ class Transformation:
                     return
                 has_changes = any(table_changes.has_changes for table_changes in changes)
                 skip_lsn = Skip(subscription, lake).clear(skip_lsn, window, self.log, has_changes=has_changes)
-                transformed_lsn, base_version = window.end, base_version + 1
+                begin_lsn, base_version = window.end, base_version + 1
 
     def _disable_subscription(self, problem: str) -> None:
         SubscriptionRecord(self.lake, self.subscription.name).disable(problem)
