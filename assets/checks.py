@@ -28,7 +28,7 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.lake.delta.layout import TableName
-from pgsieve.resources.postgres.slot import SlotState, slot_state
+from pgsieve.resources.postgres.slot import SlotState, read_slot_state
 
 Keys = Mapping[dg.AssetKey, TableName]
 
@@ -227,7 +227,7 @@ def freshness_checks(
             with as_step(context):
                 lake = open_lake(context, dagster_names)
                 freshness_of_replicas = check_freshness(subscription, lake)
-                states = TableStates(lake, subscription.name).newest()
+                states = TableStates(lake, subscription.name).read_newest()
             for key in _selected_keys(context):
                 yield table_freshness_result(key, subscription, freshness_of_replicas, states.get(keys[key]))
 
@@ -259,7 +259,7 @@ def sync_state_checks(
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
                 lake = open_lake(context, dagster_names)
-                states = TableStates(lake, subscription.name).newest()
+                states = TableStates(lake, subscription.name).read_newest()
                 subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
             for key in _selected_keys(context):
                 yield sync_state_result(key, states.get(keys[key]), subscription_state)
@@ -404,7 +404,7 @@ def slot_health_spec(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg
 def slot_health_result(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg.AssetCheckResult:
     """Evaluate the check `slot_health` for the slot as it is now."""
     with slot_stream.source.connect() as connection:
-        state = slot_state(connection, slot_stream.slot)
+        state = read_slot_state(connection, slot_stream.slot)
     metadata: dict[str, Any] = (
         {}
         if state is None

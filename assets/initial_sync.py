@@ -42,7 +42,7 @@ from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS
-from pgsieve.resources.work import Work, measure
+from pgsieve.resources.work import Work, measure_work
 
 #: The tag of a run that was started because tables had no copy yet. Another run may have copied some of them by the
 #: time at which this run begins.
@@ -103,7 +103,7 @@ def initial_sync_asset(
 
         tables = [decode_partition_key(key) for key in context.partition_keys]
         lacks = LACKING_TAG in context.run.tags
-        with measure() as work:
+        with measure_work() as work:
             copies = copy_tables(subscription, lake, tables, log, only_lacking=lacks, wait_seconds=seconds)
         return copies, work
 

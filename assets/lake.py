@@ -34,7 +34,7 @@ class PgsieveLake(LakeResource):
         Maps the name of each table, such as `public.orders`, to a DataFrame of the configured Spark session.
         """
         cuts = Cuts(self.open(), subscription)
-        return cuts.read_frames(cuts.newest(lsn))
+        return cuts.read_frames(cuts.find_newest(lsn))
 
     def tables_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DeltaTable]:
         """The same replicas as `read_at_cut` returns, as tables of the package `deltalake`, for DuckDB, Polars or Arrow.
@@ -42,7 +42,7 @@ class PgsieveLake(LakeResource):
         No JVM is needed, but delta-rs has to be able to reach the lake.
         """
         cuts = Cuts(self.open(), subscription)
-        return cuts.open_tables(cuts.newest(lsn))
+        return cuts.open_tables(cuts.find_newest(lsn))
 
     def read_at(
         self, subscription: str, moment: str | datetime, scratch: str | None = None

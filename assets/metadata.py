@@ -14,9 +14,9 @@ from pgsieve.assets.steps.apply.table_result import TableResult
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.decoding.changes.sent_as import (
     SentCounts,
-    counts_by_origin,
-    counts_by_result,
-    received_counts,
+    count_by_result,
+    count_received,
+    group_by_origin,
     sum_counts,
 )
 from pgsieve.decoding.lsn import format_lsn
@@ -93,13 +93,13 @@ def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
     They say how many UPDATEs were sent as each operation, and through how many relations changes came. A table has both
     for each relation.
     """
-    origins = counts_by_origin(counts)
+    origins = group_by_origin(counts)
     records = [
         dg.TableRecord(
             {
                 "through": escape_controls(source),
                 "row filter": escape_controls(row_filter or NO_FILTER),
-                **{f"{operation}s": count for operation, count in received_counts(part).items()},
+                **{f"{operation}s": count for operation, count in count_received(part).items()},
                 **_update_counts(part),
             }
         )
@@ -120,7 +120,7 @@ def _change_count(origin: tuple[object, SentCounts]) -> int:
 
 def _update_counts(counts: SentCounts) -> dict[str, int]:
     """How many UPDATEs were sent as INSERT, UPDATE and DELETE, and how many were not sent."""
-    updates = counts_by_result(counts)
+    updates = count_by_result(counts)
     entries = {f"UPDATEs sent as {as_.upper()}": count for as_, count in updates.items() if as_ is not None}
     return {**entries, "UPDATEs not sent": updates[None]}
 

@@ -206,7 +206,9 @@ def subscription_problems(
     if not whole.enabled:
         error = disabled_error(subscription, whole)
         problems[None] = f"{error.message} ({error.hint})"
-    return problems | {(_SEQUENCE_SCHEMA, each): each for each in Sequences(lake, subscription).problems()}
+    return problems | {
+        (_SEQUENCE_SCHEMA, each): each for each in Sequences(lake, subscription).describe_problems()
+    }
 
 
 def cut_obstacles(problems: Mapping[TableName | None, str]) -> set[TableName | None]:

@@ -83,7 +83,7 @@ from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.work import Work, measure
+from pgsieve.resources.work import Work, measure_work
 
 #: What the op yields to Dagster.
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetCheckResult
@@ -229,8 +229,8 @@ class _Request:
         Returns the cut before the apply, and the result of the apply; and the cost of the work.
         """
         subscription = self.assets.subscription
-        former_cut, result = Cuts(lake, subscription.name).last(), ApplyResult()
-        with measure() as work:
+        former_cut, result = Cuts(lake, subscription.name).read_last(), ApplyResult()
+        with measure_work() as work:
             if self.has_assets:
                 names = None if self.has_all_tables else list(self.selected_tables)
                 result = apply(subscription, lake, self.context.log.info, names)
@@ -246,7 +246,7 @@ class _Increment:
         self._request, self._assets, self._context = request, request.assets, request.context
         self._lake, self._result, self._subscription = lake, result, request.assets.subscription
         name, instance = self._subscription.name, self._context.instance
-        self._states = TableStates(lake, name).newest()
+        self._states = TableStates(lake, name).read_newest()
         self._subscription_state = SubscriptionRecord(lake, name).read_state()
         self._problems = subscription_problems(name, lake, self._states, self._subscription_state)
         self._reported = reported_problems(instance, self._assets.cut) if self._problems else set[str]()

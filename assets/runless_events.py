@@ -133,10 +133,10 @@ def report_cut(
     cuts, table_states = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
     record = SubscriptionRecord(lake, subscription.name)
     with lake.consistent_read(cuts.path, table_states.path, record.path):
-        cut = cuts.last()
+        cut = cuts.read_last()
         if cut is None:
             return
-        states, subscription_state = table_states.newest(), record.read_state()
+        states, subscription_state = table_states.read_newest(), record.read_state()
     key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
     version = cut_data_version(cut)
     problems = subscription_problems(subscription.name, lake, states, subscription_state)
@@ -171,7 +171,7 @@ def report_if_disabled(
     subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
     if subscription_state.enabled:
         return False
-    states = TableStates(lake, subscription.name).newest()
+    states = TableStates(lake, subscription.name).read_newest()
     key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
     problems = subscription_problems(subscription.name, lake, states, subscription_state)
     former_problems = reported_problems(dagster, key)

@@ -14,7 +14,7 @@ from pgsieve.assets.steps.slot_consumption.reading import DrainResult
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset, subscription_asset
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.work import measure
+from pgsieve.resources.work import measure_work
 
 
 def change_log_asset(
@@ -52,7 +52,7 @@ def change_log_asset(
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         if context.selected_asset_keys:
             lake = open_lake(context, dagster_names)
-            with measure() as work:
+            with measure_work() as work:
                 drain_result = (
                     append() if append else drain_slot(slot_stream, lake, subscriptions, context.log.info)
                 )

@@ -21,7 +21,7 @@ from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset
 from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
-from pgsieve.resources.work import measure
+from pgsieve.resources.work import measure_work
 
 #: Each run reports the same data version. If it changed, Dagster would show all replicas as unsynced, although most
 #: have no new changes. The check `freshness` reports changes that are waiting.
@@ -58,7 +58,7 @@ def table_changes_asset(
                 if report_if_disabled(context.instance, subscription, lake, dagster_names):
                     context.log.warning(f"subscription {subscription.name} is disabled")
                     return
-                with measure() as work:
+                with measure_work() as work:
                     changes: Sequence[TableChanges] = transform(subscription, lake, log)
             else:
                 changes, work = prefetched(log)

@@ -89,7 +89,7 @@ def _copy_seconds(subscription: Subscription, project: Project) -> _Seconds:
 
 def _apply_seconds(subscription: Subscription, project: Project) -> _Seconds:
     lake = project.lake.open()
-    with patch.object(Origin, "count") if subscription.name == _FILTER_WITHOUT_COUNTS else nullcontext():
+    with patch.object(Origin, "add_counts") if subscription.name == _FILTER_WITHOUT_COUNTS else nullcontext():
         transformed = _cpu_seconds_of(lambda: transform(subscription, lake, quiet))
     return {"transform": transformed, "apply": _cpu_seconds_of(lambda: apply(subscription, lake, quiet))}
 

@@ -27,12 +27,12 @@ from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
-from pgsieve.decoding.changes.metadata_columns import METADATA
+from pgsieve.decoding.changes.metadata_columns import TYPE_OID_BY_KIND
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.work import measure
+from pgsieve.resources.work import measure_work
 
 _SETTINGS = {
     "shared_buffers": "512MB",
@@ -77,7 +77,7 @@ KINDS = {
     "TRUNCATE": Kind(change="truncate {table}; insert into {table} {first}"),
     "mapped names": Kind(more='"Line No" int', more_of="i % 1000"),
     "metadata columns": Kind(
-        layout={"columns": {kind: f"_{kind}" for kind in METADATA if kind not in DELETED_ROW_COLUMNS}}
+        layout={"columns": {kind: f"_{kind}" for kind in TYPE_OID_BY_KIND if kind not in DELETED_ROW_COLUMNS}}
     ),
     "deletes": Kind(change=_DELETE),
     "soft deletes": Kind(layout={"deletes": "soft"}, change=_DELETE, peer="deletes"),
@@ -142,7 +142,7 @@ class TableOfKind:
             lambda: apply(subscription, lake, _ignore_line),
         ):
             began = time.monotonic()
-            with measure() as work:
+            with measure_work() as work:
                 result = step()
             took.append(time.monotonic() - began)
         (applied,) = result.tables.values()

@@ -41,7 +41,7 @@ from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import peek_query, read_messages
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 
 SETTINGS = {
     "shared_buffers": "512MB",
@@ -122,7 +122,7 @@ def peek(subscription: Subscription, results: dict[str, float], phase: str) -> N
     """Measure the slot alone: read its changes, and drop them."""
     slot_stream = subscription.slot_stream
     with slot_stream.source.connect() as connection:
-        options, end = make_peek_options(slot_stream, [slot_stream.slot]), current_lsn(connection)
+        options, end = make_peek_options(slot_stream, [slot_stream.slot]), read_current_lsn(connection)
         query = peek_query(slot_stream.slot, end, options, connection.info.server_version)
     with timed(results, f"pgsieve {phase}:   the slot's peek alone"):
         for _ in read_messages(slot_stream.source.make_executor_conninfo(), query):

@@ -43,7 +43,7 @@ from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.work import Work, measure
+from pgsieve.resources.work import Work, measure_work
 
 _CLUSTER = "local-cluster[2,1,2048]"
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -193,7 +193,7 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
 
         def step(name: str, act: Callable[[], object], lost: int = 0) -> None:
             before, began = clock.seconds(), time.monotonic()
-            with measure() as work, kill_executors(lost):
+            with measure_work() as work, kill_executors(lost):
                 act()
             costs[name] = Cost(time.monotonic() - began, clock.seconds() - before, work, time.time())
             print(f"{name}: {costs[name].seconds:.1f} s", flush=True)

@@ -26,7 +26,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import peek_query, read_messages
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 
 
 def peek(slot_stream: SlotStream, upto: int) -> float:
@@ -73,7 +73,7 @@ def main() -> None:
         for slot_stream in slot_streams:
             drain_slot(slot_stream, lake, [], quiet)
         changes(connection, "t", options.rows, 0)
-        upto = current_lsn(connection)
+        upto = read_current_lsn(connection)
         whole, *others = slot_streams
         for number, slot_stream in enumerate(others):
             if number % 2:

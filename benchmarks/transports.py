@@ -23,7 +23,7 @@ from pgsieve.resources.postgres.receiver import ReceivedMessages
 from pgsieve.resources.postgres.slot import create_slot, peek_query, read_messages
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import ReplicationStream
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 
 SETTINGS = {"fsync": "off", "autovacuum": "off", "max_wal_size": "8GB", "shared_buffers": "256MB"}
 SLOT, PUBLICATION = "transports", "transports"
@@ -86,7 +86,7 @@ def main() -> None:
                 " commit; end loop; end $$".encode()
             )
             # After this commit beyond `end`, no transport waits for an idle server.
-            end = current_lsn(connection)
+            end = read_current_lsn(connection)
             connection.execute("insert into public.t values (0, 'last')")
         print(f"{'':24}{'messages/s':>14}{'cpu us/message':>16}{'ratio':>8}   slot from {format_lsn(start)}")
         for source in (local, tcp):

@@ -34,14 +34,14 @@ _MAX_COPY_TIME = timedelta(hours=1)
 _ALARM_INTERVAL = timedelta(hours=1)
 
 
-def increments_schedule(
+def make_increments_schedule(
     job: UnresolvedAssetJobDefinition, *, is_running: bool = False
 ) -> dg.ScheduleDefinition:
     """Run the increments of a stream (read the slot, and apply the changes) every five minutes."""
     return _make_schedule(job, "*/5 * * * *", is_running=is_running)
 
 
-def maintenance_schedule(
+def make_maintenance_schedule(
     job: UnresolvedAssetJobDefinition, *, is_running: bool = False
 ) -> dg.ScheduleDefinition:
     """Maintain a stream and its subscriptions every night."""
@@ -61,11 +61,11 @@ def _make_schedule(
     )
 
 
-def _sensor_status(*, is_running: bool) -> dg.DefaultSensorStatus:
+def _choose_sensor_status(*, is_running: bool) -> dg.DefaultSensorStatus:
     return dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
 
 
-def published_sensor(
+def make_published_sensor(
     tables_by_subscription: Mapping[str, Collection[TableName]], dagster_names: DagsterNames
 ) -> dg.SensorDefinition:
     """Keep the published tables of each subscription listed in Dagster, as the partitions of its initial sync.
@@ -94,7 +94,7 @@ def published_sensor(
     return published_tables
 
 
-def copy_sensor(
+def make_copy_sensor(
     subscription: Subscription,
     job: UnresolvedAssetJobDefinition,
     dagster_names: DagsterNames,
@@ -108,7 +108,7 @@ def copy_sensor(
         job=job,
         minimum_interval_seconds=60,
         required_resource_keys={dagster_names.lake_resource_key},
-        default_status=_sensor_status(is_running=is_running),
+        default_status=_choose_sensor_status(is_running=is_running),
         description="Starts the initial sync of tables that have no replica, or whose columns changed.",
     )
     def new_tables(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
@@ -118,7 +118,7 @@ def copy_sensor(
         keys_to_copy = [encode_partition_key(name) for name in find_tables_to_copy(subscription, lake)]
         if not keys_to_copy:
             return dg.SkipReason("every published table has its replica")
-        last_run = _last_copy_run(context.instance, subscription)
+        last_run = _find_last_copy_run(context.instance, subscription)
         if (
             last_run
             and not last_run.dagster_run.is_finished
@@ -146,13 +146,13 @@ def copy_sensor(
     return new_tables
 
 
-def _last_copy_run(instance: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
+def _find_last_copy_run(instance: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
     """The last run that the sensor of a subscription has started; None if it has started no run."""
     records = instance.get_run_records(dg.RunsFilter(tags={LACKING_TAG: subscription.name}), limit=1)
     return records[0] if records else None
 
 
-def slot_lag_sensor(
+def make_slot_lag_sensor(
     slot_stream: SlotStream, job: dg.JobDefinition, dagster_names: DagsterNames, *, is_running: bool = False
 ) -> dg.SensorDefinition:
     """Start a failing run if the slot has a problem: at once when the problem is noticed, and again every hour.
@@ -165,7 +165,7 @@ def slot_lag_sensor(
         job=job,
         minimum_interval_seconds=60,
         required_resource_keys={dagster_names.lake_resource_key},
-        default_status=_sensor_status(is_running=is_running),
+        default_status=_choose_sensor_status(is_running=is_running),
         description=f"Starts a run that fails when replication slot {slot_stream.slot} is missing, has lost WAL, or lags 1 GiB or more.",
     )
     def slot_lag(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:

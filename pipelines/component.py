@@ -34,7 +34,7 @@ from pgsieve.assets.translator import DagsterNames, PgsieveAsset, PgsieveTransla
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import assemble_definitions
 from pgsieve.pipelines.project import build_project
-from pgsieve.pipelines.published import Published, fetch_published, load_published
+from pgsieve.pipelines.published import RecordedCatalogs, fetch_published, load_published
 
 _EXAMPLE_CONFIG = """\
 # All keys: pgsieve's documentation, "Configuration: pgsieve.yaml". ${{NAME}} is an environment variable.
@@ -85,12 +85,12 @@ def _has_other_component(folder: Path) -> bool:
     )
 
 
-def _relative_path(context: dg.ResolutionContext, path: str) -> Path:
+def _resolve_path(context: dg.ResolutionContext, path: str) -> Path:
     """Resolve a path in defs.yaml. It is relative to the folder of defs.yaml."""
     return Path(context.resolve_source_relative_path(path))
 
 
-def _template_variables(data: PgsieveAsset) -> Mapping[str, Any]:
+def _make_template_variables(data: PgsieveAsset) -> Mapping[str, Any]:
     """The variables that a `translation` in YAML may use, by name."""
     return {"data": data}
 
@@ -110,11 +110,11 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     Subclasses may override `get_asset_spec`.
     """
 
-    config: Annotated[Path, dg.Resolver(_relative_path, model_field_type=str)] = Path("pgsieve.yaml")
+    config: Annotated[Path, dg.Resolver(_resolve_path, model_field_type=str)] = Path("pgsieve.yaml")
     prefix: str = "pgsieve"
     spark: dg.Injected[PySparkResource | LazyPySparkResource] | None = None
     translation: (
-        Annotated[TranslationFn[PgsieveAsset], TranslationFnResolver[PgsieveAsset](_template_variables)]
+        Annotated[TranslationFn[PgsieveAsset], TranslationFnResolver[PgsieveAsset](_make_template_variables)]
         | None
     ) = None
     defs_state: ResolvedDefsStateConfig = field(default_factory=DefsStateConfigArgs.local_filesystem)
@@ -139,7 +139,9 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
         """
         config = load_config(self.config)
         former_state = (
-            Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
+            RecordedCatalogs.from_json(state_path.read_text(encoding="utf-8"))
+            if state_path.is_file()
+            else None
         )
         published, errors = fetch_published(build_project(config), former_state or load_published(config))
         state_path.write_text(published.to_json(), encoding="utf-8")
@@ -160,7 +162,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
         if state_path is None:
             published = load_published(config)
         else:
-            published = Published.from_json(state_path.read_text(encoding="utf-8"))
+            published = RecordedCatalogs.from_json(state_path.read_text(encoding="utf-8"))
         dagster_names = DagsterNames(self.prefix, _ComponentTranslator(self))
         is_complete = state_path is not None
         return assemble_definitions(

@@ -38,18 +38,23 @@ from pgsieve.assets.translator import (
 )
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.pipelines.automation import (
-    copy_sensor,
-    increments_schedule,
-    maintenance_schedule,
-    published_sensor,
-    slot_lag_sensor,
+    make_copy_sensor,
+    make_increments_schedule,
+    make_maintenance_schedule,
+    make_published_sensor,
+    make_slot_lag_sensor,
 )
 from pgsieve.pipelines.config.model import Config, ConfigError, load_config
 from pgsieve.pipelines.jobs import make_jobs
 from pgsieve.pipelines.project import build_project
-from pgsieve.pipelines.published import Published, load_published, recorded_tables, refresh_published
+from pgsieve.pipelines.published import (
+    RecordedCatalogs,
+    find_recorded_tables,
+    load_published,
+    refresh_published,
+)
 from pgsieve.resources.lake.delta.layout import TableName
-from pgsieve.resources.lake.pyspark_resource import pyspark_resource
+from pgsieve.resources.lake.pyspark_resource import make_pyspark_engine
 
 
 @dg.definitions
@@ -61,7 +66,7 @@ def defs() -> dg.Definitions:
         if error.line is None and not error.file.exists():
             return dg.Definitions()
         raise
-    return definitions(config)
+    return build_ui_definitions(config)
 
 
 def build_definitions(
@@ -88,7 +93,7 @@ def build_definitions(
     return assemble_definitions(config, load_published(config), dagster_names, spark=spark)
 
 
-def definitions(config: Config) -> dg.Definitions:
+def build_ui_definitions(config: Config) -> dg.Definitions:
     """The definitions for `pgsieve ui`."""
     project_definitions = assemble_definitions(config, load_published(config), DagsterNames())
     # A run in one process needs only one Spark session.
@@ -97,32 +102,32 @@ def definitions(config: Config) -> dg.Definitions:
 
 def assemble_definitions(
     config: Config,
-    published: Published,
+    published: RecordedCatalogs,
     dagster_names: DagsterNames,
     *,
     is_complete: bool = False,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """Build the definitions of a configuration for the tables in `published`; `is_complete` is as in `recorded_tables`."""
+    """Build the definitions of a configuration for the tables in `published`; `is_complete` is as in `find_recorded_tables`."""
     project = build_project(config)
-    engine, folders = pyspark_resource(project.lake.engine, spark), project.lake.folders
+    engine, folders = make_pyspark_engine(project.lake.engine, spark), project.lake.folders
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)
-    tables_by_subscription = recorded_tables(project, published, is_complete=is_complete)
+    tables_by_subscription = find_recorded_tables(project, published, is_complete=is_complete)
     is_automated = config.dagster.automation
     subscriptions, streams = list(project.subscriptions.values()), list(project.slot_streams.values())
     jobs, retention = make_jobs(project, dagster_names), project.retention
     return dg.Definitions(
         assets=[
-            *_source_table_specs(subscriptions, tables_by_subscription, dagster_names),
+            *_make_source_table_specs(subscriptions, tables_by_subscription, dagster_names),
             *(initial_sync_asset(s, dagster_names, names=project.names) for s in subscriptions),
-            *(change_log_asset(f, project.subscriptions_of(f), dagster_names) for f in streams),
+            *(change_log_asset(f, project.find_subscriptions(f), dagster_names) for f in streams),
             *(table_changes_asset(s, dagster_names) for s in subscriptions),
             *(
-                _replica_assets(s, tables_by_subscription[s.name], dagster_names, is_automated)
+                _make_replica_assets(s, tables_by_subscription[s.name], dagster_names, is_automated)
                 for s in subscriptions
             ),
             *(
-                slot_stream_maintenance_asset(f, project.subscriptions_of(f), retention, dagster_names)
+                slot_stream_maintenance_asset(f, project.find_subscriptions(f), retention, dagster_names)
                 for f in streams
             ),
             *(
@@ -138,17 +143,17 @@ def assemble_definitions(
         ],
         jobs=jobs.all,
         schedules=[
-            *(increments_schedule(job, is_running=is_automated) for job in jobs.increments),
-            *(maintenance_schedule(job, is_running=is_automated) for job in jobs.maintenance),
+            *(make_increments_schedule(job, is_running=is_automated) for job in jobs.increments),
+            *(make_maintenance_schedule(job, is_running=is_automated) for job in jobs.maintenance),
         ],
         sensors=[
-            published_sensor(tables_by_subscription, dagster_names),
+            make_published_sensor(tables_by_subscription, dagster_names),
             *(
-                copy_sensor(s, job, dagster_names, is_running=is_automated)
+                make_copy_sensor(s, job, dagster_names, is_running=is_automated)
                 for s, job in zip(subscriptions, jobs.copies, strict=True)
             ),
             *(
-                slot_lag_sensor(f, job, dagster_names, is_running=is_automated)
+                make_slot_lag_sensor(f, job, dagster_names, is_running=is_automated)
                 for f, job in zip(streams, jobs.alarms, strict=True)
             ),
         ],
@@ -156,15 +161,15 @@ def assemble_definitions(
     )
 
 
-def _replica_assets(
+def _make_replica_assets(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames, is_automated: bool
 ) -> dg.AssetsDefinition:
     """The assets of a subscription's replicas and of its cut. The cut has a freshness policy if `is_automated` is true."""
-    freshness_policy = _freshness_policy(subscription) if is_automated else None
+    freshness_policy = _make_freshness_policy(subscription) if is_automated else None
     return replica_tables_asset(subscription, tables, dagster_names, freshness_policy=freshness_policy)
 
 
-def _source_table_specs(
+def _make_source_table_specs(
     subscriptions: list[Subscription],
     tables_by_subscription: Mapping[str, Tables],
     dagster_names: DagsterNames,
@@ -183,7 +188,7 @@ def _source_table_specs(
             )
 
 
-def _freshness_policy(subscription: Subscription) -> dg.FreshnessPolicy:
+def _make_freshness_policy(subscription: Subscription) -> dg.FreshnessPolicy:
     """The policy that a cut is late if it was not materialised within the subscription's `freshness`.
 
     A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
@@ -200,7 +205,7 @@ def register_tables(config: Config, instance: dg.DagsterInstance) -> None:
     project = build_project(config)
     for error in refresh_published(config, project):
         get_dagster_logger().warning(str(error))
-    for subscription_name, tables in recorded_tables(project, load_published(config)).items():
+    for subscription_name, tables in find_recorded_tables(project, load_published(config)).items():
         partitions = tables_partitions(subscription_name)
         assert partitions.name is not None
         instance.add_dynamic_partitions(

@@ -19,7 +19,7 @@ from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.slot import resync_hint, slot_state
+from pgsieve.resources.postgres.slot import make_resync_hint, read_slot_state
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,26 @@ def make_jobs(project: Project, dagster_names: DagsterNames) -> Jobs:
     slot_streams = list(project.slot_streams.values())
     return Jobs(
         increments=[
-            _increments_job(slot_stream, project.subscriptions_of(slot_stream), dagster_names)
+            _make_increments_job(slot_stream, project.find_subscriptions(slot_stream), dagster_names)
             for slot_stream in slot_streams
         ],
         single_increments=[
-            _increments_job(slot_stream, [subscription], dagster_names, f"_{subscription.name}")
+            _make_increments_job(slot_stream, [subscription], dagster_names, f"_{subscription.name}")
             for slot_stream in slot_streams
-            if len(project.subscriptions_of(slot_stream)) > 1
-            for subscription in project.subscriptions_of(slot_stream)
+            if len(project.find_subscriptions(slot_stream)) > 1
+            for subscription in project.find_subscriptions(slot_stream)
         ],
-        copies=[_copy_job(subscription, dagster_names) for subscription in project.subscriptions.values()],
-        maintenance=[_maintenance_job(project, slot_stream, dagster_names) for slot_stream in slot_streams],
-        alarms=[_slot_alarm_job(slot_stream, dagster_names) for slot_stream in slot_streams],
+        copies=[
+            _make_copy_job(subscription, dagster_names) for subscription in project.subscriptions.values()
+        ],
+        maintenance=[
+            _make_maintenance_job(project, slot_stream, dagster_names) for slot_stream in slot_streams
+        ],
+        alarms=[_make_slot_alarm_job(slot_stream, dagster_names) for slot_stream in slot_streams],
     )
 
 
-def _increments_job(
+def _make_increments_job(
     slot_stream: SlotStream,
     subscriptions: Sequence[Subscription],
     dagster_names: DagsterNames,
@@ -82,12 +86,12 @@ def _increments_job(
             if subscription_name
             else f"{slot_stream.name}_increments"
         ),
-        _increments_selection(slot_stream, subscriptions, dagster_names),
+        _select_increments(slot_stream, subscriptions, dagster_names),
         description=f"Reads slot {slot_stream.slot}, and applies the changes to the replicas of {names}.",
     )
 
 
-def _increments_selection(
+def _select_increments(
     slot_stream: SlotStream, subscriptions: Sequence[Subscription], dagster_names: DagsterNames
 ) -> dg.AssetSelection:
     """Select the assets and asset checks that an increments job materialises.
@@ -107,12 +111,12 @@ def _increments_selection(
     return dg.AssetSelection.assets(*asset_keys).without_checks() | dg.AssetSelection.checks(*check_keys)
 
 
-def _maintenance_selection(
+def _select_maintenance(
     project: Project, slot_stream: SlotStream, dagster_names: DagsterNames
 ) -> dg.AssetSelection:
     """Select the maintenance assets of a stream and its subscriptions."""
     maintenance_assets = [
-        subscription_asset(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(slot_stream)
+        subscription_asset(s, AssetKind.MAINTENANCE) for s in project.find_subscriptions(slot_stream)
     ]
     return dg.AssetSelection.assets(
         *map(
@@ -122,7 +126,7 @@ def _maintenance_selection(
     )
 
 
-def _copy_job(subscription: Subscription, dagster_names: DagsterNames) -> UnresolvedAssetJobDefinition:
+def _make_copy_job(subscription: Subscription, dagster_names: DagsterNames) -> UnresolvedAssetJobDefinition:
     """Make the job that copies tables of a subscription; each table is a Dagster partition."""
     return dg.define_asset_job(
         dagster_names.prefixed_name(f"{subscription.name}_copies"),
@@ -134,17 +138,17 @@ def _copy_job(subscription: Subscription, dagster_names: DagsterNames) -> Unreso
     )
 
 
-def _maintenance_job(
+def _make_maintenance_job(
     project: Project, slot_stream: SlotStream, dagster_names: DagsterNames
 ) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         dagster_names.prefixed_name(f"{slot_stream.name}_maintenance"),
-        _maintenance_selection(project, slot_stream, dagster_names),
+        _select_maintenance(project, slot_stream, dagster_names),
         description=f"Deletes changes of {slot_stream.name} that are older than their retention, compacts tables, and removes old files.",
     )
 
 
-def _slot_alarm_job(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg.JobDefinition:
+def _make_slot_alarm_job(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg.JobDefinition:
     """Make the job that fails as long as the slot has a problem."""
     name = dagster_names.prefixed_name(f"{slot_stream.name}_slot_alarm")
 
@@ -190,13 +194,13 @@ def find_slot_problem(slot_stream: SlotStream, lake: Lake) -> SlotProblem | None
     """
     try:
         with slot_stream.source.connect() as connection:
-            slot = slot_state(connection, slot_stream.slot)
+            slot = read_slot_state(connection, slot_stream.slot)
     except SourceError as error:
         return SlotProblem(error.message, error.hint or "check whether the server is running")
-    if slot is None and ChangeLog(lake, slot_stream).position() is None:
+    if slot is None and ChangeLog(lake, slot_stream).read_position() is None:
         return None
     if (text := slot_problem(slot_stream.slot, slot)) is None:
         return None
     if slot is None or slot.wal_status == "lost":
-        return SlotProblem(text, resync_hint(slot_stream.subscriptions))
+        return SlotProblem(text, make_resync_hint(slot_stream.subscriptions))
     return SlotProblem(text, "run the increments more often, and look for failed runs")

@@ -31,11 +31,11 @@ class Project:
     #: The template of the replicas' names in Spark's catalog; None if they are not registered.
     names: str | None = None
 
-    def subscriptions_of(self, slot_stream: SlotStream) -> list[Subscription]:
+    def find_subscriptions(self, slot_stream: SlotStream) -> list[Subscription]:
         """The subscriptions that read the stream's slot."""
         return [s for s in self.subscriptions.values() if s.slot_stream.name == slot_stream.name]
 
-    def slot_streams_of(self, subscriptions: Iterable[Subscription]) -> list[SlotStream]:
+    def find_slot_streams(self, subscriptions: Iterable[Subscription]) -> list[SlotStream]:
         """The streams of these subscriptions. A stream of several subscriptions is listed once."""
         return list({s.slot_stream.name: s.slot_stream for s in subscriptions}.values())
 
@@ -77,8 +77,8 @@ def build_project(config: Config) -> Project:
             disable_on_error=subscription.disable_on_error,
             freshness=subscription.freshness,
             types=subscription.type_overrides,
-            layout=subscription.layout.subscription_layout(),
-            histories=subscription.history.subscription_histories(),
+            layout=subscription.layout.to_subscription_layout(),
+            histories=subscription.history.to_history_choices(),
         )
     engine = make_spark_engine(config)
     retention_config = config.retention
@@ -132,7 +132,7 @@ def _make_slot_stream(
         filtered=is_filtered,
         subscriptions={name: subscription.publications for name, subscription in subscriptions.items()},
         defined={} if is_filtered else publications_by_name,
-        options=_pgoutput_options(source_name, list(subscriptions.values())),
+        options=_make_pgoutput_options(source_name, list(subscriptions.values())),
         failover=any(subscription.failover for subscription in subscriptions.values()),
     )
 
@@ -140,7 +140,7 @@ def _make_slot_stream(
 _SHARED_OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 
 
-def _pgoutput_options(source_name: str, subscriptions: Sequence[SubscriptionConfig]) -> PgoutputOptions:
+def _make_pgoutput_options(source_name: str, subscriptions: Sequence[SubscriptionConfig]) -> PgoutputOptions:
     """The options of pgoutput for reading a slot. Raises PgsieveError if the slot's subscriptions need different options."""
     first_subscription = subscriptions[0]
     for subscription, option in product(subscriptions[1:], _SHARED_OPTIONS):

@@ -3,8 +3,8 @@
 A slot stream is a replication slot with the subscriptions that read it.
 
 In: the catalogs of the sources. They are read at deploy time or on request (`fetch_published`).
-Out: - the text of the file (`Published.to_json`)
-     - from that text, the published tables of each subscription (`recorded_tables`)
+Out: - the text of the file (`RecordedCatalogs.to_json`)
+     - from that text, the published tables of each subscription (`find_recorded_tables`)
 
 If the file lacks a stream, the lake's own records are used instead: the catalog that was recorded last for the stream, or
 if there is none, the states of the tables. If the lake has no records either, the subscription has no tables yet. None
@@ -30,8 +30,8 @@ from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.postgres.comments import read_comments
 from pgsieve.resources.postgres.errors import SourceUnreachableError
-from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
+from pgsieve.resources.postgres.wal import read_current_lsn
 
 _FORMAT_VERSION = 1
 #: If the text was written by another version of pgsieve, parsing it may raise these errors.
@@ -39,7 +39,7 @@ _PARSE_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
-class Published:
+class RecordedCatalogs:
     """The catalogs of the streams at the time they were read.
 
     - `catalogs`: maps the name of a stream to an LSN, and to the catalog at this LSN as JSON. The catalog has only the
@@ -63,7 +63,7 @@ class Published:
         return json.dumps({"format": _FORMAT_VERSION, "feeds": slot_streams}, ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, text: str) -> "Published":
+    def from_json(cls, text: str) -> "RecordedCatalogs":
         """Parse a text of `to_json`. If another version of pgsieve wrote the text, the result is empty."""
         try:
             content = json.loads(text)
@@ -89,12 +89,12 @@ class Published:
             return cls()
 
 
-def _fetch_slot_stream(slot_stream: SlotStream) -> tuple[tuple[int, str], dict[TableName, str]]:
+def _fetch_catalog(slot_stream: SlotStream) -> tuple[tuple[int, str], dict[TableName, str]]:
     """Read the catalog of a stream from its source: the LSN and the catalog as JSON, and the comments on the tables."""
     with slot_stream.source.connect() as connection:
         lsn, catalog = (
-            current_lsn(connection),
-            slot_stream.with_defined_publications(present_catalog(connection)),
+            read_current_lsn(connection),
+            slot_stream.with_defined_publications(read_present_catalog(connection)),
         )
         comments = read_comments(connection, [(t.schema, t.name) for t in catalog.tables.values()])
     names = sorted(
@@ -109,20 +109,22 @@ def _fetch_slot_stream(slot_stream: SlotStream) -> tuple[tuple[int, str], dict[T
     }
 
 
-def published_tables_path(config: Config) -> Path:
+def get_published_path(config: Config) -> Path:
     """The path of the file, beside pgsieve.yaml. `pgsieve ui` and `pgsieve refresh-defs-state` write the file."""
     return config.state_folder / "published.json"
 
 
-def load_published(config: Config) -> Published:
+def load_published(config: Config) -> RecordedCatalogs:
     """Read the file. The result is empty if the file cannot be read."""
     try:
-        return Published.from_json(published_tables_path(config).read_text(encoding="utf-8"))
+        return RecordedCatalogs.from_json(get_published_path(config).read_text(encoding="utf-8"))
     except OSError:
-        return Published()
+        return RecordedCatalogs()
 
 
-def fetch_published(project: Project, earlier_published: Published) -> tuple[Published, list[PgsieveError]]:
+def fetch_published(
+    project: Project, earlier_published: RecordedCatalogs
+) -> tuple[RecordedCatalogs, list[PgsieveError]]:
     """Read the catalogs of all streams from their sources. Returns the catalogs, and the errors of sources that failed.
 
     If a source fails, its streams keep their entries in `earlier_published`.
@@ -137,11 +139,11 @@ def fetch_published(project: Project, earlier_published: Published) -> tuple[Pub
     for slot_stream in project.slot_streams.values():
         try:
             catalogs_by_slot_stream[slot_stream.name], comments_by_slot_stream[slot_stream.name] = (
-                _fetch_slot_stream(slot_stream)
+                _fetch_catalog(slot_stream)
             )
         except PgsieveError as error:
             errors.append(error)
-    return Published(catalogs_by_slot_stream, comments_by_slot_stream), errors
+    return RecordedCatalogs(catalogs_by_slot_stream, comments_by_slot_stream), errors
 
 
 def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
@@ -150,7 +152,7 @@ def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
     If a source fails, its streams keep their entries in the file.
     """
     published, errors = fetch_published(project, load_published(config))
-    path = published_tables_path(config)
+    path = get_published_path(config)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary_path = path.with_suffix(".new")
@@ -166,8 +168,8 @@ def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
     return errors
 
 
-def recorded_tables(
-    project: Project, published: Published, *, is_complete: bool = False
+def find_recorded_tables(
+    project: Project, published: RecordedCatalogs, *, is_complete: bool = False
 ) -> dict[str, Tables]:
     """Maps each subscription to its published tables, as they were recorded last.
 
@@ -181,23 +183,23 @@ def recorded_tables(
         slot_stream = subscription.slot_stream
         if slot_stream.name not in catalogs_by_slot_stream:
             catalogs_by_slot_stream[slot_stream.name] = list(
-                _recorded_catalogs(project, slot_stream, published, is_complete=is_complete)
+                _list_recorded_catalogs(project, slot_stream, published, is_complete=is_complete)
             )
         comments = published.comments.get(slot_stream.name, {})
         recorded_tables_of_slot_stream = (
-            _tables_of_catalog(subscription, catalog, comments)
+            _find_tables_in_catalog(subscription, catalog, comments)
             for _, catalog in catalogs_by_slot_stream[slot_stream.name]
         )
         tables = next(
             (candidate for candidate in recorded_tables_of_slot_stream if candidate is not None), None
         )
         tables_by_subscription[subscription.name] = (
-            _replica_tables(project, subscription, is_spark_avoided=True) if tables is None else tables
+            _find_replica_tables(project, subscription, is_spark_avoided=True) if tables is None else tables
         )
     return tables_by_subscription
 
 
-def published_tables(project: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
+def find_published_tables(project: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
     """Maps each subscription to the tables that it replicates, by the present catalog of its source.
 
     If the source cannot be reached, or a publication is missing, the tables that have a replica are returned instead.
@@ -208,27 +210,27 @@ def published_tables(project: Project, subscriptions: Iterable[Subscription]) ->
     for subscription in subscriptions:
         slot_stream = subscription.slot_stream
         if slot_stream.source.name not in catalogs_by_source:
-            catalogs_by_source[slot_stream.source.name] = _current_catalog(slot_stream)
+            catalogs_by_source[slot_stream.source.name] = _read_current_catalog(slot_stream)
         catalog = catalogs_by_source[slot_stream.source.name]
-        present_tables = None if catalog is None else _tables_of_catalog(subscription, catalog, {})
+        present_tables = None if catalog is None else _find_tables_in_catalog(subscription, catalog, {})
         tables_by_subscription[subscription.name] = (
-            _replica_tables(project, subscription) if present_tables is None else present_tables
+            _find_replica_tables(project, subscription) if present_tables is None else present_tables
         )
     return tables_by_subscription
 
 
-def _current_catalog(slot_stream: SlotStream) -> Catalog | None:
+def _read_current_catalog(slot_stream: SlotStream) -> Catalog | None:
     """Read the catalog of a stream's source. Returns None, and logs a warning, if the source cannot be reached."""
     try:
         with slot_stream.source.connect() as connection:
-            return present_catalog(connection)
+            return read_present_catalog(connection)
     except SourceUnreachableError as error:
         get_dagster_logger().warning(str(error))
         return None
 
 
-def _recorded_catalogs(
-    project: Project, slot_stream: SlotStream, published: Published, *, is_complete: bool
+def _list_recorded_catalogs(
+    project: Project, slot_stream: SlotStream, published: RecordedCatalogs, *, is_complete: bool
 ) -> Iterator[tuple[int, Catalog]]:
     """The recorded catalogs of a stream with their LSNs, the newest first: from the file, and from the lake."""
     catalogs: list[tuple[int, Catalog]] = []
@@ -240,18 +242,18 @@ def _recorded_catalogs(
                 f"{slot_stream.name}: another version of pgsieve has recorded its publications"
             )
     if not (is_complete and catalogs):
-        catalogs += _lake_catalog(project, slot_stream)
+        catalogs += _read_lake_catalog(project, slot_stream)
     yield from sorted(catalogs, key=lambda catalog_with_lsn: catalog_with_lsn[0], reverse=True)
 
 
-def _lake_catalog(project: Project, slot_stream: SlotStream) -> list[tuple[int, Catalog]]:
+def _read_lake_catalog(project: Project, slot_stream: SlotStream) -> list[tuple[int, Catalog]]:
     """The catalog that the lake recorded last for a stream, in a list; the list is empty if there is none.
 
     It is also empty if only Spark can read the lake, because it would take long to start Spark.
     """
     try:
         lake = project.lake.open()
-        newest_catalog = None if lake.is_reached_by_spark_only else Catalogs(lake, slot_stream).newest()
+        newest_catalog = None if lake.is_reached_by_spark_only else Catalogs(lake, slot_stream).read_newest()
     except PgsieveError as error:
         get_dagster_logger().warning(f"{slot_stream.name}: {error}")
         return []
@@ -261,7 +263,7 @@ def _lake_catalog(project: Project, slot_stream: SlotStream) -> list[tuple[int, 
     return [] if newest_catalog is None else [newest_catalog]
 
 
-def _tables_of_catalog(
+def _find_tables_in_catalog(
     subscription: Subscription, catalog: Catalog, comments: Mapping[TableName, str]
 ) -> Tables | None:
     """The tables that a catalog publishes to a subscription; None if there is a problem, such as a missing publication.
@@ -279,7 +281,7 @@ def _tables_of_catalog(
     }
 
 
-def _replica_tables(
+def _find_replica_tables(
     project: Project, subscription: Subscription, *, is_spark_avoided: bool = False
 ) -> Tables:
     """The tables of a subscription that have a replica, by the table states in the lake.
@@ -292,7 +294,7 @@ def _replica_tables(
         states_by_name = (
             {}
             if is_spark_avoided and lake.is_reached_by_spark_only
-            else TableStates(lake, subscription.name).newest()
+            else TableStates(lake, subscription.name).read_newest()
         )
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")

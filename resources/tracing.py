@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
+def _find_exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
     """The name of the exporter that the environment variables request; None if they request none."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -33,12 +33,12 @@ def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 @cache
-def _tracer() -> "Tracer | None":
+def _get_tracer() -> "Tracer | None":
     """The tracer of this process; None if no traces are requested.
 
     If pgsieve runs within another program that has a provider of tracers, the tracer is one of this provider.
     """
-    name = _exporter_name()
+    name = _find_exporter_name()
     if name is None:
         return None
     try:
@@ -66,13 +66,13 @@ def _tracer() -> "Tracer | None":
 
 def is_traced() -> bool:
     """True if spans are sent."""
-    return _tracer() is not None
+    return _get_tracer() is not None
 
 
 @contextmanager
 def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
     """Make the block a span within the current span. If the block fails, the span has only the class of the error."""
-    tracer = _tracer()
+    tracer = _get_tracer()
     if tracer is None:
         yield
         return
@@ -95,7 +95,7 @@ def send_span(
 
     `start_time` and `end_time` are seconds since 1970, as time.time() returns them.
     """
-    tracer = _tracer()
+    tracer = _get_tracer()
     if tracer is None:
         return
     from opentelemetry.trace import StatusCode

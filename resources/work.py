@@ -59,7 +59,7 @@ _MAX_LISTED_SUBSCRIPTIONS = 3
 
 
 @contextmanager
-def measure() -> Iterator[Work]:
+def measure_work() -> Iterator[Work]:
     """Measure the costs of the block. They include the costs that `add_costs` reports within the block."""
     work, start_time = Work(), monotonic()
     try:
@@ -70,7 +70,7 @@ def measure() -> Iterator[Work]:
 
 
 def add_costs(engine: str, tasks: int, size: int) -> None:
-    """Add a number of tasks of an engine, and the bytes that they wrote, to the costs of all enclosing `measure` blocks."""
+    """Add a number of tasks of an engine, and the bytes that they wrote, to the costs of all enclosing `measure_work` blocks."""
     for work in _MEASURED_WORK.get():
         work.add(Work({engine}, tasks, size))
 
@@ -85,14 +85,14 @@ def name_jobs(owner: str, action: str) -> Iterator[None]:
         yield
 
 
-def current_job_name() -> JobName | None:
+def get_job_name() -> JobName | None:
     """The name for the next jobs of this thread; None if the thread is not within `name_jobs`."""
     return _JOB_NAME.get()
 
 
 def join_job_names(names: Collection[JobName]) -> JobName:
     """The name of one job that does the work of several jobs with these names."""
-    owners, actions = (list(dict.fromkeys(each)) for each in zip(*names, strict=True))
+    owners, actions = (list(dict.fromkeys(names_of_jobs)) for names_of_jobs in zip(*names, strict=True))
     rest_text = f", and {len(actions) - 1} more" if len(actions) > 1 else ""
     owner = (
         ", ".join(owners)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyspark
 
 from pgsieve.resources.lake.engine import server
-from pgsieve.resources.lake.jars import delta_packages, recorded_jars, s3_packages
+from pgsieve.resources.lake.jars import find_recorded_jars, list_delta_packages, list_s3_packages
 from pgsieve.resources.lake.java import login
 from pgsieve.resources.lake.stores import log_store
 
@@ -69,8 +69,8 @@ def compile_source(source: Path) -> dict[str, bytes]:
     """Compile a source; return the class files by their names in the jar."""
     folder = Path(pyspark.__file__).parent / "jars"
     jars = [str(jar) for name in _SPARK_JARS for jar in sorted(folder.glob(f"{name}-[0-9]*.jar"))]
-    jars += [jar for jar in recorded_jars(delta_packages().name) or [] if "delta-storage" in jar]
-    jars += recorded_jars(s3_packages().name) or []
+    jars += [jar for jar in find_recorded_jars(list_delta_packages().name) or [] if "delta-storage" in jar]
+    jars += find_recorded_jars(list_s3_packages().name) or []
     with tempfile.TemporaryDirectory() as folder:
         command = ["javac", "--release", _RELEASE, "-Xlint:all,-classfile", "-Werror", "-g:none"]
         subprocess.run([*command, "-cp", ":".join(jars), "-d", folder, str(source)], check=True)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pgsieve.resources.lake.jars import all_packages, recorded_jars
+from pgsieve.resources.lake.jars import find_recorded_jars, list_all_packages
 
 #: Ivy's name of a jar: group, artifact and version, which may contain a hyphen (1.5.7-3, 33.0-jre).
 _JAR = re.compile(r"(?P<group>[^_]+)_(?P<name>.+?)-(?P<version>\d[^-]*(?:-(?:\d+|jre|android))?)\.jar")
@@ -45,7 +45,9 @@ def document(cyclonedx: str, python: str, pyproject: str) -> dict[str, Any]:
     command = [python, "-c", "from importlib.metadata import version; print(version('pgsieve'))"]
     version = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     sbom["metadata"]["component"]["version"] = version
-    files = {Path(name) for packages in all_packages() for name in recorded_jars(packages.name) or []}
+    files = {
+        Path(name) for packages in list_all_packages() for name in find_recorded_jars(packages.name) or []
+    }
     sbom["components"] += sorted((jar(file) for file in files), key=lambda each: str(each["bom-ref"]))
     return sbom
 

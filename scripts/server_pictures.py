@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from playwright.sync_api import Page
 
 from pgsieve.pipelines.demo.demo import SMALL_DATA
-from pgsieve.pipelines.demo.traffic import make_tables, traffic
+from pgsieve.pipelines.demo.traffic import make_tables, write_traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 
@@ -95,7 +95,7 @@ def _run_follower(
         path = folder / "pgsieve.yaml"
         path.write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "pgsieve", "-c", str(path), "run", "--follow", *options]
-        with _run_process(command, folder / "log"), traffic(server.conninfo()):
+        with _run_process(command, folder / "log"), write_traffic(server.conninfo()):
             yield connection
 
 

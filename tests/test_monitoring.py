@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.apply.table_result import TableResult
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
-from pgsieve.decoding.changes.sent_as import SentAs
+from pgsieve.decoding.changes.sent_as import ChangeKind
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
 from pgsieve.pipelines.following.metrics import FollowMetrics
 
@@ -40,7 +40,7 @@ def exported() -> dict[str, set[str]]:
     name = ("public", "orders")
     metrics.count_changes(
         "sales",
-        [TableChanges(1, *name, sent_as={SentAs("public.orders", None, "insert", "insert"): 1})],
+        [TableChanges(1, *name, sent_as={ChangeKind("public.orders", None, "insert", "insert"): 1})],
         ApplyResult({name: TableResult(*name)}),
     )
     metrics.count_failures(["sales"])

@@ -37,7 +37,7 @@ class HistoryChoices:
     default_choice: HistoryChoice = field(default_factory=HistoryChoice)
     choice_by_table: Mapping[TableName, HistoryChoice] = field(default_factory=dict)
 
-    def table_choice(self, name: TableName) -> HistoryChoice:
+    def find_choice(self, name: TableName) -> HistoryChoice:
         """The choice for one table."""
-        table = self.choice_by_table.get(name)
-        return self.default_choice if table is None else table.with_defaults(self.default_choice)
+        choice = self.choice_by_table.get(name)
+        return self.default_choice if choice is None else choice.with_defaults(self.default_choice)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.history_choices import HistoryChoices
 from pgsieve.decoding.changes.deleted_rows import DELETED, DELETED_ROW_COLUMNS
-from pgsieve.decoding.changes.metadata_columns import FLAG_KINDS, metadata_column, metadata_type
+from pgsieve.decoding.changes.metadata_columns import FLAG_KINDS, find_metadata_column, metadata_type
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     Catalog,
@@ -44,7 +44,7 @@ from pgsieve.decoding.values.builtin_types import NO_DEFINED_TYPES, DefinedTypes
 from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, cut_name
 from pgsieve.decoding.values.types import ColumnType, column_type
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout
-from pgsieve.resources.lake.spark_writes import column_mapping_property
+from pgsieve.resources.lake.spark_writes import find_column_mapping_property
 from pgsieve.resources.postgres.advisory_locks import AdvisoryLock
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
@@ -191,7 +191,7 @@ class Subscription:
 
     def metadata(self, table: Table) -> Mapping[str, str]:
         """Maps each kind of metadata that the replica of a table has to the name of its column."""
-        layout = self.layout.table_layout((table.schema, table.name))
+        layout = self.layout.find_table_layout((table.schema, table.name))
         names = layout.columns or {}
         of_deletes = {
             kind: names.get(kind, name) for kind, name in DELETED_ROW_COLUMNS.items() if layout.keeps_deleted
@@ -318,10 +318,10 @@ class History:
         """
         columns = tuple(columns)
         by_name = {name.lower(): (name, spark) for name, spark in self.columns}
-        is_mapped = bool(column_mapping_property(name for name, _ in columns))
+        is_mapped = bool(find_column_mapping_property(name for name, _ in columns))
         is_same = all(by_name.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns)
         if self.columns and not (
-            is_same and is_mapped == bool(column_mapping_property(name for name, _ in self.columns))
+            is_same and is_mapped == bool(find_column_mapping_property(name for name, _ in self.columns))
         ):
             return History(self.generation + 1, columns, self.whole)
         columns_ever = (*self.columns, *(c for c in columns if c not in self.columns))
@@ -410,7 +410,7 @@ class Definition:
 
     def metadata_column(self, kind: str) -> str | None:
         """The name of the column with this kind of metadata; None if there is none."""
-        return metadata_column(self.metadata, kind)
+        return find_metadata_column(self.metadata, kind)
 
     @property
     def deleted_column(self) -> str | None:
@@ -439,7 +439,7 @@ def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSource, ...]:
     """How the present columns get their values. Raises SchemaChangedError if the table has to be copied again."""
-    if bool(column_mapping_property(former.names)) != bool(column_mapping_property(present.names)):
+    if bool(find_column_mapping_property(former.names)) != bool(find_column_mapping_property(present.names)):
         raise SchemaChangedError("a column got or lost a name that Parquet forbids")
     sources = find_column_sources(
         former.layout,

@@ -17,9 +17,9 @@ from pgsieve.decoding.changes.columns import repeat_value
 #: The operations of a copy. Changes of the publisher never have these operations.
 SNAPSHOT, COPY = "snapshot", "copy"
 #: The ordinals of these operations. Changes that committed at the same LSN have ordinals from 0 on, so they follow.
-_PLACES = {SNAPSHOT: -2, COPY: -1}
+_ORDINAL_BY_OPERATION = {SNAPSHOT: -2, COPY: -1}
 #: Two SQL conditions over rows of a change history: the row is a change of the publisher; the row begins a copy.
-IS_CHANGE, IS_SNAPSHOT = "ordinal >= 0", f"ordinal = {_PLACES[SNAPSHOT]}"
+IS_CHANGE, IS_SNAPSHOT = "ordinal >= 0", f"ordinal = {_ORDINAL_BY_OPERATION[SNAPSHOT]}"
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class CopiedRows:
     time: datetime | None
     schema: pa.Schema
 
-    def begin(self) -> pa.RecordBatch:
+    def make_snapshot_change(self) -> pa.RecordBatch:
         """Return the change `snapshot`, which precedes the changes of the rows."""
-        return self._changes(SNAPSHOT, pa.nulls(1, self.schema.field("new").type))
+        return self._make_changes(SNAPSHOT, pa.nulls(1, self.schema.field("new").type))
 
     def to_changes(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the replica as changes."""
@@ -44,14 +44,14 @@ class CopiedRows:
             rows.column(rows.schema.get_field_index(row_field.name)).cast(row_field.type)
             for row_field in fields
         ]
-        return self._changes(COPY, pa.StructArray.from_arrays(children, fields=fields))
+        return self._make_changes(COPY, pa.StructArray.from_arrays(children, fields=fields))
 
-    def _changes(self, operation: str, rows: pa.StructArray) -> pa.RecordBatch:
+    def _make_changes(self, operation: str, rows: pa.StructArray) -> pa.RecordBatch:
         values = {
             "slice": self.lsn,
             "commit_lsn": self.lsn,
-            "ordinal": _PLACES[operation],
-            "number": _PLACES[operation],
+            "ordinal": _ORDINAL_BY_OPERATION[operation],
+            "number": _ORDINAL_BY_OPERATION[operation],
             "commit_time": self.time,
             "operation": operation,
         }

@@ -27,11 +27,11 @@ _OPERATIONS = pa.array(ROW_OPERATIONS)
 class AddedColumn:
     """A column that was added after a relation version, and its value in the rows of this version.
 
-    `value` is an array with this one value, and `spark` is the column's Spark type.
+    `value` is an array with this one value, and `spark_type` is the column's Spark type.
     """
 
     name: str
-    spark: str
+    spark_type: str
     value: pa.Array
 
 
@@ -66,7 +66,7 @@ def decode_batch(
     try:
         changes = decode_changes(data, columns, old_columns=names, new_columns=names, fill_unsent=True)
     except ValueNotRepresentableError as error:
-        raise error.with_key(_key_texts(data.slice(error.value_index, 1), columns, key)) from None
+        raise error.with_key(_decode_key(data.slice(error.value_index, 1), columns, key)) from None
     return pa.RecordBatch.from_arrays(
         [
             *(batch.column(name) for name in CHANGE_COLUMNS[:4]),
@@ -94,7 +94,7 @@ def _append_columns(
     return pa.StructArray.from_arrays([*children, *values], fields=fields, mask=rows.is_null())
 
 
-def _key_texts(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, str]:
+def _decode_key(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, str]:
     """Return the texts of the key of one change, by column; empty if the key cannot be converted."""
     with suppress(ValueNotRepresentableError):
         change = decode_changes(message, columns, old_columns=key, new_columns=key)

@@ -1,6 +1,7 @@
 """The metadata of deleted rows that a replica retains.
 
-pgsieve reads pgsieve.yaml with this module. It does not import pyarrow, because that would take time in each command.
+The code that reads pgsieve.yaml imports this module, and each command runs that code. So the module does not import
+pyarrow, which would delay each command.
 """
 
 #: The kind of the metadata column that marks deleted rows.

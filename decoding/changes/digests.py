@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pgsieve.decoding.changes.columns import SIDES, struct_field
-from pgsieve.decoding.changes.equality import encoded_rows, lengths_of, unify_floats
+from pgsieve.decoding.changes.equality import encode_rows, measure_lengths, unify_floats
 from pgsieve.decoding.changes.net_change import Mask, Numbers
 
 #: The schema of digests.
@@ -36,26 +36,26 @@ _ROWS_PER_STEP = 16_384
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
-def row_digests(rows: pa.RecordBatch) -> pa.Table:
+def compute_row_digests(rows: pa.RecordBatch) -> pa.Table:
     """Return the digest of each row."""
     parts = [
         _digest_rows(rows.slice(begin, _ROWS_PER_STEP)) for begin in range(0, rows.num_rows, _ROWS_PER_STEP)
     ]
     digests = np.concatenate([np.empty((0, _DIGEST_BYTES), np.uint8), *parts])
-    marked = np.hstack([row_marks(rows).view(np.uint8).reshape(-1, _MARK_BYTES), digests])
-    offsets = np.arange(rows.num_rows + 1, dtype=np.int32) * marked.shape[1]
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(marked))]
+    marks_and_digests = np.hstack([compute_row_marks(rows).view(np.uint8).reshape(-1, _MARK_BYTES), digests])
+    offsets = np.arange(rows.num_rows + 1, dtype=np.int32) * marks_and_digests.shape[1]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(marks_and_digests))]
     return pa.table([pa.Array.from_buffers(pa.binary(), rows.num_rows, buffers)], schema=DIGEST_SCHEMA)
 
 
-def row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
+def compute_row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
     """Return the mark of each row.
 
     It depends on the row's numbers and times, and on the lengths of its texts and lists, but not on their contents.
     """
     marks = np.zeros(rows.num_rows, np.uint64)
     for column in rows.columns:
-        marks = marks * HASH_FACTOR + value_words(column)
+        marks = marks * HASH_FACTOR + encode_as_words(column)
         marks = (marks ^ (marks >> np.uint64(29))) * HASH_FACTOR
     return (marks >> np.uint64(32)).astype(np.uint32)
 
@@ -78,7 +78,7 @@ class WantedDigests:
     digests: pa.Table
     # This is not a cached_property. Before Python 3.12 a cached_property has a lock, and a lock cannot be sent with the
     # class.
-    _index: list[_Index] = field(default_factory=list, init=False, repr=False, compare=False)
+    _index: list[_DigestIndex] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return int(self.digests.num_rows)
@@ -86,24 +86,25 @@ class WantedDigests:
     def __reduce__(self) -> tuple[type[WantedDigests], tuple[pa.Table]]:
         return WantedDigests, (self.digests,)
 
-    def within(self, rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
+    def find_rows(self, rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
         """Return the indexes of the rows that have one of the digests, in order, and the indexes of their digests."""
         if not self._index:
-            self._index.append(_Index.of(self.digests))
-        index, marks = self._index[0], row_marks(rows)
-        places = np.flatnonzero(index.has_mark[marks >> index.shift])
-        # The whole mark leaves fewer rows; a search for it costs less than a digest.
-        positions = np.minimum(np.searchsorted(index.marks, marks[places]), len(index.marks) - 1)
-        places = places[index.marks[positions] == marks[places]]
-        if not len(places):
-            return places, places
-        candidates = _as_numpy(row_digests(rows.take(pa.array(places))))
+            self._index.append(_DigestIndex.from_digests(self.digests))
+        index, marks = self._index[0], compute_row_marks(rows)
+        row_indexes = np.flatnonzero(index.has_mark[marks >> index.shift])
+        # `has_mark` knows only the high bits of a mark. A search for the whole mark leaves fewer rows, and takes less time
+        # than the digests of these rows.
+        positions = np.minimum(np.searchsorted(index.marks, marks[row_indexes]), len(index.marks) - 1)
+        row_indexes = row_indexes[index.marks[positions] == marks[row_indexes]]
+        if not len(row_indexes):
+            return row_indexes, row_indexes
+        candidates = _to_numpy(compute_row_digests(rows.take(pa.array(row_indexes))))
         positions = np.minimum(np.searchsorted(index.octets, candidates), len(index.octets) - 1)
         is_wanted = index.octets[positions] == candidates
-        return places[is_wanted], index.order[positions[is_wanted]]
+        return row_indexes[is_wanted], index.order[positions[is_wanted]]
 
 
-class _Index(NamedTuple):
+class _DigestIndex(NamedTuple):
     """An index of wanted digests.
 
     - `octets` has the digests in ascending order, `order` their indexes before sorting, and `marks` the sorted marks.
@@ -117,56 +118,61 @@ class _Index(NamedTuple):
     has_mark: Mask
 
     @classmethod
-    def of(cls, digests: pa.Table) -> _Index:
+    def from_digests(cls, digests: pa.Table) -> _DigestIndex:
         """Make the index of digests.
 
-        The shift is so small that at most one in sixteen shifted marks is wanted, as far as 32 bits allow.
+        `shift` leaves so many bits of a mark that at most one in sixteen of the possible shifted marks is wanted. For a
+        very large number of digests, the 32 bits of a mark do not suffice for this.
         """
-        octets, number = _as_numpy(digests), digests.num_rows
+        octets, digest_count = _to_numpy(digests), digests.num_rows
         order = np.argsort(octets)
-        shift = np.uint32(max(0, 28 - max(1, number).bit_length()))
+        shift = np.uint32(max(0, 28 - max(1, digest_count).bit_length()))
         has_mark = np.zeros(2**32 >> int(shift), np.bool_)
-        octets_of_marks = octets.view(np.uint8).reshape(number, -1)[:, :_MARK_BYTES]
-        marks = np.sort(np.ascontiguousarray(octets_of_marks).view(np.uint32)[:, 0])
+        mark_octets = octets.view(np.uint8).reshape(digest_count, -1)[:, :_MARK_BYTES]
+        marks = np.sort(np.ascontiguousarray(mark_octets).view(np.uint32)[:, 0])
         has_mark[marks >> shift] = True
         return cls(octets[order], order, marks, shift, has_mark)
 
 
-def _as_numpy(digests: pa.Table) -> npt.NDArray[np.bytes_]:
+def _to_numpy(digests: pa.Table) -> npt.NDArray[np.bytes_]:
     octets = digests["digest"].combine_chunks().cast(pa.binary(_MARK_BYTES + _DIGEST_BYTES))
     width = octets.type.byte_width
     return np.frombuffer(octets.buffers()[1] or b"", f"S{width}")[octets.offset :][: len(octets)]
 
 
 def _digest_side(rows: pa.StructArray, columns: Sequence[str]) -> pa.StructArray:
-    present = np.flatnonzero(rows.is_valid())
-    present_rows = rows if len(present) == len(rows) else rows.take(pa.array(present))
+    valid_indexes = np.flatnonzero(rows.is_valid())
+    valid_rows = rows if len(valid_indexes) == len(rows) else rows.take(pa.array(valid_indexes))
     values = pa.RecordBatch.from_arrays(
-        [struct_field(present_rows, name) for name in columns], names=list(columns)
+        [struct_field(valid_rows, name) for name in columns], names=list(columns)
     )
-    digests = row_digests(values).combine_chunks()
-    place = np.full(len(rows), -1, np.int64)
-    place[present] = np.arange(len(present))
+    digests = compute_row_digests(values).combine_chunks()
+    digest_indexes = np.full(len(rows), -1, np.int64)
+    digest_indexes[valid_indexes] = np.arange(len(valid_indexes))
     children = [column.combine_chunks() for column in digests.columns]
-    packed = pa.StructArray.from_arrays(children, fields=list(DIGEST_SCHEMA))
-    return packed if len(present) == len(rows) else packed.take(pa.array(place, mask=place < 0))
+    packed_digests = pa.StructArray.from_arrays(children, fields=list(DIGEST_SCHEMA))
+    return (
+        packed_digests
+        if len(valid_indexes) == len(rows)
+        else packed_digests.take(pa.array(digest_indexes, mask=digest_indexes < 0))
+    )
 
 
 def _digest_rows(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    encodings = encoded_rows(rows, one_zero=False).to_pylist()
+    encodings = encode_rows(rows, unify_zeros=False).to_pylist()
     digests = b"".join([blake2b(encoding, digest_size=_DIGEST_BYTES).digest() for encoding in encodings])
     return np.frombuffer(digests, np.uint8).reshape(-1, _DIGEST_BYTES)
 
 
-def value_words(column: pa.Array) -> npt.NDArray[np.uint64]:
+def encode_as_words(column: pa.Array) -> npt.NDArray[np.uint64]:
     """Return a number for each value, also for NULL; equal values have the same number."""
-    lengths = lengths_of(column)
-    values = unify_floats(column, one_zero=False) if lengths is None else lengths
+    lengths = measure_lengths(column)
+    values = unify_floats(column, unify_zeros=False) if lengths is None else lengths
     values = values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values
     width = values.type.bit_width // 8
     words = values.view(pa.binary(width))
-    present = np.asarray(words.is_valid())
+    is_valid = np.asarray(words.is_valid())
     octets = np.frombuffer(words.buffers()[1] or b"", np.uint8)[words.offset * width :][: len(words) * width]
-    least = np.zeros((len(words), 8), np.uint8)
-    least[:, : min(width, 8)] = octets.reshape(-1, width)[:, :8]
-    return np.where(present, least.view(np.uint64)[:, 0] + np.uint64(1), np.uint64(0))
+    low_octets = np.zeros((len(words), 8), np.uint8)
+    low_octets[:, : min(width, 8)] = octets.reshape(-1, width)[:, :8]
+    return np.where(is_valid, low_octets.view(np.uint64)[:, 0] + np.uint64(1), np.uint64(0))

@@ -23,77 +23,79 @@ _NO_OCTETS = pa.scalar(b"", _OCTETS)
 def to_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return values that Arrow compares as PostgreSQL compares the values of the column; NULL stays NULL."""
     if pa.types.is_list(column.type):
-        return pa.chunked_array([_list_octets(chunk) for chunk in column.chunks], _OCTETS)
-    return unify_floats(column, one_zero=True)
+        return pa.chunked_array([_encode_lists(chunk) for chunk in column.chunks], _OCTETS)
+    return unify_floats(column, unify_zeros=True)
 
 
-def encoded_rows(rows: pa.RecordBatch, *, one_zero: bool) -> pa.Array:
+def encode_rows(rows: pa.RecordBatch, *, unify_zeros: bool) -> pa.Array:
     """Return the bytes of each row. Two rows have the same bytes if all of their values are equal; NULL equals NULL.
 
-    With `one_zero`, 0.0 equals -0.0, as in PostgreSQL. Without it they differ, as their texts do.
+    With `unify_zeros`, 0.0 equals -0.0, as in PostgreSQL. Without it they differ, as their texts do.
     """
-    octets = (_value_octets(column, one_zero=one_zero) for column in rows.columns)
+    octets = (_encode_values(column, unify_zeros=unify_zeros) for column in rows.columns)
     return pc.binary_join_element_wise(*octets, _NO_OCTETS)
 
 
-def unify_floats(column: pa.Array | pa.ChunkedArray, *, one_zero: bool) -> pa.Array | pa.ChunkedArray:
-    """Give all NaN the same bits; with `one_zero` also give 0.0 and -0.0 the same bits."""
+def unify_floats(column: pa.Array | pa.ChunkedArray, *, unify_zeros: bool) -> pa.Array | pa.ChunkedArray:
+    """Give all NaN the same bits; with `unify_zeros` also give 0.0 and -0.0 the same bits."""
     if not pa.types.is_floating(column.type):
         return column
-    values = pc.add(column, pa.scalar(0.0, column.type)) if one_zero else column
+    values = pc.add(column, pa.scalar(0.0, column.type)) if unify_zeros else column
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), values)
 
 
-def is_octets(kind: pa.DataType) -> bool:
+def is_text_or_binary(data_type: pa.DataType) -> bool:
     """Whether values of a type are texts or bytes of any length."""
     return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
+        pa.types.is_string(data_type)
+        or pa.types.is_large_string(data_type)
+        or pa.types.is_binary(data_type)
+        or pa.types.is_large_binary(data_type)
     )
 
 
-def lengths_of(column: pa.Array) -> pa.Array | None:
+def measure_lengths(column: pa.Array) -> pa.Array | None:
     """Return the lengths of texts, bytes or lists; None for a type of fixed width."""
     if pa.types.is_list(column.type):
         return pc.list_value_length(column).cast(pa.int64())
-    return pc.binary_length(column).cast(pa.int64()) if is_octets(column.type) else None
+    return pc.binary_length(column).cast(pa.int64()) if is_text_or_binary(column.type) else None
 
 
-def _list_octets(lists: pa.Array) -> pa.Array:
-    octets = _value_octets(lists, one_zero=True)
+def _encode_lists(lists: pa.Array) -> pa.Array:
+    octets = _encode_values(lists, unify_zeros=True)
     return pc.if_else(lists.is_valid(), octets, pa.scalar(None, _OCTETS))
 
 
-def _value_octets(column: pa.Array, *, one_zero: bool) -> pa.Array:
+def _encode_values(column: pa.Array, *, unify_zeros: bool) -> pa.Array:
     """Return the bytes of each value, also of NULL. The bytes of a value are never the begin of another value's bytes."""
     presence = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
     parts = []
-    if (lengths := lengths_of(column)) is not None:
-        parts.append(_fixed_width_octets(pc.fill_null(lengths, 0)))
+    if (lengths := measure_lengths(column)) is not None:
+        parts.append(_encode_fixed_width(pc.fill_null(lengths, 0)))
     is_list = pa.types.is_list(column.type)
-    parts.append(_join_elements(column, lengths, one_zero) if is_list else _content_octets(column, one_zero))
+    parts.append(
+        _join_elements(column, lengths, unify_zeros) if is_list else _encode_contents(column, unify_zeros)
+    )
     return pc.binary_join_element_wise(
         presence, *(pc.fill_null(part, _NO_OCTETS) for part in parts), _NO_OCTETS
     )
 
 
-def _join_elements(lists: pa.Array, lengths: pa.Array, one_zero: bool) -> pa.Array:
+def _join_elements(lists: pa.Array, lengths: pa.Array, unify_zeros: bool) -> pa.Array:
     """Return for each list the bytes of its elements, one after the other."""
     offsets = np.zeros(len(lists) + 1, np.int64)
     np.cumsum(pc.fill_null(lengths, 0), out=offsets[1:])
-    octets = _value_octets(lists.flatten(), one_zero=one_zero)
+    octets = _encode_values(lists.flatten(), unify_zeros=unify_zeros)
     return pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), octets), _NO_OCTETS)
 
 
-def _content_octets(column: pa.Array, one_zero: bool) -> pa.Array:
-    if is_octets(column.type):
+def _encode_contents(column: pa.Array, unify_zeros: bool) -> pa.Array:
+    if is_text_or_binary(column.type):
         return column.cast(_OCTETS)
-    return _fixed_width_octets(unify_floats(column, one_zero=one_zero))
+    return _encode_fixed_width(unify_floats(column, unify_zeros=unify_zeros))
 
 
-def _fixed_width_octets(column: pa.Array) -> pa.Array:
+def _encode_fixed_width(column: pa.Array) -> pa.Array:
     """Return the bytes of values of a type with a fixed width."""
     column = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
     return column.view(pa.binary(column.type.bit_width // 8)).cast(_OCTETS)

@@ -24,16 +24,16 @@ PLACE_COLUMNS = ("slice", "number", "commit_lsn", "ordinal", "operation")
 _NUMBER_BITS = 56
 
 
-def change_places(changes: pa.Table | pa.RecordBatch, slices: Sequence[int]) -> Numbers:
+def compute_places(changes: pa.Table | pa.RecordBatch, slices: Sequence[int]) -> Numbers:
     """Return the place of each change that is in one of these slices; -1 for a change of another slice."""
     # A TRUNCATE has no number. It gets the greatest number, because no change of a row must have the same place.
-    ends, number = (
+    slice_ends, numbers = (
         np.asarray(changes["slice"]),
         np.asarray(changes["number"].fill_null((1 << _NUMBER_BITS) - 1)),
     )
-    places = np.full(len(ends), -1, np.int64)
+    places = np.full(len(slice_ends), -1, np.int64)
     for slice_number, end in enumerate(slices):
-        places = np.where(ends == end, (slice_number << _NUMBER_BITS) + number, places)
+        places = np.where(slice_ends == end, (slice_number << _NUMBER_BITS) + numbers, places)
     return places
 
 
@@ -42,30 +42,28 @@ class Extent:
     """The changes that a batch applies. Spark sends objects of this class to executors.
 
     - `slices` has the slices of the batch, the oldest first.
-    - `since` is the LSN from which the batch applies changes. The replica has the changes that committed before this LSN
-      already, because it was copied again after the slice had been transformed.
+    - `since_lsn` is the LSN from which the batch applies changes. If a table is copied again after a slice was
+      transformed, the slice has changes that the copy contains already. These committed before this LSN.
     - `truncated_at` is the order key (commit LSN, ordinal) of the last TRUNCATE, or None. Only changes after this
       TRUNCATE have an effect.
     """
 
     slices: Sequence[int]
-    since: int = 0
+    since_lsn: int = 0
     truncated_at: tuple[int, int] | None = None
 
-    def mask(self, changes: pa.Table | pa.RecordBatch) -> Mask:
+    def mask_changes(self, changes: pa.Table | pa.RecordBatch) -> Mask:
         """Return the mask of the changes and TRUNCATEs that belong to the batch."""
-        mask: Mask = (change_places(changes, self.slices) >= 0) & (
-            np.asarray(changes["commit_lsn"]) >= self.since
+        mask: Mask = (compute_places(changes, self.slices) >= 0) & (
+            np.asarray(changes["commit_lsn"]) >= self.since_lsn
         )
         return mask
 
-    def effective_changes(self, changes: pa.Table | pa.RecordBatch) -> Mask:
+    def mask_effective_changes(self, changes: pa.Table | pa.RecordBatch) -> Mask:
         """Return the mask of the changes of rows that have an effect: those after the last TRUNCATE."""
-        effective_changes: Mask = self.mask(changes) & np.asarray(
-            pc.not_equal(changes["operation"], "truncate")
-        )
+        mask: Mask = self.mask_changes(changes) & np.asarray(pc.not_equal(changes["operation"], "truncate"))
         if self.truncated_at is not None:
             lsn, ordinal = self.truncated_at
             lsns, ordinals = (np.asarray(changes[name]) for name in ("commit_lsn", "ordinal"))
-            effective_changes &= (lsns > lsn) | ((lsns == lsn) & (ordinals > ordinal))
-        return effective_changes
+            mask &= (lsns > lsn) | ((lsns == lsn) & (ordinals > ordinal))
+        return mask

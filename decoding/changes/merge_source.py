@@ -22,42 +22,50 @@ class MergeSource:
 
     - `actions` is "delete", "update", "upsert", or "end" if the replica retains ended rows. The action end changes only
       the metadata of a row.
-    - `last` is the change that has the new row.
-    - `sent` has the columns that some change did not send. It maps such a column to the change that has the column's
-      value for each key, or to `NONE` if no change has it.
-    - `base` says where a row gets the values from that no change has. A row that moved from another key takes them from
-      the replica's row with the key `base`.
-    - `retains_value` maps each of these columns to the mask of the keys whose row keeps the value that it has.
-    - `ended` is the change that ended a row that the replica retains.
+    - `last_changes` is, for each key, the change that has the new row.
+    - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
+      the column's value for each key, or to `NONE` if no change has it.
+    - `base_keys` is the key of the replica's row that has the values that no change has. It is set if the row moved from
+      another key, and otherwise `NONE`.
+    - `retains_value_by_column` maps the same columns to the mask of the keys whose row in the replica keeps its present
+      value.
+    - `end_changes` is the change that ended a row that the replica retains.
     """
 
     keys: Numbers
     actions: npt.NDArray[np.str_]
-    last: Numbers
-    sent: Mapping[str, Numbers]
-    base: Numbers
-    retains_value: Mapping[str, Mask]
-    ended: Numbers
+    last_changes: Numbers
+    changes_by_column: Mapping[str, Numbers]
+    base_keys: Numbers
+    retains_value_by_column: Mapping[str, Mask]
+    end_changes: Numbers
 
 
-def merge_source(net: NetChange, *, retain_ended: bool = False) -> MergeSource:
+def make_merge_source(net: NetChange, *, retain_ended: bool = False) -> MergeSource:
     """Return the source of a MERGE that applies a net change to the replica.
 
-    `retain_ended` says that the replica retains ended rows, as in `net_changes`.
+    `retain_ended` says that the replica retains ended rows, as in `compute_net_change`.
     """
-    moved, has_row = net.updated & (net.base != net.keys), net.has_row
-    unsent = {name: changes == NONE for name, changes in net.sent.items()}
-    takes_value = moved & np.logical_or.reduce([*unsent.values(), np.zeros_like(moved)])
-    # With `retain_ended`, a key without a row afterwards needs no action: its ended row stays as it is.
-    rows = np.flatnonzero(has_row) if retain_ended else np.arange(len(net.keys))
-    ends = net.updated & (net.last == NONE)
-    actions = np.select([net.upserted | moved, ends, net.updated], ["upsert", "end", "update"], "delete")
+    is_moved, has_row = net.is_updated & (net.base_keys != net.keys), net.has_row
+    is_unsent_by_column = {name: changes == NONE for name, changes in net.changes_by_column.items()}
+    needs_base = is_moved & np.logical_or.reduce([*is_unsent_by_column.values(), np.zeros_like(is_moved)])
+    # With `retain_ended`, a key without a row after the changes needs no action, because its ended row stays as it is.
+    indexes = np.flatnonzero(has_row) if retain_ended else np.arange(len(net.keys))
+    is_end = net.is_updated & (net.last_changes == NONE)
+    actions = np.select(
+        [net.is_upserted | is_moved, is_end, net.is_updated], ["upsert", "end", "update"], "delete"
+    )
     return MergeSource(
-        keys=net.keys[rows],
-        actions=actions[rows],
-        last=np.where(has_row, net.last, NONE)[rows],
-        sent={name: np.where(has_row, changes, NONE)[rows] for name, changes in net.sent.items()},
-        base=np.where(takes_value, net.base, NONE)[rows],
-        retains_value={name: (net.updated & ~moved & lacks)[rows] for name, lacks in unsent.items()},
-        ended=net.ended[rows],
+        keys=net.keys[indexes],
+        actions=actions[indexes],
+        last_changes=np.where(has_row, net.last_changes, NONE)[indexes],
+        changes_by_column={
+            name: np.where(has_row, changes, NONE)[indexes] for name, changes in net.changes_by_column.items()
+        },
+        base_keys=np.where(needs_base, net.base_keys, NONE)[indexes],
+        retains_value_by_column={
+            name: (net.is_updated & ~is_moved & is_unsent)[indexes]
+            for name, is_unsent in is_unsent_by_column.items()
+        },
+        end_changes=net.end_changes[indexes],
     )

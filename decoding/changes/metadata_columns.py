@@ -1,10 +1,11 @@
 """Metadata columns: columns of a replica with data about each row, such as the LSN of its commit.
 
-In: the kinds of metadata that the user chose (`METADATA`), and changes of one relation version. Out: values of the
-metadata columns for the new rows of changes, and for deleted rows that the replica retains. Raises nothing.
+In: the kinds of metadata that the user chose (`TYPE_OID_BY_KIND`), and changes of one relation version. Out: values of
+the metadata columns for the new rows of changes, and for deleted rows that the replica retains. Raises nothing.
 
-A copied row has the LSN and the time of the snapshot, but no commit. The first change of the row replaces them.
-The apply adds the time at which it applies a row (`Stamp`).
+A copied row has the LSN and the time of its snapshot (`copy_lsn`, `copy_time`), and no LSN and time of a commit. The
+first change of the row sets the LSN and the time of its commit, and clears those of the snapshot. The time at which a
+row is applied is not known here. The step that applies changes adds it (`Stamp`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pgsieve.decoding.values.types import ColumnType, column_type
 
 _BOOLEAN, _BIGINT, _TEXT, _TIMESTAMPTZ = 16, 20, 25, 1184
 #: Maps each kind of metadata to the oid of its PostgreSQL type.
-METADATA: Mapping[str, int] = MappingProxyType(
+TYPE_OID_BY_KIND: Mapping[str, int] = MappingProxyType(
     {
         "commit_lsn": _BIGINT,
         "commit_time": _TIMESTAMPTZ,
@@ -49,10 +50,10 @@ _ENDED_VALUES: Mapping[str, object] = MappingProxyType({"deleted": True, "operat
 
 def metadata_type(kind: str) -> ColumnType:
     """Return the type of the metadata column of this kind."""
-    return column_type(METADATA[kind], -1)
+    return column_type(TYPE_OID_BY_KIND[kind], -1)
 
 
-def metadata_column(metadata: Metadata, kind: str) -> str | None:
+def find_metadata_column(metadata: Metadata, kind: str) -> str | None:
     """Return the name of the column with this kind of metadata, or None if there is none."""
     return next((name for name, column_kind in metadata if column_kind == kind), None)
 
@@ -67,22 +68,22 @@ class MetadataColumns:
     kinds: Mapping[str, str] = field(default_factory=dict)
     source: str | None = None
 
-    def values(self, name: str, changes: Mapping[str, pa.Array], count: int) -> pa.Array:
+    def make_values(self, name: str, changes: Mapping[str, pa.Array], count: int) -> pa.Array:
         """Return the values of a metadata column for the new rows of `count` changes.
 
         `changes` maps the names of the changes' columns to these columns.
         """
         kind = self.kinds[name]
-        arrow = metadata_type(kind).arrow_type
+        arrow_type = metadata_type(kind).arrow_type
         if kind in _CHANGE_KINDS:
-            return changes[kind].cast(arrow)
+            return changes[kind].cast(arrow_type)
         if kind == "source_table" and self.source is not None:
-            return pa.repeat(pa.scalar(self.source, arrow), count)
+            return pa.repeat(pa.scalar(self.source, arrow_type), count)
         if kind in FLAG_KINDS:
-            return pa.repeat(pa.scalar(False, arrow), count)
-        return pa.nulls(count, arrow)
+            return pa.repeat(pa.scalar(False, arrow_type), count)
+        return pa.nulls(count, arrow_type)
 
-    def ended_values(
+    def make_ended_values(
         self, name: str, changes: Mapping[str, pa.Array], original_operations: pa.Array
     ) -> pa.Array:
         """Return the values of a metadata column for the old rows of changes.
@@ -105,7 +106,7 @@ class MetadataColumns:
                     pc.equal(changes["operation"], "delete"), pc.equal(original_operations, "update")
                 )
             case _:
-                return self.values(name, changes, len(original_operations))
+                return self.make_values(name, changes, len(original_operations))
 
 
 def metadata_schema(metadata: Metadata) -> pa.Schema:
@@ -113,7 +114,7 @@ def metadata_schema(metadata: Metadata) -> pa.Schema:
     return pa.schema([(name, metadata_type(kind).arrow_type) for name, kind in metadata])
 
 
-def metadata_of_truncated_rows(truncates: pa.Table, metadata: Metadata) -> pa.Table:
+def make_truncate_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
     """Return the metadata of the rows that TRUNCATEs end; the result has one row per TRUNCATE.
 
     `truncates` has the columns `commit_lsn`, `ordinal` and `commit_time`.
@@ -135,7 +136,7 @@ def metadata_of_truncated_rows(truncates: pa.Table, metadata: Metadata) -> pa.Ta
     return pa.table(columns, schema)
 
 
-def metadata_copy_expression(kind: str, lsn: int, time: str) -> str:
+def make_copy_expression(kind: str, lsn: int, time: str) -> str:
     """Return the SQL expression that a copy selects for a metadata column.
 
     `lsn` and `time` (a text) are the LSN and the time of the copy's snapshot.
@@ -155,33 +156,33 @@ def metadata_copy_expression(kind: str, lsn: int, time: str) -> str:
             return "false"
         case _:
             return "null::" + (
-                "pg_catalog.timestamptz" if METADATA[kind] == _TIMESTAMPTZ else "pg_catalog.int8"
+                "pg_catalog.timestamptz" if TYPE_OID_BY_KIND[kind] == _TIMESTAMPTZ else "pg_catalog.int8"
             )
 
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
-def select_living(rows: Rows, schema: pa.Schema, deleted: str | None) -> Rows:
+def keep_living_rows(rows: Rows, schema: pa.Schema, deleted_column: str | None) -> Rows:
     """Return the rows of a replica that are not deleted, in the columns and types of a schema.
 
-    The column named `deleted` marks deleted rows. `deleted` is None if there is no such column.
+    The column named `deleted_column` marks deleted rows. `deleted_column` is None if there is no such column.
     """
     # The cast must come before the filter. DataFusion reads texts as string views, and Arrow cannot filter these.
-    typed = rows.select(schema.names).cast(schema)
-    return typed if deleted is None else typed.filter(mask_living_rows(rows, deleted))
+    typed_rows = rows.select(schema.names).cast(schema)
+    return typed_rows if deleted_column is None else typed_rows.filter(mask_living_rows(rows, deleted_column))
 
 
 def mask_living_rows(
-    rows: pa.Table | pa.RecordBatch, deleted: str | None
+    rows: pa.Table | pa.RecordBatch, deleted_column: str | None
 ) -> pa.BooleanArray | pa.ChunkedArray:
-    """Return the mask of the rows that the column named `deleted` does not mark.
+    """Return the mask of the rows that the column named `deleted_column` does not mark.
 
-    All rows are masked if `deleted` is None, because the replica has no such column.
+    All rows are masked if `deleted_column` is None, because the replica has no such column.
     """
-    if deleted is None:
+    if deleted_column is None:
         return pa.repeat(pa.scalar(True), rows.num_rows)
-    return pc.invert(pc.fill_null(rows[deleted], False))
+    return pc.invert(pc.fill_null(rows[deleted_column], False))
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ class Stamp:
     column: str | None
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    def apply(self, rows: Rows) -> Rows:
+    def set_time(self, rows: Rows) -> Rows:
         """Return the rows with the time set."""
         if self.column is None:
             return rows

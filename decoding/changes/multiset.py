@@ -33,14 +33,14 @@ _EVENT_BITS = 33
 class MultisetChange:
     """The effect of changes on a multiset of rows.
 
-    - `deleted` says how often each row is deleted.
-    - `inserted` has the changes whose new rows are inserted.
-    - `missing` is the number of changes that found no row.
+    - `deletion_counts` says how often each row is deleted.
+    - `inserting_changes` has the changes whose new rows are inserted.
+    - `missing_count` is the number of changes that found no row.
     """
 
-    deleted: Numbers
-    inserted: Numbers
-    missing: int
+    deletion_counts: Numbers
+    inserting_changes: Numbers
+    missing_count: int
 
 
 def rows_before_and_after(changes: KeyChanges) -> tuple[Numbers, Numbers]:
@@ -48,83 +48,85 @@ def rows_before_and_after(changes: KeyChanges) -> tuple[Numbers, Numbers]:
 
     Both are the same for an UPDATE that changes nothing.
     """
-    has_same_row = (changes.operations == UPDATE) & (changes.old == NONE)
-    return np.where(has_same_row, changes.new, changes.old), changes.new
+    has_same_row = (changes.operations == UPDATE) & (changes.old_keys == NONE)
+    return np.where(has_same_row, changes.new_keys, changes.old_keys), changes.new_keys
 
 
-def needed_rows(changes: KeyChanges, rows: int) -> Numbers:
+def count_needed_rows(changes: KeyChanges, row_count: int) -> Numbers:
     """Return how often the replica must have each row, so that every change finds its row.
 
-    `rows` is the number of different rows.
+    `row_count` is the number of different rows.
     """
     old, new = rows_before_and_after(changes)
-    lowest = np.zeros(rows, np.int64)
+    lowest_balances = np.zeros(row_count, np.int64)
     # An UPDATE deletes the old row before it inserts the new row, so 0 (delete) comes before 1 (insert).
-    events = np.concatenate([_events(old, 0), _events(new, 1)])
+    events = np.concatenate([_encode_events(old, 0), _encode_events(new, 1)])
     if len(events):
         events.sort()
-        row, steps = events >> _EVENT_BITS, np.where(events & 1, 1, -1)
-        running, starts = np.cumsum(steps), np.flatnonzero(np.diff(row, prepend=NONE))
-        before = np.repeat(running[starts] - steps[starts], np.diff(starts, append=len(row)))
-        lowest[row[starts]] = np.minimum.reduceat(running - before, starts)
-    return np.maximum(-lowest, 0)
+        event_rows, steps = events >> _EVENT_BITS, np.where(events & 1, 1, -1)
+        balances, starts = np.cumsum(steps), np.flatnonzero(np.diff(event_rows, prepend=NONE))
+        balances_before = np.repeat(balances[starts] - steps[starts], np.diff(starts, append=len(event_rows)))
+        lowest_balances[event_rows[starts]] = np.minimum.reduceat(balances - balances_before, starts)
+    return np.maximum(-lowest_balances, 0)
 
 
-def multiset_change(changes: KeyChanges, present: Numbers) -> MultisetChange:
-    """Return the effect of changes on a multiset; `present` says how often the multiset has each row."""
+def compute_multiset_change(changes: KeyChanges, present_counts: Numbers) -> MultisetChange:
+    """Return the effect of changes on a multiset; `present_counts` says how often the multiset has each row."""
     old, new = rows_before_and_after(changes)
-    lacks_row = np.zeros(len(old), np.bool_)
-    if (needed_rows(changes, len(present)) > present).any():
-        lacks_row = _changes_without_row(old, new, present)
-        old, new = np.where(lacks_row, NONE, old), np.where(lacks_row, NONE, new)
-    counts = np.zeros(len(present), np.int64)
+    is_without_row = np.zeros(len(old), np.bool_)
+    if (count_needed_rows(changes, len(present_counts)) > present_counts).any():
+        is_without_row = _mask_changes_without_row(old, new, present_counts)
+        old, new = np.where(is_without_row, NONE, old), np.where(is_without_row, NONE, new)
+    counts = np.zeros(len(present_counts), np.int64)
     np.add.at(counts, new[new != NONE], 1)
     np.subtract.at(counts, old[old != NONE], 1)
     return MultisetChange(
-        np.maximum(-counts, 0), _last_changes(new, np.maximum(counts, 0)), int(np.count_nonzero(lacks_row))
+        np.maximum(-counts, 0),
+        _find_last_changes(new, np.maximum(counts, 0)),
+        int(np.count_nonzero(is_without_row)),
     )
 
 
-def mask_first(rows: Numbers, remaining: Numbers) -> Mask:
-    """Mask the first occurrences of each row in `rows`, at most as many as `remaining` says for the row.
+def mask_first_occurrences(rows: Numbers, remaining_counts: Numbers) -> Mask:
+    """Mask the first occurrences of each row in `rows`, at most as many as `remaining_counts` says for the row.
 
-    Subtracts the masked occurrences from `remaining`, so that the next call goes on with the rest.
+    Subtracts the masked occurrences from `remaining_counts`, so that the next call goes on with the rest.
     """
     order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=NONE))
-    rank = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
+    sorted_rows = rows[order]
+    starts = np.flatnonzero(np.diff(sorted_rows, prepend=NONE))
+    occurrence_indexes = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
     mask = np.zeros(len(rows), np.bool_)
-    mask[order] = rank < remaining[ordered]
-    np.subtract.at(remaining, rows[mask], 1)
+    mask[order] = occurrence_indexes < remaining_counts[sorted_rows]
+    np.subtract.at(remaining_counts, rows[mask], 1)
     return mask
 
 
-def _events(rows: Numbers, inserts: int) -> Numbers:
+def _encode_events(rows: Numbers, inserts: int) -> Numbers:
     """Return one integer per event, which has the row, the index of the change, and whether it inserts the row."""
     places = np.flatnonzero(rows != NONE)
     return (rows[places] << _EVENT_BITS) | (places << 1) | inserts
 
 
-def _changes_without_row(old: Numbers, new: Numbers, present: Numbers) -> Mask:
+def _mask_changes_without_row(old: Numbers, new: Numbers, present_counts: Numbers) -> Mask:
     """Mask the changes that find no row, in a loop over all changes.
 
     Operations on whole columns cannot do this. A change that finds no row inserts no row either, and so a later change may find
     no row.
     """
-    counts, lacks_row = present.tolist(), np.zeros(len(old), np.bool_)
-    for change, (deleted, inserted) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
-        if deleted != NONE:
-            if not counts[deleted]:
-                lacks_row[change] = True
+    counts, is_without_row = present_counts.tolist(), np.zeros(len(old), np.bool_)
+    for change, (old_row, new_row) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
+        if old_row != NONE:
+            if not counts[old_row]:
+                is_without_row[change] = True
                 continue
-            counts[deleted] -= 1
-        if inserted != NONE:
-            counts[inserted] += 1
-    return lacks_row
+            counts[old_row] -= 1
+        if new_row != NONE:
+            counts[new_row] += 1
+    return is_without_row
 
 
-def _last_changes(new: Numbers, counts: Numbers) -> Numbers:
+def _find_last_changes(new: Numbers, counts: Numbers) -> Numbers:
     """Return the last changes that have each new row, as many of them as `counts` says for the row."""
     places = np.flatnonzero(new != NONE)[::-1]
-    return np.sort(places[mask_first(new[places], counts)])
+    return np.sort(places[mask_first_occurrences(new[places], counts)])

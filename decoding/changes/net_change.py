@@ -57,24 +57,24 @@ class KeyChanges:
     """The changes of a table in order, with numbers of their keys (0, 1, …).
 
     - `operations` are `INSERT`, `UPDATE` and `DELETE`.
-    - `old` is the key before a DELETE or a move, and `NONE` for other changes.
-    - `new` is the key after an INSERT or an UPDATE, and `NONE` for other changes.
-    - `sent` has the columns that some change did not send, because their TOASTed value did not change. It maps such a
-      column to the mask of the changes that sent it.
+    - `old_keys` is the key before a DELETE or a move, and `NONE` for other changes.
+    - `new_keys` is the key after an INSERT or an UPDATE, and `NONE` for other changes.
+    - `is_sent_by_column` has the columns that some change did not send, because their TOASTed value did not change. It
+      maps such a column to the mask of the changes that sent it.
     """
 
     operations: npt.NDArray[np.int8]
-    old: Numbers
-    new: Numbers
-    sent: Mapping[str, Mask]
+    old_keys: Numbers
+    new_keys: Numbers
+    is_sent_by_column: Mapping[str, Mask]
 
     @property
     def is_move(self) -> Mask:
         """The mask of UPDATEs from one key to another."""
-        is_move: Mask = (self.operations == UPDATE) & (self.old != NONE)
+        is_move: Mask = (self.operations == UPDATE) & (self.old_keys != NONE)
         return is_move
 
-    def lookup_masks(self, keys: int) -> tuple[Mask, Mask]:
+    def compute_lookup_masks(self, key_count: int) -> tuple[Mask, Mask]:
         """Return two masks of keys, which say for which keys the caller must look into the replica.
 
         The first mask has the keys that need a row before the changes: their first change is an UPDATE or a DELETE. The
@@ -82,64 +82,66 @@ class KeyChanges:
         by a move. They are also the keys that get a new row before a row of the key ends, because the new row conflicts
         with a row of the replica.
         """
-        first_begins = _first_places(
-            np.where((self.operations == INSERT) | self.is_move, self.new, NONE), keys
+        first_begins = _find_first_indexes(
+            np.where((self.operations == INSERT) | self.is_move, self.new_keys, NONE), key_count
         )
-        first_ends = _first_places(self.old, keys)
-        first_updates = _first_places(
-            np.where((self.operations == UPDATE) & ~self.is_move, self.new, NONE), keys
+        first_ends = _find_first_indexes(self.old_keys, key_count)
+        first_updates = _find_first_indexes(
+            np.where((self.operations == UPDATE) & ~self.is_move, self.new_keys, NONE), key_count
         )
-        has_relevant_row = first_begins < first_ends
-        has_relevant_row[self.old[self.is_move]] = True
+        is_row_relevant = first_begins < first_ends
+        is_row_relevant[self.old_keys[self.is_move]] = True
         return np.minimum(first_ends, first_updates) < np.minimum(
             first_begins, len(self.operations)
-        ), has_relevant_row
+        ), is_row_relevant
 
 
 @dataclass(frozen=True)
 class NetChange:
     """The outcome of changes for their keys; each array has one element per key.
 
-    - `upserted`: after the changes, the key has a new row.
-    - `updated`: after the changes, the key has the replica's row with the key `base`, which was updated. If the replica
-      has no such row, the key has no row.
-    - `expected`: the replica should have a row with this key before the changes.
-    - `last` is the last change that has the row's values.
-    - `sent` has the columns that some change did not send. It maps such a column to the change that has the column's
-      value, or to `NONE` if only the replica's row with the key `base` has it.
-    - `ended` is the change that ended the row, if the replica retains ended rows, otherwise `NONE`. An ended row keeps
-      its last values. If the first change of a replica's row ended it, `last` is `NONE`.
+    - `is_upserted`: after the changes, the key has a new row.
+    - `is_updated`: after the changes, the key has the replica's row with the key `base_keys`, which was updated. If the
+      replica has no such row, the key has no row.
+    - `is_expected`: the replica should have a row with this key before the changes.
+    - `last_changes` is the last change that has the row's values.
+    - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
+      the column's value, or to `NONE` if only the replica's row with the key `base_keys` has it.
+    - `end_changes` is the change that ended the row, if the replica retains ended rows, otherwise `NONE`. An ended row
+      keeps its last values. If the first change of a replica's row ended it, `last_changes` is `NONE`.
 
     A key that is neither upserted nor updated has no row after the changes.
     """
 
     keys: Numbers
-    upserted: Mask
-    updated: Mask
-    expected: Mask
-    last: Numbers
-    base: Numbers
-    sent: Mapping[str, Numbers]
-    ended: Numbers
+    is_upserted: Mask
+    is_updated: Mask
+    is_expected: Mask
+    last_changes: Numbers
+    base_keys: Numbers
+    changes_by_column: Mapping[str, Numbers]
+    end_changes: Numbers
 
     @property
     def has_row(self) -> Mask:
         """The mask of the keys with a row after the changes; ended rows that the replica retains count as rows."""
-        has_row: Mask = self.upserted | self.updated
+        has_row: Mask = self.is_upserted | self.is_updated
         return has_row
 
-    def counts(self, before: Mask) -> dict[str, int]:
+    def count_rows(self, had_rows: Mask) -> dict[str, int]:
         """Count the rows that the changes insert, update and delete, and the rows that they do not find.
 
-        `before` is the mask of the keys with a row in the replica. Ended rows do not count as rows.
+        `had_rows` is the mask of the keys with a row in the replica. Ended rows do not count as rows.
         """
-        has_living_row = (self.upserted | (self.updated & before[self.base])) & (self.ended == NONE)
-        had_row = before[self.keys]
+        has_living_row = (self.is_upserted | (self.is_updated & had_rows[self.base_keys])) & (
+            self.end_changes == NONE
+        )
+        had_row = had_rows[self.keys]
         masks = {
             "inserted": has_living_row & ~had_row,
             "updated": has_living_row & had_row,
             "deleted": ~has_living_row & had_row,
-            "missing": self.expected & ~had_row,
+            "missing": self.is_expected & ~had_row,
         }
         return {kind: int(np.count_nonzero(rows)) for kind, rows in masks.items()}
 
@@ -148,19 +150,20 @@ class NetChange:
 class _Tenures:
     """The tenures of all keys and their events. Both are ordered by key, then by time.
 
-    - `key`, `place` and `kind` have one element per event. `place` is the index of the change.
-    - `starts` and `last_event` have one element per tenure: the indexes of its first and its last event.
-    - `origin` says for each tenure where its row comes from.
+    - `event_keys`, `event_changes` and `event_kinds` have one element per event. `event_changes` is the index of the
+      change.
+    - `first_events` and `last_events` have one element per tenure: the indexes of its first and its last event.
+    - `origins` says for each tenure where its row comes from.
     - `keys` has the key of each tenure. The mask `is_first` has the tenures that are the first tenure of their key, and
       the mask `is_ended` has the tenures that end within the changes.
     """
 
-    key: Numbers
-    place: Numbers
-    kind: npt.NDArray[np.int8]
-    starts: Numbers
-    last_event: Numbers
-    origin: Numbers
+    event_keys: Numbers
+    event_changes: Numbers
+    event_kinds: npt.NDArray[np.int8]
+    first_events: Numbers
+    last_events: Numbers
+    origins: Numbers
     keys: Numbers
     is_first: Mask
     is_ended: Mask
@@ -168,195 +171,235 @@ class _Tenures:
     @property
     def is_left(self) -> Mask:
         """The mask of the tenures that end because the row moves to another key."""
-        is_left: Mask = self.kind[self.last_event] == _LEAVE
+        is_left: Mask = self.event_kinds[self.last_events] == _LEAVE
         return is_left
 
 
-def net_changes(
-    changes: KeyChanges, present: Mask, *, retain_ended: bool = False
+def compute_net_change(
+    changes: KeyChanges, has_row_before: Mask, *, retain_ended: bool = False
 ) -> tuple[NetChange, int | None]:
     """Return the outcome for each key, and the first change that conflicts with a row of its key, or None.
 
-    `present` says for each key whether the replica has a row. If there is a conflict, the outcome has no meaning. With
-    `retain_ended`, a key without a row after the changes keeps its last ended row. In that case `present` must be
-    right for all keys.
+    `has_row_before` says for each key whether the replica has a row. If there is a conflict, the outcome has no
+    meaning. With `retain_ended`, a key without a row after the changes keeps its last ended row. In that case
+    `has_row_before` must be right for all keys.
     """
-    changes = _replace_lost_moves(changes, present)
-    tenures = _tenures(changes)
-    last, sent = _last_changes(changes, tenures)
-    origin, base, sent = _inherit(tenures, sent)
-    final = np.flatnonzero(np.append(tenures.is_first[1:], True)) if len(last) else _nones(0)
-    firsts = np.flatnonzero(tenures.is_first)
-    is_gone, ended = tenures.is_ended[final], _nones(len(final))
-    if retain_ended and len(final):
-        has_row = (origin == INSERT) | ((origin == _REPLICA) & present[base])
-        latest = np.maximum.reduceat(np.where(has_row, np.arange(len(origin)), NONE), firsts)
-        is_gone = latest == NONE
-        final = np.where(is_gone, final, latest)
-        ended = np.where(tenures.is_ended[final] & ~is_gone, tenures.place[tenures.last_event[final]], NONE)
-    net = NetChange(
-        keys=tenures.keys[final],
-        upserted=~is_gone & (origin[final] == INSERT),
-        updated=~is_gone & (origin[final] == _REPLICA),
-        expected=~_is_begin(tenures.kind[tenures.starts[firsts]]),
-        last=np.where(is_gone, NONE, last[final]),
-        base=base[final],
-        sent={name: places[final] for name, places in sent.items()},
-        ended=ended,
+    changes = _replace_lost_moves(changes, has_row_before)
+    tenures = _find_tenures(changes)
+    last_changes, changes_by_column = _find_last_changes(changes, tenures)
+    origins, base_keys, changes_by_column = _inherit(tenures, changes_by_column)
+    final_tenures = (
+        np.flatnonzero(np.append(tenures.is_first[1:], True)) if len(last_changes) else _fill_none(0)
     )
-    return net, _conflict(tenures, origin, base, present)
+    first_tenures = np.flatnonzero(tenures.is_first)
+    is_gone, end_changes = tenures.is_ended[final_tenures], _fill_none(len(final_tenures))
+    if retain_ended and len(final_tenures):
+        has_row = (origins == INSERT) | ((origins == _REPLICA) & has_row_before[base_keys])
+        latest_tenures = np.maximum.reduceat(np.where(has_row, np.arange(len(origins)), NONE), first_tenures)
+        is_gone = latest_tenures == NONE
+        final_tenures = np.where(is_gone, final_tenures, latest_tenures)
+        end_changes = np.where(
+            tenures.is_ended[final_tenures] & ~is_gone,
+            tenures.event_changes[tenures.last_events[final_tenures]],
+            NONE,
+        )
+    net = NetChange(
+        keys=tenures.keys[final_tenures],
+        is_upserted=~is_gone & (origins[final_tenures] == INSERT),
+        is_updated=~is_gone & (origins[final_tenures] == _REPLICA),
+        is_expected=~_mask_begins(tenures.event_kinds[tenures.first_events[first_tenures]]),
+        last_changes=np.where(is_gone, NONE, last_changes[final_tenures]),
+        base_keys=base_keys[final_tenures],
+        changes_by_column={
+            name: change_indexes[final_tenures] for name, change_indexes in changes_by_column.items()
+        },
+        end_changes=end_changes,
+    )
+    return net, _find_conflict(tenures, origins, base_keys, has_row_before)
 
 
 @dataclass(frozen=True)
 class RowVersions:
     """The versions of rows that changes make, and the ends of earlier versions.
 
-    A commit makes a version of each key that it changes and that has a row after the commit. `keys`, `last`, `sent`,
-    `base` and `until` have one element per version.
+    A commit makes a version of each key that it changes and that has a row after the commit. `keys`, `last_changes`,
+    `changes_by_column`, `base_keys` and `end_commits` have one element per version.
 
-    - `keys`, `last`, `sent` and `base` have the same meaning as in `NetChange`.
-    - `until` is the number of the commit that ends the version, or `NONE` if no commit ends it.
-    - `ends` has one element per key: the commit that ends the row that the key had before the changes, or `NONE`.
+    - `keys`, `last_changes`, `changes_by_column` and `base_keys` have the same meaning as in `NetChange`.
+    - `end_commits` is the number of the commit that ends the version, or `NONE` if no commit ends it.
+    - `former_end_commits` has one element per key: the commit that ends the row that the key had before the changes, or
+      `NONE`.
     """
 
     keys: Numbers
-    last: Numbers
-    base: Numbers
-    sent: Mapping[str, Numbers]
-    until: Numbers
-    ends: Numbers
+    last_changes: Numbers
+    base_keys: Numbers
+    changes_by_column: Mapping[str, Numbers]
+    end_commits: Numbers
+    former_end_commits: Numbers
 
 
-def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVersions:
+def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: Mask) -> RowVersions:
     """Return the versions that changes make; the changes must have no conflict.
 
     `commits` has the number of each change's commit. A commit makes at most one version of a row. Other transactions
     never see a row that the same transaction has replaced.
     """
-    key = np.where(changes.operations == DELETE, changes.old, changes.new)
-    if not changes.is_move.any() and np.bincount(key).max(initial=0) <= 1:
-        return _versions_of_single_changes(changes, key, commits, present)
-    changes = _replace_lost_moves(changes, present)
-    tenures = _tenures(changes, commits)
-    last, sent = _last_changes(changes, tenures)
-    origin, base, sent = _inherit(tenures, sent)
-    keys, tenure_commits = tenures.keys, commits[tenures.place[tenures.starts]]
-    has_row = ~tenures.is_ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
-    final = (
-        np.flatnonzero(np.append(_is_new_key(keys)[1:] | _is_new_key(tenure_commits)[1:], True))
+    change_keys = np.where(changes.operations == DELETE, changes.old_keys, changes.new_keys)
+    if not changes.is_move.any() and np.bincount(change_keys).max(initial=0) <= 1:
+        return _compute_versions_of_single_changes(changes, change_keys, commits, has_row_before)
+    changes = _replace_lost_moves(changes, has_row_before)
+    tenures = _find_tenures(changes, commits)
+    last_changes, changes_by_column = _find_last_changes(changes, tenures)
+    origins, base_keys, changes_by_column = _inherit(tenures, changes_by_column)
+    keys, tenure_commits = tenures.keys, commits[tenures.event_changes[tenures.first_events]]
+    has_row = ~tenures.is_ended & ((origins == INSERT) | ((origins == _REPLICA) & has_row_before[base_keys]))
+    final_tenures = (
+        np.flatnonzero(np.append(_mask_new_keys(keys)[1:] | _mask_new_keys(tenure_commits)[1:], True))
         if len(keys)
-        else _nones(0)
+        else _fill_none(0)
     )
-    is_first = _is_new_key(keys[final])
-    until = np.append(np.where(is_first[1:], NONE, tenure_commits[final][1:]), NONE)[: len(final)]
-    ends = _nones(len(present))
-    ends[keys[final][is_first]] = tenure_commits[final][is_first]
-    ends[~present] = NONE
-    has_version = has_row[final]
-    version_indexes = final[has_version]
+    is_first = _mask_new_keys(keys[final_tenures])
+    end_commits = np.append(np.where(is_first[1:], NONE, tenure_commits[final_tenures][1:]), NONE)[
+        : len(final_tenures)
+    ]
+    former_end_commits = _fill_none(len(has_row_before))
+    former_end_commits[keys[final_tenures][is_first]] = tenure_commits[final_tenures][is_first]
+    former_end_commits[~has_row_before] = NONE
+    has_version = has_row[final_tenures]
+    version_tenures = final_tenures[has_version]
     return RowVersions(
-        keys=keys[version_indexes],
-        last=last[version_indexes],
-        base=np.where(origin[version_indexes] == _REPLICA, base[version_indexes], NONE),
-        sent={name: places[version_indexes] for name, places in sent.items()},
-        until=until[has_version],
-        ends=ends,
+        keys=keys[version_tenures],
+        last_changes=last_changes[version_tenures],
+        base_keys=np.where(origins[version_tenures] == _REPLICA, base_keys[version_tenures], NONE),
+        changes_by_column={
+            name: change_indexes[version_tenures] for name, change_indexes in changes_by_column.items()
+        },
+        end_commits=end_commits[has_version],
+        former_end_commits=former_end_commits,
     )
 
 
-def _versions_of_single_changes(
-    changes: KeyChanges, key: Numbers, commits: Numbers, present: Mask
+def _compute_versions_of_single_changes(
+    changes: KeyChanges, change_keys: Numbers, commits: Numbers, has_row_before: Mask
 ) -> RowVersions:
     """Return the versions if no change is a move, and all changes have different keys.
 
-    `key` is the key of each change. In this case there is no order of changes to consider.
+    `change_keys` is the key of each change. The order of the changes does not matter here.
     """
-    ends = _nones(len(present))
-    ends[key] = np.where(present[key], commits, NONE)
+    former_end_commits = _fill_none(len(has_row_before))
+    former_end_commits[change_keys] = np.where(has_row_before[change_keys], commits, NONE)
     is_update = changes.operations == UPDATE
-    last = np.flatnonzero((changes.operations == INSERT) | (is_update & present[key]))
+    last_changes = np.flatnonzero((changes.operations == INSERT) | (is_update & has_row_before[change_keys]))
     return RowVersions(
-        keys=key[last],
-        last=last,
-        base=np.where(is_update[last], key[last], NONE),
-        sent={name: np.where(is_sent[last], last, NONE) for name, is_sent in changes.sent.items()},
-        until=_nones(len(last)),
-        ends=ends,
+        keys=change_keys[last_changes],
+        last_changes=last_changes,
+        base_keys=np.where(is_update[last_changes], change_keys[last_changes], NONE),
+        changes_by_column={
+            name: np.where(is_sent[last_changes], last_changes, NONE)
+            for name, is_sent in changes.is_sent_by_column.items()
+        },
+        end_commits=_fill_none(len(last_changes)),
+        former_end_commits=former_end_commits,
     )
 
 
-def insert_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tuple[KeyChanges, Numbers]:
+def insert_deletes(
+    changes: KeyChanges, truncates: Sequence[int], key_count: int
+) -> tuple[KeyChanges, Numbers]:
     """Replace each TRUNCATE by DELETEs of keys.
 
     `truncates` has the number of changes before each TRUNCATE, in order. The first TRUNCATE becomes DELETEs of all
-    `keys` keys. A later TRUNCATE becomes DELETEs of the keys of the changes since the previous TRUNCATE.
+    `key_count` keys. A later TRUNCATE becomes DELETEs of the keys of the changes since the previous TRUNCATE.
 
     Returns the changes with these DELETEs, and the number of each change's origin. The origin of an inserted DELETE is
     its TRUNCATE, and the origin of any other change is the change itself. The numbers of TRUNCATEs follow the number of
     the last change.
     """
     positions, deleted, origins, start = list[Numbers](), list[Numbers](), list[Numbers](), 0
-    for number, end in enumerate(truncates, len(changes.operations)):
-        deleted_keys = np.concatenate([changes.old[start:end], changes.new[start:end]])
-        deleted_keys = np.unique(deleted_keys[deleted_keys != NONE]) if positions else np.arange(keys)
+    for origin, end in enumerate(truncates, len(changes.operations)):
+        deleted_keys = np.concatenate([changes.old_keys[start:end], changes.new_keys[start:end]])
+        deleted_keys = np.unique(deleted_keys[deleted_keys != NONE]) if positions else np.arange(key_count)
         deleted.append(deleted_keys)
         positions.append(np.full(len(deleted_keys), end))
-        origins.append(np.full(len(deleted_keys), number))
+        origins.append(np.full(len(deleted_keys), origin))
         start = end
     if not positions:
         return changes, np.arange(len(changes.operations))
     indexes = np.concatenate(positions)
     expanded = KeyChanges(
         np.insert(changes.operations, indexes, DELETE),
-        np.insert(changes.old, indexes, np.concatenate(deleted)),
-        np.insert(changes.new, indexes, NONE),
-        {name: np.insert(is_sent, indexes, False) for name, is_sent in changes.sent.items()},
+        np.insert(changes.old_keys, indexes, np.concatenate(deleted)),
+        np.insert(changes.new_keys, indexes, NONE),
+        {name: np.insert(is_sent, indexes, False) for name, is_sent in changes.is_sent_by_column.items()},
     )
     return expanded, np.insert(np.arange(len(changes.operations)), indexes, np.concatenate(origins))
 
 
-def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
+def _find_tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
     """Return the tenures of all keys.
 
     If `commits` is given, it has the commit of each change, and each commit begins a new part of a tenure.
     """
     is_move = changes.is_move
     row_changes, moves = np.flatnonzero(~is_move), np.flatnonzero(is_move)
-    key = np.where(
-        changes.operations[row_changes] == DELETE, changes.old[row_changes], changes.new[row_changes]
+    event_keys = np.where(
+        changes.operations[row_changes] == DELETE,
+        changes.old_keys[row_changes],
+        changes.new_keys[row_changes],
     )
-    key = np.concatenate([key, changes.old[moves], changes.new[moves]])
-    event_place = np.concatenate([2 * row_changes, 2 * moves, 2 * moves + 1])
-    events = np.sort(key << _PLACE_BITS | event_place)
-    key, event_place = events >> _PLACE_BITS, events & ((1 << _PLACE_BITS) - 1)
-    place = event_place >> 1
-    kind = np.where(is_move[place], _LEAVE + (event_place & 1), changes.operations[place]).astype(np.int8)
-    begins, ends, is_first = _is_begin(kind), _is_end(kind), _is_new_key(key)
-    after_end = np.zeros(len(key), np.bool_)
-    after_end[1:] = ends[:-1]
-    begins_commit = _is_new_key(commits[place]) if commits is not None else False
-    starts = np.flatnonzero(is_first | begins | after_end | begins_commit)
-    origin = np.select([begins, is_first, after_end], [kind, _REPLICA, _NOTHING], _CONTINUED)
-    origin = origin[starts].astype(np.int64)
-    last_event = np.append(starts[1:], len(key)) - 1 if len(starts) else starts
-    keys, is_ended = key[starts], ends[last_event]
-    return _Tenures(key, place, kind, starts, last_event, origin, keys, is_first[starts], is_ended)
+    event_keys = np.concatenate([event_keys, changes.old_keys[moves], changes.new_keys[moves]])
+    event_places = np.concatenate([2 * row_changes, 2 * moves, 2 * moves + 1])
+    events = np.sort(event_keys << _PLACE_BITS | event_places)
+    event_keys, event_places = events >> _PLACE_BITS, events & ((1 << _PLACE_BITS) - 1)
+    event_changes = event_places >> 1
+    event_kinds = np.where(
+        is_move[event_changes], _LEAVE + (event_places & 1), changes.operations[event_changes]
+    ).astype(np.int8)
+    is_begin, is_end, is_first = (
+        _mask_begins(event_kinds),
+        _mask_ends(event_kinds),
+        _mask_new_keys(event_keys),
+    )
+    follows_end = np.zeros(len(event_keys), np.bool_)
+    follows_end[1:] = is_end[:-1]
+    begins_commit = _mask_new_keys(commits[event_changes]) if commits is not None else False
+    first_events = np.flatnonzero(is_first | is_begin | follows_end | begins_commit)
+    origins = np.select([is_begin, is_first, follows_end], [event_kinds, _REPLICA, _NOTHING], _CONTINUED)
+    origins = origins[first_events].astype(np.int64)
+    last_events = np.append(first_events[1:], len(event_keys)) - 1 if len(first_events) else first_events
+    keys, is_ended = event_keys[first_events], is_end[last_events]
+    return _Tenures(
+        event_keys,
+        event_changes,
+        event_kinds,
+        first_events,
+        last_events,
+        origins,
+        keys,
+        is_first[first_events],
+        is_ended,
+    )
 
 
-def _last_changes(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str, Numbers]]:
+def _find_last_changes(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str, Numbers]]:
     """Return the last change of each tenure that has the row's values, and the last change that sent each column."""
-    if not len(tenures.starts):
-        return _nones(0), {name: _nones(0) for name in changes.sent}
-    writes = np.where(_is_end(tenures.kind), NONE, tenures.place)
-    last = np.maximum.reduceat(writes, tenures.starts)
-    sent = {
-        name: np.maximum.reduceat(np.where(is_sent[tenures.place], writes, NONE), tenures.starts)
-        for name, is_sent in changes.sent.items()
+    if not len(tenures.first_events):
+        return _fill_none(0), {name: _fill_none(0) for name in changes.is_sent_by_column}
+    row_changes = np.where(_mask_ends(tenures.event_kinds), NONE, tenures.event_changes)
+    last_changes = np.maximum.reduceat(row_changes, tenures.first_events)
+    changes_by_column = {
+        name: np.maximum.reduceat(
+            np.where(is_sent[tenures.event_changes], row_changes, NONE), tenures.first_events
+        )
+        for name, is_sent in changes.is_sent_by_column.items()
     }
-    return last, sent
+    return last_changes, changes_by_column
 
 
-def _inherit(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers, Numbers, dict[str, Numbers]]:
+def _inherit(
+    tenures: _Tenures, changes_by_column: Mapping[str, Numbers]
+) -> tuple[Numbers, Numbers, dict[str, Numbers]]:
     """Follow the chains of moves, and let each tenure inherit from the tenures before it in its chain.
 
     Returns for each tenure where its row comes from, the key of the replica's row that the chain begins with, and the
@@ -372,65 +415,77 @@ def _inherit(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers, N
         2                done              done              a, having d's, c's and b's
         3                                                    done
     """
-    origin, sent = tenures.origin.copy(), dict(sent)
-    base = np.where(origin == _REPLICA, tenures.keys, NONE)
-    parent = np.where(origin == _CONTINUED, np.arange(len(origin)) - 1, NONE)
-    if (arrived := origin == _ARRIVE).any():
-        by_move = _nones(int(tenures.place.max()) + 1)
-        by_move[tenures.place[tenures.last_event[tenures.is_left]]] = np.flatnonzero(tenures.is_left)
-        parent[arrived] = by_move[tenures.place[tenures.starts[arrived]]]
-    while len(child := np.flatnonzero(parent != NONE)):
-        ancestor = parent[child]
-        for name, places in sent.items():
-            inherited = places.copy()
-            inherited[child] = np.where(places[child] == NONE, places[ancestor], places[child])
-            sent[name] = inherited
-        origin, base, parent = (
-            _take_from_parent(values, child, ancestor) for values in (origin, base, parent)
+    origins, changes_by_column = tenures.origins.copy(), dict(changes_by_column)
+    base_keys = np.where(origins == _REPLICA, tenures.keys, NONE)
+    parents = np.where(origins == _CONTINUED, np.arange(len(origins)) - 1, NONE)
+    if (is_arrival := origins == _ARRIVE).any():
+        tenure_by_move = _fill_none(int(tenures.event_changes.max()) + 1)
+        tenure_by_move[tenures.event_changes[tenures.last_events[tenures.is_left]]] = np.flatnonzero(
+            tenures.is_left
         )
-    return origin, base, sent
+        parents[is_arrival] = tenure_by_move[tenures.event_changes[tenures.first_events[is_arrival]]]
+    while len(children := np.flatnonzero(parents != NONE)):
+        ancestors = parents[children]
+        for name, change_indexes in changes_by_column.items():
+            inherited = change_indexes.copy()
+            inherited[children] = np.where(
+                change_indexes[children] == NONE, change_indexes[ancestors], change_indexes[children]
+            )
+            changes_by_column[name] = inherited
+        origins, base_keys, parents = (
+            _take_from_parent(values, children, ancestors) for values in (origins, base_keys, parents)
+        )
+    return origins, base_keys, changes_by_column
 
 
-def _take_from_parent(values: Numbers, child: Numbers, parent: Numbers) -> Numbers:
+def _take_from_parent(values: Numbers, children: Numbers, parents: Numbers) -> Numbers:
     result = values.copy()
-    result[child] = values[parent]
+    result[children] = values[parents]
     return result
 
 
-def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) -> int | None:
+def _find_conflict(
+    tenures: _Tenures, origins: Numbers, base_keys: Numbers, has_row_before: Mask
+) -> int | None:
     """Return the first INSERT, or move to a key, that finds a row with its key; None if there is no such change."""
-    if not len(origin):
+    if not len(origins):
         return None
-    has_row = ~tenures.is_ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
-    had_row = np.where(tenures.is_first, present[tenures.keys], np.concatenate([[False], has_row[:-1]]))
-    conflicts = tenures.place[tenures.starts[_is_begin(tenures.kind[tenures.starts]) & had_row]]
+    has_row = ~tenures.is_ended & ((origins == INSERT) | ((origins == _REPLICA) & has_row_before[base_keys]))
+    had_row = np.where(
+        tenures.is_first, has_row_before[tenures.keys], np.concatenate([[False], has_row[:-1]])
+    )
+    conflicts = tenures.event_changes[
+        tenures.first_events[_mask_begins(tenures.event_kinds[tenures.first_events]) & had_row]
+    ]
     return int(conflicts.min()) if len(conflicts) else None
 
 
-def _replace_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
+def _replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges:
     """Replace each move that finds no row by a DELETE of its old key. The DELETE finds no row either, so it does nothing."""
     if not changes.is_move.any():
         return changes
-    tenures = _tenures(changes)
-    lacks_row = (tenures.origin == _NOTHING) | ((tenures.origin == _REPLICA) & ~present[tenures.keys])
-    if not (tenures.is_left & lacks_row).any():
+    tenures = _find_tenures(changes)
+    is_without_row = (tenures.origins == _NOTHING) | (
+        (tenures.origins == _REPLICA) & ~has_row_before[tenures.keys]
+    )
+    if not (tenures.is_left & is_without_row).any():
         return changes
-    lost_moves = _lost_moves(changes, present)
-    operations, new = changes.operations.copy(), changes.new.copy()
-    operations[lost_moves], new[lost_moves] = DELETE, NONE
-    return replace(changes, operations=operations, new=new)
+    lost_moves = _find_lost_moves(changes, has_row_before)
+    operations, new_keys = changes.operations.copy(), changes.new_keys.copy()
+    operations[lost_moves], new_keys[lost_moves] = DELETE, NONE
+    return replace(changes, operations=operations, new_keys=new_keys)
 
 
-def _lost_moves(changes: KeyChanges, present: Mask) -> Numbers:
+def _find_lost_moves(changes: KeyChanges, has_row_before: Mask) -> Numbers:
     """Return the moves that find no row, in a loop over all changes.
 
     Operations on whole columns cannot do this. A move that finds no row brings no row to its new key, and so a later
     move may find no row.
     """
-    has_row, lost_moves = bytearray(present.tobytes()), list[int]()
-    begun_or_ended = np.flatnonzero((changes.operations != UPDATE) | changes.is_move)
-    old, new = changes.old[begun_or_ended].tolist(), changes.new[begun_or_ended].tolist()
-    for change, old_key, new_key in zip(begun_or_ended.tolist(), old, new, strict=True):
+    has_row, lost_moves = bytearray(has_row_before.tobytes()), list[int]()
+    change_indexes = np.flatnonzero((changes.operations != UPDATE) | changes.is_move)
+    old_keys, new_keys = changes.old_keys[change_indexes].tolist(), changes.new_keys[change_indexes].tolist()
+    for change, old_key, new_key in zip(change_indexes.tolist(), old_keys, new_keys, strict=True):
         if old_key != NONE:
             had_row = has_row[old_key]
             has_row[old_key] = 0
@@ -443,34 +498,34 @@ def _lost_moves(changes: KeyChanges, present: Mask) -> Numbers:
     return np.array(lost_moves, np.int64)
 
 
-def _is_begin(kind: npt.NDArray[np.int8]) -> Mask:
-    is_begin: Mask = (kind == INSERT) | (kind == _ARRIVE)
+def _mask_begins(event_kinds: npt.NDArray[np.int8]) -> Mask:
+    is_begin: Mask = (event_kinds == INSERT) | (event_kinds == _ARRIVE)
     return is_begin
 
 
-def _is_end(kind: npt.NDArray[np.int8]) -> Mask:
-    is_end: Mask = (kind == DELETE) | (kind == _LEAVE)
+def _mask_ends(event_kinds: npt.NDArray[np.int8]) -> Mask:
+    is_end: Mask = (event_kinds == DELETE) | (event_kinds == _LEAVE)
     return is_end
 
 
-def _is_new_key(key: Numbers) -> Mask:
+def _mask_new_keys(keys: Numbers) -> Mask:
     """Return the mask of the elements that differ from the element before them; the first element is masked, too."""
-    is_new_key = np.ones(len(key), np.bool_)
-    is_new_key[1:] = key[1:] != key[:-1]
+    is_new_key = np.ones(len(keys), np.bool_)
+    is_new_key[1:] = keys[1:] != keys[:-1]
     return is_new_key
 
 
-def _first_places(keys: Numbers, count: int) -> Numbers:
+def _find_first_indexes(keys: Numbers, count: int) -> Numbers:
     """Return the index of the first occurrence of each key in `keys`, or the length of `keys` if it does not occur.
 
     The keys are the numbers below `count`.
     """
-    first = np.full(count, len(keys), np.int64)
-    places = np.flatnonzero(keys != NONE)[::-1]
+    first_indexes = np.full(count, len(keys), np.int64)
+    indexes = np.flatnonzero(keys != NONE)[::-1]
     # The places descend. If a key occurs several times, NumPy keeps the value that is assigned last: the first place.
-    first[keys[places]] = places
-    return first
+    first_indexes[keys[indexes]] = indexes
+    return first_indexes
 
 
-def _nones(count: int) -> Numbers:
+def _fill_none(count: int) -> Numbers:
     return np.full(count, NONE, np.int64)

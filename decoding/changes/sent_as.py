@@ -1,6 +1,9 @@
-"""Counts changes by relation, row filter, operation, and the operation as which they are sent.
+"""Counts changes by their relation, their row filters, their operation, and the operation that is sent for them.
 
-In: codes of operations, one batch at a time. Out: counts by `SentAs`. Raises nothing.
+A row filter can turn an UPDATE into an INSERT or a DELETE, or can reject the change. So the sent operation can be another
+one, or none.
+
+In: codes of operations, one batch at a time. Out: counts by `ChangeKind`. Raises nothing.
 """
 
 from __future__ import annotations
@@ -16,19 +19,20 @@ import numpy.typing as npt
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 
 #: The code for changes that are not sent.
-NOTHING = -1
+NOT_SENT = -1
 
 
-#: Replaces the text of row filters that the publisher evaluates. pgsieve does not see the changes that they reject.
-BY_PUBLISHER = "evaluated by the publisher"
+#: Stands in place of the row filters' text if the publisher evaluates them. In that case pgsieve does not receive the
+#: changes that the filters reject, and cannot count them.
+EVALUATED_BY_PUBLISHER = "evaluated by the publisher"
 
 
-class SentAs(NamedTuple):
+class ChangeKind(NamedTuple):
     """A kind of changes that are counted together.
 
     - `source` is a table or a partition.
-    - `row_filter` is the text of the row filters, joined with OR. It is None if there is no filter, and `BY_PUBLISHER`
-      if the publisher evaluates the filters.
+    - `row_filter` is the text of the row filters, joined with OR. It is None if there is no filter, and
+      `EVALUATED_BY_PUBLISHER` if the publisher evaluates the filters.
     - `operation` is the operation before row filters.
     - `sent_as` is the operation that is sent, or None for changes that are not sent.
     """
@@ -40,7 +44,7 @@ class SentAs(NamedTuple):
 
 
 #: The number of changes of each kind.
-SentCounts = Mapping[SentAs, int]
+SentCounts = Mapping[ChangeKind, int]
 
 
 @dataclass(frozen=True)
@@ -50,67 +54,70 @@ class Origin:
     source: str = ""
     row_filters: Mapping[str, str | None] = field(default_factory=dict)
 
-    def sent_as(self, operation: str, sent_as: str | None) -> SentAs:
+    def make_kind(self, operation: str, sent_as: str | None) -> ChangeKind:
         """Return the kind of the changes of this relation with these operations, before and after row filters."""
-        return SentAs(self.source, self.row_filters.get(operation), operation, sent_as)
+        return ChangeKind(self.source, self.row_filters.get(operation), operation, sent_as)
 
-    def count(
-        self, operations: npt.NDArray[np.int32], sent_codes: npt.NDArray[np.int32], counts: Counter[SentAs]
+    def add_counts(
+        self,
+        operations: npt.NDArray[np.int32],
+        sent_codes: npt.NDArray[np.int32],
+        counts: Counter[ChangeKind],
     ) -> None:
         """Add changes to `counts`.
 
-        `operations` and `sent_codes` are indexes in `ROW_OPERATIONS`, and `NOTHING` for changes that are not
+        `operations` and `sent_codes` are indexes in `ROW_OPERATIONS`, and `NOT_SENT` for changes that are not
         sent.
         """
-        base = len(ROW_OPERATIONS) + 1
-        for code, count in enumerate(np.bincount(operations * base + sent_codes + 1).tolist()):
+        code_count = len(ROW_OPERATIONS) + 1
+        for code, count in enumerate(np.bincount(operations * code_count + sent_codes + 1).tolist()):
             if count:
-                operation, sent = divmod(code, base)
-                name = ROW_OPERATIONS[sent - 1] if sent else None
-                counts[self.sent_as(ROW_OPERATIONS[operation], name)] += count
+                operation, sent_index = divmod(code, code_count)
+                sent_operation = ROW_OPERATIONS[sent_index - 1] if sent_index else None
+                counts[self.make_kind(ROW_OPERATIONS[operation], sent_operation)] += count
 
 
-def received_counts(counts: SentCounts) -> dict[str, int]:
+def count_received(counts: SentCounts) -> dict[str, int]:
     """Return the number of changes by the operation before row filters."""
     return {o: sum(n for kind, n in counts.items() if kind.operation == o) for o in ROW_OPERATIONS}
 
 
-def counts_by_result(counts: SentCounts, operation: str = "update") -> dict[str | None, int]:
-    """Return the number of changes of one operation, by the operation that is sent (None if nothing is sent)."""
+def count_by_result(counts: SentCounts, operation: str = "update") -> dict[str | None, int]:
+    """Return the number of changes that have one operation, by the operation that is sent (None if nothing is sent)."""
     return {
         sent: sum(n for kind, n in counts.items() if (kind.operation, kind.sent_as) == (operation, sent))
         for sent in (*ROW_OPERATIONS, None)
     }
 
 
-def sum_counts(*several: SentCounts) -> Counter[SentAs]:
+def sum_counts(*counts_of_parts: SentCounts) -> Counter[ChangeKind]:
     """Add up several counts."""
-    total = Counter[SentAs]()
-    for counts in several:
+    total = Counter[ChangeKind]()
+    for counts in counts_of_parts:
         total.update(counts)
     return total
 
 
 def counts_to_rows(counts: SentCounts) -> list[dict[str, Any]]:
     """Return the counts as dictionaries for JSON, in a fixed order."""
-    return [{**kind._asdict(), "changes": count} for kind, count in sorted(counts.items(), key=_order)]
+    return [{**kind._asdict(), "changes": count} for kind, count in sorted(counts.items(), key=_sort_key)]
 
 
-def counts_from_rows(rows: Iterable[Mapping[str, Any]] | None) -> Counter[SentAs]:
+def counts_from_rows(rows: Iterable[Mapping[str, Any]] | None) -> Counter[ChangeKind]:
     """Return counts from the dictionaries that `counts_to_rows` made."""
-    counts = Counter[SentAs]()
+    counts = Counter[ChangeKind]()
     for row in rows or ():
-        counts[SentAs(*(row[name] for name in SentAs._fields))] += row["changes"]
+        counts[ChangeKind(*(row[name] for name in ChangeKind._fields))] += row["changes"]
     return counts
 
 
-def counts_by_origin(counts: SentCounts) -> dict[tuple[str, str | None], SentCounts]:
+def group_by_origin(counts: SentCounts) -> dict[tuple[str, str | None], SentCounts]:
     """Group the counts by relation and row filter; the groups are sorted."""
-    parts: dict[tuple[str, str | None], Counter[SentAs]] = {}
-    for kind, count in sorted(counts.items(), key=_order):
-        parts.setdefault((kind.source, kind.row_filter), Counter())[kind] = count
-    return {**parts}
+    counts_by_group: dict[tuple[str, str | None], Counter[ChangeKind]] = {}
+    for kind, count in sorted(counts.items(), key=_sort_key):
+        counts_by_group.setdefault((kind.source, kind.row_filter), Counter())[kind] = count
+    return {**counts_by_group}
 
 
-def _order(item: tuple[SentAs, int]) -> list[str]:
+def _sort_key(item: tuple[ChangeKind, int]) -> list[str]:
     return [part or "" for part in item[0]]

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import SIDES, struct_field
 from pgsieve.decoding.changes.equality import to_comparable
-from pgsieve.decoding.changes.sent_as import SentAs, counts_from_rows, counts_to_rows
+from pgsieve.decoding.changes.sent_as import ChangeKind, counts_from_rows, counts_to_rows
 
 #: Counts by name: a JSON object.
 Tally = dict[str, Any]
@@ -37,7 +37,7 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
 
     for item in pc.value_counts(batch.column("operation")).to_pylist():
         add(item["values"], item["counts"])
-    add("key_changes", pc.sum(key_changes(batch, key)).as_py() or 0)
+    add("key_changes", pc.sum(mask_key_changes(batch, key)).as_py() or 0)
     unchanged = pc.unique(pc.list_flatten(batch.column("unchanged"))).to_pylist()
     tally["unchanged"] = sorted({*tally.get("unchanged", ()), *unchanged})
 
@@ -67,11 +67,11 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 class ChangeCounts:
     """Counts of changes in one part of a transformation; `sum` adds up the counts of several parts.
 
-    `sent_as` counts the changes that pgsieve received, by `SentAs`. `sent` is the tally of the changes that remain after
-    row filters, with their size in memory.
+    `sent_as` counts the changes that pgsieve received, by `ChangeKind`. `sent` is the tally of the changes that remain
+    after row filters, with their size in memory.
     """
 
-    sent_as: Counter[SentAs] = field(default_factory=Counter)
+    sent_as: Counter[ChangeKind] = field(default_factory=Counter)
     sent: Tally = field(default_factory=lambda: {**empty_tally(), "bytes": 0})
 
     def to_json(self) -> str:
@@ -87,17 +87,17 @@ class ChangeCounts:
         return cls(total.sent_as, sum_tallies([total.sent, *(part["sent"] for part in parts)]))
 
 
-def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
-    """Return the mask of the UPDATEs that change the key of their row; no change is masked if the table has no key."""
+def mask_key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
+    """Return the mask of the UPDATEs that change the key of their row. It is false everywhere if the table has no key."""
     if not key:
         return pa.repeat(pa.scalar(False), batch.num_rows)
-    differs = pa.repeat(pa.scalar(False), batch.num_rows)
+    is_different = pa.repeat(pa.scalar(False), batch.num_rows)
     for name in key:
         sides = to_comparable(pa.chunked_array([struct_field(batch.column(s), name) for s in SIDES]))
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
         # An old tuple of another replica identity can have NULL in a column of the key. It finds no row. The UPDATE
         # counts as a change of the key, because it must not change the row that has the new key.
         is_null_once = pc.xor(pc.is_null(old), pc.is_null(new))
-        differs = pc.or_(differs, pc.or_(is_null_once, pc.fill_null(pc.not_equal(old, new), False)))
-    replaces_row = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))
-    return pc.and_(replaces_row, differs)
+        is_different = pc.or_(is_different, pc.or_(is_null_once, pc.fill_null(pc.not_equal(old, new), False)))
+    is_replacement = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))
+    return pc.and_(is_replacement, is_different)

@@ -31,7 +31,7 @@ from pgsieve.decoding.changes.columns import (
 )
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns, decode_batch
 from pgsieve.decoding.changes.metadata_columns import MetadataColumns
-from pgsieve.decoding.changes.sent_as import NOTHING, Origin, SentAs
+from pgsieve.decoding.changes.sent_as import NOT_SENT, ChangeKind, Origin
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.row_filters.evaluation.verdicts import VerdictFunction, compile_filters
@@ -41,30 +41,36 @@ from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.wording import shorten
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-#: One element per change: the index in `ROW_OPERATIONS` of the operation that is sent for the change, or `NOTHING`.
+#: One element per change: the index in `ROW_OPERATIONS` of the operation that is sent for the change, or `NOT_SENT`.
 _Codes: TypeAlias = npt.NDArray[np.int32]
 #: Maps insert, update and delete to row filters, of which one must match; or to None if all rows are sent.
 Filters: TypeAlias = Mapping[str, Sequence[RowFilter] | None]
 #: Maps insert, update and delete to the function that evaluates their filters on a batch of rows, or to None.
 _Conditions: TypeAlias = Mapping[str, VerdictFunction | None]
-#: A function that returns the filter columns of a batch of messages. If they are not decoded yet, it calls the function
-#: that it gets as the second argument.
-Shared: TypeAlias = Callable[[FilterColumns, Callable[[], pa.RecordBatch]], pa.RecordBatch]
+#: A function that returns the filter columns of a batch of messages. If it does not have them yet, it calls its second
+#: argument, which decodes them.
+FilterColumnCache: TypeAlias = Callable[[FilterColumns, Callable[[], pa.RecordBatch]], pa.RecordBatch]
 
 _OPERATIONS = pa.array(ROW_OPERATIONS)
-_CODES = {operation: number for number, operation in enumerate(ROW_OPERATIONS)}
+_CODE_BY_OPERATION = {operation: number for number, operation in enumerate(ROW_OPERATIONS)}
 
 
-def _make_unshared(_filter_columns: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-    return make()
+def _decode_without_cache(
+    _filter_columns: FilterColumns, decode: Callable[[], pa.RecordBatch]
+) -> pa.RecordBatch:
+    return decode()
 
 
 @dataclass(frozen=True)
 class EncodedMessages:
-    """A batch of messages. `shared` keeps the filter columns, so that several transformations decode them only once."""
+    """A batch of messages of one relation version.
+
+    `filter_column_cache` keeps the decoded filter columns of the batch. If several subscriptions transform the same
+    batch, the columns are decoded only once.
+    """
 
     batch: pa.RecordBatch
-    shared: Shared = _make_unshared
+    filter_column_cache: FilterColumnCache = _decode_without_cache
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,8 @@ class Transformation:
     origin: Origin = field(default_factory=Origin)
     metadata: MetadataColumns = field(default_factory=MetadataColumns)
 
-    def changes(
-        self, messages: Iterable[EncodedMessages], counts: Counter[SentAs]
+    def transform(
+        self, messages: Iterable[EncodedMessages], counts: Counter[ChangeKind]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes that the subscription receives, in the columns of `schema` except the slice.
 
@@ -100,7 +106,7 @@ class Transformation:
         INSERT or DELETE. If the filters reject a change, only its filter columns are decoded.
         """
         conditions: _Conditions = {
-            operation: None if filters is None else _condition(filters)
+            operation: None if filters is None else _compile_condition(filters)
             for operation, filters in self.filters.items()
         }
         names = frozenset(f.name for f in self.schema.field("new").type) - self.metadata.kinds.keys()
@@ -109,22 +115,24 @@ class Transformation:
             if not batch.num_rows:
                 continue
             if self.filter_columns is not None:
-                sent_codes = self._codes(
+                sent_codes = self._find_sent_codes(
                     self._decode_filter_columns(self.filter_columns, encoded), conditions, counts
                 )
-                is_sent = sent_codes != NOTHING
+                is_sent = sent_codes != NOT_SENT
                 batch, sent_codes = batch.filter(pa.array(is_sent)), sent_codes[is_sent]
             if batch.num_rows:
                 decoded = decode_batch(batch, self.columns, names, self.key, self.added)
-                codes = self._codes(decoded, conditions, counts) if sent_codes is None else sent_codes
-                yield _sent_changes(decoded, codes, self.schema, self.metadata)
+                codes = (
+                    self._find_sent_codes(decoded, conditions, counts) if sent_codes is None else sent_codes
+                )
+                yield _select_sent_changes(decoded, codes, self.schema, self.metadata)
 
     def _decode_filter_columns(
         self, filter_columns: FilterColumns, messages: EncodedMessages
     ) -> pa.RecordBatch:
         """Decode the messages into changes that have only the filter columns."""
 
-        def make() -> pa.RecordBatch:
+        def decode() -> pa.RecordBatch:
             return decode_batch(
                 messages.batch,
                 filter_columns.columns,
@@ -133,23 +141,25 @@ class Transformation:
                 filter_columns.added,
             )
 
-        return messages.shared(filter_columns, make)
+        return messages.filter_column_cache(filter_columns, decode)
 
-    def _codes(self, changes: pa.RecordBatch, conditions: _Conditions, counts: Counter[SentAs]) -> _Codes:
+    def _find_sent_codes(
+        self, changes: pa.RecordBatch, conditions: _Conditions, counts: Counter[ChangeKind]
+    ) -> _Codes:
         """Return the code of the operation that is sent for each change, and count the changes."""
-        operation: _Codes = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
-        sent_codes = _sent_codes(changes, operation, conditions, self.operations)
-        self.origin.count(operation, sent_codes, counts)
+        codes: _Codes = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
+        sent_codes = _compute_sent_codes(changes, codes, conditions, self.operations)
+        self.origin.add_counts(codes, sent_codes, counts)
         return sent_codes
 
 
-def _condition(filters: Sequence[RowFilter]) -> VerdictFunction:
-    """Compile row filters, of which one must match; the errors of their evaluation have the text of the filters."""
-    verdicts = compile_filters(*(row_filter.tree for row_filter in filters))
+def _compile_condition(filters: Sequence[RowFilter]) -> VerdictFunction:
+    """Return the function that evaluates row filters, of which one must match. Its errors contain the text of the filters."""
+    compute_verdicts = compile_filters(*(row_filter.tree for row_filter in filters))
 
-    def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
+    def find_verdicts(batch: pa.RecordBatch) -> pa.BooleanArray:
         try:
-            return verdicts(batch)
+            return compute_verdicts(batch)
         except (FilterValueError, NumericError) as error:
             expression = shorten(" OR ".join(row_filter.expression for row_filter in filters))
             raise type(error)(
@@ -158,75 +168,79 @@ def _condition(filters: Sequence[RowFilter]) -> VerdictFunction:
                 sqlstate=error.sqlstate,
             ) from None
 
-    return verdicts_on
+    return find_verdicts
 
 
-def _sent_codes(
-    changes: pa.RecordBatch, operation: _Codes, conditions: _Conditions, operations: Collection[str]
+def _compute_sent_codes(
+    changes: pa.RecordBatch, codes: _Codes, conditions: _Conditions, operations: Collection[str]
 ) -> _Codes:
-    """Return the code of the operation that is sent for each change, or `NOTHING`.
+    """Return the code of the operation that is sent for each change, or `NOT_SENT`.
 
-    `operation` has the code of each change before row filters. `changes` need only the filter columns.
+    `codes` has the code of each change before row filters. `changes` need only the filter columns.
     """
     has_old = np.asarray(changes.column("old").is_valid())
 
-    def matches(kind: str, side: str, rows: _Mask) -> _Mask:
-        return _match_mask(conditions[kind], changes.column(side), rows & (operation == _CODES[kind]))
+    def mask_matches(operation: str, side: str, rows: _Mask) -> _Mask:
+        return _mask_matches(
+            conditions[operation], changes.column(side), rows & (codes == _CODE_BY_OPERATION[operation])
+        )
 
-    all_rows = np.ones(len(operation), np.bool_)
-    sent_codes = np.full(len(operation), NOTHING, np.int32)
+    all_rows = np.ones(len(codes), np.bool_)
+    sent_codes = np.full(len(codes), NOT_SENT, np.int32)
     if "delete" in operations:
-        sent_codes[matches("delete", "old", has_old)] = _CODES["delete"]
+        sent_codes[mask_matches("delete", "old", has_old)] = _CODE_BY_OPERATION["delete"]
     if "insert" in operations:
-        sent_codes[matches("insert", "new", all_rows)] = _CODES["insert"]
-    is_update = operation == _CODES["update"]
+        sent_codes[mask_matches("insert", "new", all_rows)] = _CODE_BY_OPERATION["insert"]
+    is_update = codes == _CODE_BY_OPERATION["update"]
     if "update" in operations and conditions["update"] is None:
-        sent_codes[is_update] = _CODES["update"]
+        sent_codes[is_update] = _CODE_BY_OPERATION["update"]
     elif "update" in operations and is_update.any():
-        old_mask, new_mask = matches("update", "old", has_old), matches("update", "new", all_rows)
+        old_mask, new_mask = mask_matches("update", "old", has_old), mask_matches("update", "new", all_rows)
         # If the message has no old tuple, the filter has the same result for the old row as for the new row.
         old_mask = np.where(has_old, old_mask, new_mask)
         for (old_matches, new_matches), sent_operation in UPDATE_TRANSFORMATION.items():
             if sent_operation is not None:
-                sent_codes[is_update & (old_mask == old_matches) & (new_mask == new_matches)] = _CODES[
-                    sent_operation
-                ]
+                sent_codes[is_update & (old_mask == old_matches) & (new_mask == new_matches)] = (
+                    _CODE_BY_OPERATION[sent_operation]
+                )
     return sent_codes
 
 
-def _match_mask(verdicts: VerdictFunction | None, rows: pa.StructArray, is_evaluated: _Mask) -> _Mask:
+def _mask_matches(
+    compute_verdicts: VerdictFunction | None, rows: pa.StructArray, is_evaluated: _Mask
+) -> _Mask:
     """Return the mask of the rows that match; only the rows in the mask `is_evaluated` are evaluated."""
-    if verdicts is None:
+    if compute_verdicts is None:
         return is_evaluated
     matches = np.zeros(len(is_evaluated), np.bool_)
     if is_evaluated.any():
         batch = pa.RecordBatch.from_struct_array(
             rows if is_evaluated.all() else rows.filter(pa.array(is_evaluated))
         )
-        matches[is_evaluated] = np.asarray(verdicts(batch).fill_null(False))
+        matches[is_evaluated] = np.asarray(compute_verdicts(batch).fill_null(False))
     return matches
 
 
-def _sent_changes(
+def _select_sent_changes(
     changes: pa.RecordBatch, sent_codes: _Codes, schema: pa.Schema, metadata: MetadataColumns
 ) -> pa.RecordBatch:
     """Return the changes that are sent, in the columns of `schema` except the slice."""
     original_operations = changes.column("operation")
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
-    columns["operation"] = _OPERATIONS.take(pa.array(sent_codes, mask=sent_codes == NOTHING))
+    columns["operation"] = _OPERATIONS.take(pa.array(sent_codes, mask=sent_codes == NOT_SENT))
     for name, operation in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
-        columns[name] = _set_null(columns[name], sent_codes == _CODES[operation])
-    sent = _project(columns, schema_without_slice(schema), metadata, original_operations)
-    if (sent_codes != NOTHING).all():
-        return sent
-    return sent.filter(columns["operation"].is_valid())
+        columns[name] = _set_null(columns[name], sent_codes == _CODE_BY_OPERATION[operation])
+    sent_changes = _project(columns, schema_without_slice(schema), metadata, original_operations)
+    if (sent_codes != NOT_SENT).all():
+        return sent_changes
+    return sent_changes.filter(columns["operation"].is_valid())
 
 
-def _set_null(values: pa.Array, absent: _Mask) -> pa.Array:
-    """Return the values with NULL where `absent` is true."""
-    if not absent.any():
+def _set_null(values: pa.Array, is_absent: _Mask) -> pa.Array:
+    """Return the values with NULL where `is_absent` is true."""
+    if not is_absent.any():
         return values
-    return values.take(pa.array(np.arange(len(values)), mask=absent))
+    return values.take(pa.array(np.arange(len(values)), mask=is_absent))
 
 
 def _project(
@@ -237,23 +251,24 @@ def _project(
 ) -> pa.RecordBatch:
     """Return the changes in the columns of a schema.
 
-    A new row gets the metadata of a row that the change made, and an old row the metadata of a row that the change ended.
+    If the schema has metadata columns, they are added. A new row gets the metadata of a row that the change made. An
+    old row gets the metadata of a row that the change ended.
     """
     arrays = {name: columns[name] for name in schema.names}
 
-    def value(rows: pa.StructArray, side: str, row_field: pa.Field) -> pa.Array:
+    def project_value(rows: pa.StructArray, side: str, row_field: pa.Field) -> pa.Array:
         if row_field.name not in metadata.kinds:
             return struct_field(rows, row_field.name)
         is_new = side == "new"
         return (
-            metadata.values(row_field.name, columns, len(rows))
+            metadata.make_values(row_field.name, columns, len(rows))
             if is_new
-            else metadata.ended_values(row_field.name, columns, original_operations)
+            else metadata.make_ended_values(row_field.name, columns, original_operations)
         )
 
     for side in SIDES:
         rows, fields = arrays[side], list(schema.field(side).type)
-        children = [value(rows, side, row_field) for row_field in fields]
+        children = [project_value(rows, side, row_field) for row_field in fields]
         arrays[side] = pa.StructArray.from_arrays(children, fields=fields, mask=rows.is_null())
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
@@ -261,7 +276,7 @@ def _project(
 def truncate_changes(
     truncates: Sequence[tuple[int, int, datetime | None]], schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Return TRUNCATEs as changes without the slice; `places` has their commit LSNs, ordinals and commit times."""
+    """Return TRUNCATEs as changes without the slice; `truncates` has their commit LSNs, ordinals and commit times."""
     rows = [
         {"commit_lsn": lsn, "ordinal": ordinal, "commit_time": time, "operation": "truncate"}
         for lsn, ordinal, time in truncates
@@ -269,7 +284,7 @@ def truncate_changes(
     return pa.RecordBatch.from_pylist(rows, schema_without_slice(schema))
 
 
-def add_slice(changes: pa.RecordBatch, end: int, schema: pa.Schema) -> pa.RecordBatch:
+def add_slice(changes: pa.RecordBatch, slice_end: int, schema: pa.Schema) -> pa.RecordBatch:
     """Add the end LSN of the slice as the first column of changes."""
-    ends = pa.array(np.full(changes.num_rows, end, np.int64))
-    return pa.RecordBatch.from_arrays([ends, *changes.columns], schema=schema)
+    slice_ends = pa.array(np.full(changes.num_rows, slice_end, np.int64))
+    return pa.RecordBatch.from_arrays([slice_ends, *changes.columns], schema=schema)

@@ -82,40 +82,42 @@ class Commits:
         """Return a single commit; its number is 0."""
         return cls(pa.array([lsn], pa.int64()), pa.array([time], _TIME))
 
-    def numbers(self, lsns: Numbers) -> Numbers:
+    def find_numbers(self, lsns: Numbers) -> Numbers:
         """Return the numbers of the commits at these LSNs."""
         return np.searchsorted(np.asarray(self.lsns), lsns).astype(np.int64)
 
 
-def add_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: Commits) -> pa.RecordBatch:
+def add_validity(
+    rows: pa.RecordBatch, begin_commits: Numbers, end_commits: Numbers, commits: Commits
+) -> pa.RecordBatch:
     """Return rows as versions.
 
-    `begun` has the number of the commit that makes each version. `until` has the number of the commit that ends it, or
-    `NONE` if the version is current.
+    `begin_commits` has the number of the commit that makes each version. `end_commits` has the number of the commit
+    that ends it, or `NONE` if the version is current.
     """
-    first_commits, last_commits = pa.array(begun), pa.array(until, mask=until == NONE)
+    begin_indexes, end_indexes = pa.array(begin_commits), pa.array(end_commits, mask=end_commits == NONE)
     validity = [
-        commits.times.take(first_commits),
-        commits.lsns.take(first_commits),
-        commits.times.take(last_commits),
-        commits.lsns.take(last_commits),
-        pa.array(until == NONE),
+        commits.times.take(begin_indexes),
+        commits.lsns.take(begin_indexes),
+        commits.times.take(end_indexes),
+        commits.lsns.take(end_indexes),
+        pa.array(end_commits == NONE),
     ]
     return pa.RecordBatch.from_arrays(
         [*rows.columns, *validity], schema=pa.schema([*rows.schema, *VALIDITY_SCHEMA])
     )
 
 
-def end_versions(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """End current versions; `until` has the number of the commit that ends each version.
+def end_versions(versions: pa.RecordBatch, end_commits: Numbers, commits: Commits) -> pa.RecordBatch:
+    """End current versions; `end_commits` has the number of the commit that ends each version.
 
     A version is dropped if the commit that made it also ends it, because no transaction could ever see it.
     """
-    last_commits = pa.array(until)
+    end_indexes = pa.array(end_commits)
     values = {
-        VALID_TO: commits.times.take(last_commits),
-        VALID_TO_LSN: commits.lsns.take(last_commits),
-        IS_CURRENT: repeat_value(pa.array([False]), len(until)),
+        VALID_TO: commits.times.take(end_indexes),
+        VALID_TO_LSN: commits.lsns.take(end_indexes),
+        IS_CURRENT: repeat_value(pa.array([False]), len(end_commits)),
     }
     for name, value in values.items():
         index = versions.schema.get_field_index(name)
@@ -125,7 +127,7 @@ def end_versions(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> 
 
 
 @dataclass(frozen=True)
-class OpenedVersions:
+class CurrentVersions:
     """Turns the rows that a replica has at an LSN into current versions with this schema.
 
     Spark sends objects of this class to executors. `time` is the time of the LSN, if known.
@@ -137,12 +139,12 @@ class OpenedVersions:
 
     def to_versions(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the replica as versions."""
-        first_commits, last_commits = (
+        begin_commits, end_commits = (
             np.zeros(rows.num_rows, np.int64),
             np.full(rows.num_rows, NONE, np.int64),
         )
         versions = add_validity(
-            rows, first_commits, last_commits, Commits.single_commit(lsn_before(self.lsn), self.time)
+            rows, begin_commits, end_commits, Commits.single_commit(lsn_before(self.lsn), self.time)
         )
         columns = [
             versions.column(versions.schema.get_field_index(field.name)).cast(field.type)

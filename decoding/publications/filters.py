@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import PublishedRelation, Table
-from pgsieve.decoding.row_filters.letter_case import CaseMappings, MappingRequests, server_mappings
+from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder, MappingRequests, make_mapping_finder
 from pgsieve.decoding.row_filters.nodes import RowFilter
 
 
@@ -28,7 +28,7 @@ def parse_published_filter(relation: PublishedRelation, text: str) -> RowFilter:
 
 
 def parse_table_filter(
-    table: Table, text: str, replacement_mappings: CaseMappings | None = None
+    table: Table, text: str, replacement_mappings: CaseMappingFinder | None = None
 ) -> RowFilter:
     """Parse a row filter over a table; `replacement_mappings`, if given, replace the table's case mappings.
 
@@ -39,7 +39,9 @@ def parse_table_filter(
     from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 
     case_mappings = (
-        server_mappings(dict(table.case_mappings)) if replacement_mappings is None else replacement_mappings
+        make_mapping_finder(dict(table.case_mappings))
+        if replacement_mappings is None
+        else replacement_mappings
     )
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes

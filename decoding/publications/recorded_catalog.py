@@ -1,7 +1,8 @@
-"""Converts a catalog to JSON and back.
+"""Converts a catalog to JSON, and JSON to a catalog.
 
-pgsieve stores this JSON with the changes that were made while the publisher had this catalog. The JSON has only
-the publications that the caller names, the tables that they publish, and the partition trees of these tables.
+pgsieve records this JSON in the lake, together with the LSN from which it is valid. Later changes are decoded and
+filtered by the recorded catalog, because the publisher's catalog may have changed meanwhile. The JSON contains only the
+publications that the caller names, the tables that they publish, and the partition trees of these tables.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from pgsieve.decoding.publications.catalog import Attribute, Catalog, Publication, PublicationTable, Table
-from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words
+from pgsieve.decoding.row_filters.letter_case import CaseMapping, CharacterReplacements, InitcapRules
 from pgsieve.decoding.values.builtin_types import DerivedType
 
-#: The fields of `Catalog` that cannot be written to JSON as they are. `locked` is left out, because it is always
-#: empty in a recorded catalog.
+#: The fields of `Catalog` that the functions below convert. The only field that is left out is `locked`, because a
+#: recorded catalog never has locked tables.
 _CONVERTED_FIELDS = {"tables", "publications", "types", "locked"}
 
 
@@ -25,8 +26,12 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
 
     Publications that do not exist are ignored.
     """
-    selection = [catalog.publications[name] for name in publications if name in catalog.publications]
-    published_oids = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in selection)}
+    selected_publications = [
+        catalog.publications[name] for name in publications if name in catalog.publications
+    ]
+    published_oids = {
+        t.oid for t in catalog.tables.values() if any(p.contains(t) for p in selected_publications)
+    }
     tree_oids = published_oids | {a for oid in published_oids for a in catalog.tables[oid].ancestors}
     tables = [t for t in catalog.tables.values() if t.oid in tree_oids or tree_oids & {*t.ancestors}]
     plain_fields = {
@@ -39,7 +44,7 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
         **plain_fields,
         "tables": [_table_to_json(t) for t in tables],
         **({"case_mappings": {n: asdict(m) for n, m in mappings.items()}} if mappings else {}),
-        "publications": [_publication_to_json(p) for p in selection],
+        "publications": [_publication_to_json(p) for p in selected_publications],
         # Decoding needs only these properties of a type.
         "types": {
             oid: {"kind": derived_type.kind, "of": derived_type.underlying_oid}
@@ -96,13 +101,13 @@ def _publication_to_json(publication: Publication) -> dict[str, Any]:
 def _mapping_from_json(
     lower: list[str], upper: list[str], words: dict[str, Any] | None, refusal: str
 ) -> CaseMapping:
-    initcap_rules = words and Words(
+    initcap_rules = words and InitcapRules(
         _changes_from_json(words["first"]), _changes_from_json(words["rest"]), words["members"]
     )
     return CaseMapping(_changes_from_json(lower), _changes_from_json(upper), initcap_rules or None, refusal)
 
 
-def _changes_from_json(pair: list[str]) -> Changes:
+def _changes_from_json(pair: list[str]) -> CharacterReplacements:
     characters, replacements = pair
     return characters, replacements
 
@@ -111,10 +116,10 @@ def _table_from_json(
     mappings: Mapping[str, CaseMapping],
     attributes: list[dict[str, Any]],
     cases: Collection[str] = (),
-    **rest: Any,
+    **other_fields: Any,
 ) -> Table:
     fields_by_name: dict[str, Any] = {
-        n: tuple(value) if isinstance(value, list) else value for n, value in rest.items()
+        n: tuple(value) if isinstance(value, list) else value for n, value in other_fields.items()
     }
     table_mappings = tuple((name, mappings[name]) for name in cases)
     return Table(
@@ -127,14 +132,14 @@ def _publication_from_json(
     schemas: list[str],
     tables: list[dict[str, Any]],
     excluded: Collection[int] = (),
-    **plain: Any,
+    **plain_fields: Any,
 ) -> Publication:
     return Publication(
         operations=frozenset(operations),
         schemas=frozenset(schemas),
         tables=tuple(_publication_table_from_json(**t) for t in tables),
         excluded=frozenset(excluded),
-        **plain,
+        **plain_fields,
     )
 
 

@@ -22,7 +22,7 @@ from pgsieve.decoding.row_filters import functions, grammar, operators, patterns
 from pgsieve.decoding.row_filters import regex as filter_regex
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError, number_constant
 from pgsieve.decoding.row_filters.encodings import UTF8, require_characters, require_same_result
-from pgsieve.decoding.row_filters.letter_case import CaseMappings, ascii_only_mappings
+from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder, find_ascii_mapping
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
     INTERVAL,
@@ -69,7 +69,7 @@ def parse_row_filter(
     expression: str,
     columns: Mapping[str, FilterColumn],
     relation: str,
-    case_mappings: CaseMappings = ascii_only_mappings,
+    case_mappings: CaseMappingFinder = find_ascii_mapping,
     encoding: str = UTF8,
     major_version: int = NEWEST_SERVER // 10000,
 ) -> RowFilter:
@@ -88,7 +88,7 @@ class _Analysis:
     _expression: str
     _columns: Mapping[str, FilterColumn]
     _relation: str
-    _case_mappings: CaseMappings
+    _case_mappings: CaseMappingFinder
     _encoding: str
     _major_version: int
 

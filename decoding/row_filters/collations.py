@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Final
 
 from pgsieve.decoding.row_filters.constants import RefusedError
-from pgsieve.decoding.row_filters.letter_case import CaseFunction, CaseMapping, CaseMappings
+from pgsieve.decoding.row_filters.letter_case import CaseFunction, CaseMapping, CaseMappingFinder
 from pgsieve.decoding.row_filters.nodes import (
     STRINGS,
     Array,
@@ -121,7 +121,7 @@ def has_ascii_letters(nodes: Sequence[Node]) -> bool:
     return _find_strongest_collations(nodes)[1] <= {"C", "POSIX"}
 
 
-def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappings) -> CaseMapping:
+def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappingFinder) -> CaseMapping:
     """Return the case mapping of the collation of these strings; raises RefusedError if it has no mapping."""
     name = collation_name(nodes)
     mapping = mappings(name, function)

@@ -13,7 +13,7 @@ from typing import Final, Literal, cast
 
 from pgsieve.decoding.row_filters import collations, procedures
 from pgsieve.decoding.row_filters.constants import RefusedError
-from pgsieve.decoding.row_filters.letter_case import CaseFunction, CaseMappings, ascii_only_mappings
+from pgsieve.decoding.row_filters.letter_case import CaseFunction, CaseMappingFinder, find_ascii_mapping
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
     INT4,
@@ -102,7 +102,7 @@ def compare_rows(
 
 
 def make_builtin_call(
-    name: str, operands: Sequence[Node], mappings: CaseMappings = ascii_only_mappings
+    name: str, operands: Sequence[Node], mappings: CaseMappingFinder = find_ascii_mapping
 ) -> Node:
     """Return the node of a call of the built-in function or operator with this SQL name."""
     procedure = procedures.resolve_procedure(name, [operand.type_oid for operand in operands])
@@ -118,7 +118,7 @@ def make_builtin_call(
     )
 
 
-def make_case_change(function: CaseFunction, operand: Node, mappings: CaseMappings) -> CaseChange:
+def make_case_change(function: CaseFunction, operand: Node, mappings: CaseMappingFinder) -> CaseChange:
     """Return lower(), upper() or initcap() of an operand, under the operand's collation."""
     mapping = collations.case_mapping((operand,), function, mappings)
     return CaseChange(function, operand, mapping, type_oid=TEXT)
@@ -298,7 +298,9 @@ Maps the SQL name to the least and the greatest number of arguments, and to the 
 """
 
 
-def make_function_node(name: str, operands: list[Node], mappings: CaseMappings = ascii_only_mappings) -> Node:
+def make_function_node(
+    name: str, operands: list[Node], mappings: CaseMappingFinder = find_ascii_mapping
+) -> Node:
     """Return the node of a function call, or of a binary operator that stands for a function."""
     rule = FUNCTIONS.get(name)
     if rule is None:

@@ -19,18 +19,18 @@ from typing import Final, Literal, TypeAlias
 
 CaseFunction: TypeAlias = Literal["lower", "upper", "initcap"]
 #: Two strings of the same length: the characters that change, and the characters that they become.
-Changes: TypeAlias = tuple[str, str]
+CharacterReplacements: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class InitcapRules:
     """The rules of initcap: `first` applies to the first character of a word, `rest` to all other characters.
 
     `members` has the ranges of the characters that belong to words: the first and the last character of each range.
     """
 
-    first: Changes
-    rest: Changes
+    first: CharacterReplacements
+    rest: CharacterReplacements
     members: str
 
 
@@ -38,13 +38,14 @@ class Words:
 class CaseMapping:
     """How the case of letters changes under one collation. Characters that do not change are not listed.
 
-    `words` is None if the server was not asked for initcap. `refusal` is the reason why the collation has no mapping,
-    or '' if it has one.
+    - `lower` and `upper` are the characters that lower and upper change.
+    - `words` has the rules of initcap. It is None if the server was not asked for initcap.
+    - `refusal` is the reason why the collation has no mapping, or '' if it has one.
     """
 
-    lower: Changes = ("", "")
-    upper: Changes = ("", "")
-    words: Words | None = None
+    lower: CharacterReplacements = ("", "")
+    upper: CharacterReplacements = ("", "")
+    words: InitcapRules | None = None
     refusal: str = ""
 
     def change(self, function: CaseFunction, text: str) -> str:
@@ -56,8 +57,8 @@ class CaseMapping:
     def list_variants(self, character: str) -> str:
         """Return the characters that a character of a regular expression matches if case is ignored.
 
-        These are its lower case and its upper case. So a title case letter, which is neither of both, does not match
-        itself (allcases() in src/backend/regex/regc_locale.c).
+        These are its lower case and its upper case. A title case letter is neither of them, so it does not match itself
+        (allcases() in src/backend/regex/regc_locale.c).
         """
         return "".join(dict.fromkeys((self.change("lower", character), self.change("upper", character))))
 
@@ -84,21 +85,21 @@ class CaseMapping:
 ASCII: Final = CaseMapping(
     (ascii_uppercase, ascii_lowercase),
     (ascii_lowercase, ascii_uppercase),
-    Words((ascii_lowercase, ascii_uppercase), (ascii_uppercase, ascii_lowercase), "09AZaz"),
+    InitcapRules((ascii_lowercase, ascii_uppercase), (ascii_uppercase, ascii_lowercase), "09AZaz"),
 )
 """The mapping of the collations C and POSIX, which have no letters beyond ASCII."""
 
 #: A function that returns the mapping of a collation of pg_catalog for a case function. It returns None if the
 #: server was not asked for this mapping.
-CaseMappings: TypeAlias = Callable[[str, CaseFunction], CaseMapping | None]
+CaseMappingFinder: TypeAlias = Callable[[str, CaseFunction], CaseMapping | None]
 
 
-def ascii_only_mappings(collation: str, _function: CaseFunction) -> CaseMapping | None:
+def find_ascii_mapping(collation: str, _function: CaseFunction) -> CaseMapping | None:
     """Return the mapping of C and POSIX, for which no server must be asked; None for other collations."""
     return ASCII if collation in ("C", "POSIX") else None
 
 
-def server_mappings(mapping_by_collation: Mapping[str, CaseMapping]) -> CaseMappings:
+def make_mapping_finder(mapping_by_collation: Mapping[str, CaseMapping]) -> CaseMappingFinder:
     """Return a function that finds a collation's mapping among those from the server, or that of C and POSIX.
 
     `mapping_by_collation` has the mappings that the server returned, by collation.
@@ -110,7 +111,7 @@ def server_mappings(mapping_by_collation: Mapping[str, CaseMapping]) -> CaseMapp
             server_mapping.words is not None or server_mapping.refusal or function != "initcap"
         ):
             return server_mapping
-        return ascii_only_mappings(collation, function)
+        return find_ascii_mapping(collation, function)
 
     return find_mapping
 
@@ -126,12 +127,12 @@ class MappingRequests:
 
     def __call__(self, collation: str, function: CaseFunction) -> CaseMapping:
         """Record the request, and return the mapping of C, because the server's mapping is not known yet."""
-        if ascii_only_mappings(collation, function) is None:
+        if find_ascii_mapping(collation, function) is None:
             self.collations[collation] = self.collations.get(collation, False) or function == "initcap"
         return ASCII
 
 
-def character_ranges(characters: str) -> str:
+def find_character_ranges(characters: str) -> str:
     """Convert ascending characters to ranges: a string of the first and the last character of each range."""
     bounds: list[str] = []
     for character in characters:
@@ -144,10 +145,10 @@ def character_ranges(characters: str) -> str:
 
 #: This dictionary does what functools.cache would do. But Spark sends a function with functools.cache to the executors
 #: by its name, and an executor may not have pgsieve.
-_TRANSLATION_TABLES: Final[dict[Changes, Mapping[int, str]]] = {}
+_TRANSLATION_TABLES: Final[dict[CharacterReplacements, Mapping[int, str]]] = {}
 
 
-def _translation_table(changes: Changes) -> Mapping[int, str]:
+def _translation_table(changes: CharacterReplacements) -> Mapping[int, str]:
     if changes not in _TRANSLATION_TABLES:
         table = {
             ord(character): mapped_character for character, mapped_character in zip(*changes, strict=True)
@@ -156,7 +157,7 @@ def _translation_table(changes: Changes) -> Mapping[int, str]:
     return _TRANSLATION_TABLES[changes]
 
 
-def _capitalize(words: Words, text: str) -> str:
+def _capitalize(words: InitcapRules, text: str) -> str:
     first_table, rest_table = _translation_table(words.first), _translation_table(words.rest)
     parts, is_inside_word = [], False
     for character in text:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pgsieve.decoding.row_filters import collations
 from pgsieve.decoding.row_filters import regex as filter_regex
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
-from pgsieve.decoding.row_filters.letter_case import CaseMappings
+from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
     STRINGS,
@@ -40,7 +40,7 @@ def _convert_operands(name: str, operand: Node, pattern: Node) -> tuple[Node, No
 
 
 def make_like(
-    operand: Node, pattern: Node, escape: str = "\\", *, case_mappings: CaseMappings | None = None
+    operand: Node, pattern: Node, escape: str = "\\", *, case_mappings: CaseMappingFinder | None = None
 ) -> Node:
     """Return `operand LIKE pattern ESCAPE escape`; or ILIKE if `case_mappings` has the case mappings of collations.
 
@@ -105,7 +105,7 @@ def _canonical_pattern(pattern: str, escape: str) -> str | None:
     return "".join(parts)
 
 
-def make_regex(operand: Node, pattern: Node, *, case_mappings: CaseMappings | None = None) -> Node:
+def make_regex(operand: Node, pattern: Node, *, case_mappings: CaseMappingFinder | None = None) -> Node:
     """Return `operand ~ pattern`; or `operand ~* pattern` if `case_mappings` has the case mappings of collations."""
     operand, pattern = _convert_operands("~", operand, pattern)
     has_ascii_letters = collations.has_ascii_letters((operand, pattern))

@@ -6,8 +6,8 @@ Out: results on stdout, progress and errors on stderr, and an exit code on which
 ====  ===================================================================================================
 0     done, and nothing is wrong
 1     done, with findings: `check` found a difference, `validate` a problem, `run` a table set aside
-2     refused, with a message: wrong arguments or configuration, or a source that does not answer; one such
-      subscription among several is enough
+2     refused, with a message: wrong arguments or configuration, or a source that does not answer; also if this
+      concerns only one of several subscriptions
 70    a fault of pgsieve itself (EX_SOFTWARE of sysexits.h); `--verbose` shows the traceback
 130   interrupted
 ====  ===================================================================================================
@@ -49,7 +49,7 @@ def report_error(ctx: Any, error: Exception) -> None:
     if isinstance(error, PgsieveError):
         console.print_error(error)
     else:
-        console.print_unexpected(error, verbose=is_verbose(ctx))
+        console.print_fault(error, verbose=is_verbose(ctx))
     if ctx.params.get("as_json"):
         with suppress(OSError):  # If stdout cannot be written, that may be the error that was just reported.
             console.print_json_line(Refusal(error))
@@ -61,16 +61,16 @@ class _PlainHelp:
     def get_params(self, ctx: Any) -> list[Any]:
         """The options and arguments of the command. The metavar of a flag is empty, since a flag takes no value."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for each in params:
-            if getattr(each, "is_flag", False):
-                each.metavar = ""
-            elif each.param_type_name == "argument":
+        for parameter in params:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+            elif parameter.param_type_name == "argument":
                 # Newer versions of typer would show the type beside the metavar.
-                each.display_type_rich = _no_type
+                parameter.display_type_rich = _hide_type
         return params
 
 
-def _no_type(ctx: Any) -> None:
+def _hide_type(ctx: Any) -> None:
     del ctx
 
 
@@ -79,25 +79,25 @@ class Group(_PlainHelp, TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options that come before the name of the command."""
-        ctx.meta.setdefault(_ARGUMENTS, tuple(args))
-        with _usage_as_json(ctx):
+        ctx.meta.setdefault(_ARGUMENTS_KEY, tuple(args))
+        with _print_usage_error_as_json(ctx):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Find the command, parse its arguments, and run it."""
-        with _usage_as_json(ctx):
+        with _print_usage_error_as_json(ctx):
             return super().invoke(ctx)
 
 
 #: The key by which the context of a command has the arguments of the process.
-_ARGUMENTS = "pgsieve.arguments"
+_ARGUMENTS_KEY = "pgsieve.arguments"
 #: The base class of exceptions for wrong arguments. It is a class of click, or of the copy of click that newer versions
 #: of typer contain.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 @contextmanager
-def _usage_as_json(ctx: Any) -> Iterator[None]:
+def _print_usage_error_as_json(ctx: Any) -> Iterator[None]:
     """If the block raises an error about arguments, and they contain `--json`, print the error as JSON on stdout.
 
     The error is raised again, and typer prints it on stderr.
@@ -105,7 +105,7 @@ def _usage_as_json(ctx: Any) -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
-        if ctx.parent is None and "--json" in ctx.meta[_ARGUMENTS]:
+        if ctx.parent is None and "--json" in ctx.meta[_ARGUMENTS_KEY]:
             console.print_json_line(Refusal(PgsieveError(error.format_message())))
         raise
 
@@ -138,8 +138,8 @@ class Command(_PlainHelp, TyperCommand):
     def _invoke_and_flush(self, ctx: Any) -> Any:
         """Run the function of the command, and flush stdout.
 
-        If stdout cannot be written, this becomes an error of the command. Otherwise it would be noticed only after its
-        end.
+        If stdout cannot be written, the flush makes this an error of the command. Without the flush, Python would notice
+        it only after the command has ended.
         """
         try:
             result = super().invoke(ctx)
@@ -160,7 +160,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigFile = Annotated[
+ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
@@ -183,7 +183,7 @@ def _complete_subscription(ctx: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
-Subscriptions = Annotated[
+SubscriptionsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="SUBSCRIPTION",
@@ -192,13 +192,13 @@ Subscriptions = Annotated[
     ),
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-UiHost = Annotated[
+UiHostOption = Annotated[
     str, typer.Option("--host", metavar="ADDRESS", help="Address that the web interface listens on.")
 ]
-UiPort = Annotated[
+UiPortOption = Annotated[
     int,
     typer.Option("--port", min=1, max=65535, metavar="PORT", help="Port that the web interface listens on."),
 ]
@@ -211,7 +211,7 @@ class _LogFormat(StrEnum):
     JSON = "json"
 
 
-LogFormat = Annotated[
+LogFormatOption = Annotated[
     _LogFormat | None,
     typer.Option(
         "--log-format",
@@ -234,7 +234,7 @@ class _LogLevel(StrEnum):
     ERROR = "error"
 
 
-LogLevel = Annotated[
+LogLevelOption = Annotated[
     _LogLevel | None,
     typer.Option(
         "--log-level",
@@ -246,7 +246,7 @@ LogLevel = Annotated[
     ),
 ]
 
-Subscription = Annotated[
+SubscriptionArgument = Annotated[
     str,
     typer.Argument(
         metavar="SUBSCRIPTION", help="A subscription, by name.", autocompletion=_complete_subscription
@@ -270,7 +270,7 @@ def command(
             log_level: _LogLevel | None = None,
             **options: Any,
         ) -> None:
-            _begin_log(log_format, log_level)
+            _configure_log(log_format, log_level)
             try:
                 with span(f"pgsieve {function.__name__}"):
                     function(*arguments, **options)
@@ -280,7 +280,7 @@ def command(
                 close_all_lakes()
 
         signature = inspect.signature(function)
-        log_options = {"log_format": LogFormat, "log_level": LogLevel}
+        log_options = {"log_format": LogFormatOption, "log_level": LogLevelOption}
         log_parameters = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
             for name, annotation in log_options.items()
@@ -298,7 +298,7 @@ def command(
     return register
 
 
-def _begin_log(log_format: str | None, log_level: str | None) -> None:
+def _configure_log(log_format: str | None, log_level: str | None) -> None:
     """Set how progress and errors are written to stderr."""
     if log_level is not None:
         console.set_log_level(log_level)
@@ -313,9 +313,9 @@ def _print_version(requested: bool) -> None:
 
 
 @app.callback()
-def common(
+def apply_common_options(
     ctx: typer.Context,
-    config: ConfigFile = None,
+    config: ConfigOption = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show the traceback of an unexpected error.")
     ] = False,
@@ -323,25 +323,29 @@ def common(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
-    log_format: LogFormat = None,
-    log_level: LogLevel = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Apply the options that come before the command."""
-    # `is_verbose` reads the first from the context, and `_print_version` gets the second.
+    # `is_verbose` reads the value of `verbose` from the context, and `_print_version` is called with that of `version`.
     del verbose, version
     console.install_warning_formatter()
-    _begin_log(log_format or os.environ.get("PGSIEVE_LOG_FORMAT"), log_level or _log_level_of_environment())
+    _configure_log(log_format or os.environ.get("PGSIEVE_LOG_FORMAT"), log_level or _read_log_level())
     ctx.obj = config
 
 
-def _log_level_of_environment() -> str | None:
+def _read_log_level() -> str | None:
     if (level := os.environ.get(_LEVEL_VARIABLE)) and level.lower() not in {*_LogLevel}:
         raise typer.BadParameter(f"{_LEVEL_VARIABLE} is none of {', '.join(_LogLevel)}")
     return level or None
 
 
-def load(ctx: typer.Context, config: Path | None) -> Config:
-    """Read the configuration: of `--config` after the command's name, or else before it, or else the default file."""
+def load_settings(ctx: typer.Context, config: Path | None) -> Config:
+    """Read the configuration file.
+
+    The option `--config` names it. If the option is given both before and after the command's name, the one after the
+    name counts. Without the option, the default file is read.
+    """
     settings = load_config(config or ctx.obj)
     from pgsieve.resources.data_frames import hide_data_frame_libraries
 

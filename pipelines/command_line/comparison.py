@@ -10,13 +10,13 @@ from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     EXIT_FINDINGS,
     EXIT_REFUSED,
-    AsJson,
-    ConfigFile,
-    Subscriptions,
+    ConfigOption,
+    JsonOption,
+    SubscriptionsArgument,
     command,
     exit_with,
     is_verbose,
-    load,
+    load_settings,
 )
 from pgsieve.pipelines.command_line.validation_report import print_validation
 
@@ -26,8 +26,8 @@ _PANEL = "Inspect"
 @command("Example: pgsieve status --json", panel=_PANEL)
 def status(
     ctx: typer.Context,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
     prometheus: Annotated[
         bool,
         typer.Option("--prometheus", help="Print metrics in Prometheus' text format instead of tables."),
@@ -40,14 +40,14 @@ def status(
     """
     if prometheus and as_json:
         raise PgsieveError("`--json` and `--prometheus` are two formats", hint="leave out one of them")
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.status import status as read_status
 
     report = read_status(settings)
     if prometheus:
-        from pgsieve.pipelines.following.metrics import status_metrics
+        from pgsieve.pipelines.following.metrics import format_status_metrics
 
-        sys.stdout.write(status_metrics(report).decode())
+        sys.stdout.write(format_status_metrics(report).decode())
     elif as_json:
         console.print_json(report)
     else:
@@ -59,22 +59,22 @@ def status(
 @command("Example: pgsieve check sales && echo consistent", panel=_PANEL)
 def check(
     ctx: typer.Context,
-    subscriptions: Subscriptions = None,
-    config: ConfigFile = None,
+    subscriptions: SubscriptionsArgument = None,
+    config: ConfigOption = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Replace rows that differ by the publisher's rows.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare replicas with the publisher's filtered tables at the same LSN.
 
     Exits with 1 on any difference, and prints the keys of some rows that differ.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     subscription_configs = settings.select(subscriptions or [])
     from pgsieve.pipelines.commands.check import check as compare
 
-    with console.progress() as progress:
+    with console.show_progress() as progress:
         report = compare(settings, subscription_configs, progress, is_repair_requested=repair)
     if as_json:
         console.print_json(report)
@@ -87,19 +87,19 @@ def check(
 @command("Example: pgsieve validate -c pgsieve.yaml", panel=_PANEL)
 def validate(
     ctx: typer.Context,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Find what PostgreSQL would refuse, before anything is created.
 
     Prints the publications, what each subscription will receive, and the SQL statements that you have to run.
     Exits with 1 if there is a problem.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.validate import validate as find_problems
 
     report = find_problems(settings)
-    console.print_result(report, print_validation, in_json=as_json)
+    console.print_result(report, print_validation, as_json=as_json)
     if report.problems:
         raise typer.Exit(EXIT_FINDINGS)
 
@@ -124,13 +124,13 @@ def decode(
         bool,
         typer.Option("--from-change-log", help="Read the change log instead of the slot."),
     ] = False,
-    config: ConfigFile = None,
+    config: ConfigOption = None,
 ) -> None:
     """Print the changes that wait in a slot, as pg_recvlogical does with this output plugin.
 
     Confirms nothing.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.decode import decode as run_decode
 
     for line in run_decode(settings, source, plugin, options or [], slot, from_change_log=from_change_log):

@@ -38,9 +38,9 @@ Result = TypeVar("Result")
 NO_VALUE = "–"
 
 #: The object that writes progress and errors as JSON, one object for each line; None if they are written as text.
-_json: JsonLog | None = None
+_json_log: JsonLog | None = None
 #: Log records below this level are not written.
-_level = logging.WARNING
+_log_level = logging.WARNING
 
 
 class Text(RichText):
@@ -63,7 +63,7 @@ class _WarningFormatter(logging.Formatter):
 
 
 def install_warning_formatter() -> None:
-    """Escape control characters in log records, even while there is no handler for them and Python prints them by itself."""
+    """Escape control characters in log records that have no handler, which Python itself prints on stderr."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_WarningFormatter())
 
@@ -73,21 +73,21 @@ def set_log_level(level: str) -> None:
 
     Records below warnings are written only by pgsieve's own loggers. They say what each step decides.
     """
-    global _level  # noqa: PLW0603 - the process has one stderr
-    _level = logging.getLevelNamesMapping()[level.upper()]
-    logging.getLogger("pgsieve").setLevel(_level)
+    global _log_level  # noqa: PLW0603 - the process has one stderr
+    _log_level = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger("pgsieve").setLevel(_log_level)
     if logging.lastResort is not None:
-        logging.lastResort.setLevel(_level)
-    if _json is not None:
-        _json.set_log_level(_level)
+        logging.lastResort.setLevel(_log_level)
+    if _json_log is not None:
+        _json_log.set_log_level(_log_level)
 
 
 def log_as_json() -> None:
     """From now on, write progress, warnings, errors, and lines that other code writes to stderr, as JSON."""
-    global _json  # noqa: PLW0603 - the process has one stderr
-    if _json is None:
-        _json = JsonLog()
-        _json.set_log_level(_level)
+    global _json_log  # noqa: PLW0603 - the process has one stderr
+    if _json_log is None:
+        _json_log = JsonLog()
+        _json_log.set_log_level(_log_level)
 
 
 def log_as_text() -> bool:
@@ -95,8 +95,8 @@ def log_as_text() -> bool:
 
     Call this before `os._exit`, or before another program writes to stderr.
     """
-    global _json
-    former_log, _json = _json, None
+    global _json_log
+    former_log, _json_log = _json_log, None
     if former_log is not None:
         former_log.close()
     return former_log is not None
@@ -142,23 +142,26 @@ def stderr_console(*, is_terminal: bool | None = None) -> Console:
 def print_out(*renderables: RenderableType) -> None:
     """Print texts and tables on stdout. Each text is one line, however long it is."""
     console = _stdout_console()
-    for each in renderables:
-        console.print(each, soft_wrap=not isinstance(each, Table))
+    for renderable in renderables:
+        console.print(renderable, soft_wrap=not isinstance(renderable, Table))
 
 
-def table_of(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """Make an empty table with these columns. The columns in `right` are right-aligned."""
+def make_table(*columns: str, title: str | None = None, right_aligned: Sequence[str] = ()) -> Table:
+    """Make an empty table with these columns. The columns in `right_aligned` are right-aligned."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
     for column in columns:
         table.add_column(
-            column, justify="right" if column in right else "left", overflow="fold", header_style="dim"
+            column,
+            justify="right" if column in right_aligned else "left",
+            overflow="fold",
+            header_style="dim",
         )
     return table
 
 
-def cell(value: object, style: str = "") -> Text:
+def make_cell(value: object, style: str = "") -> Text:
     """The text of a table's cell. None becomes a dash."""
     if value is None:
         return Text(NO_VALUE, style="dim")
@@ -169,7 +172,7 @@ def cell(value: object, style: str = "") -> Text:
 
 def add_row(table: Table, *values: object) -> None:
     """Add a row to a table. Each value is a plain value, or a text that has a style already."""
-    table.add_row(*(value if isinstance(value, Text) else cell(value) for value in values))
+    table.add_row(*(value if isinstance(value, Text) else make_cell(value) for value in values))
 
 
 def format_bytes(count: int | None) -> str | None:
@@ -192,51 +195,53 @@ def print_error(error: PgsieveError, prefix: str = "") -> None:
 
     If the error is about a configuration file, each problem of the file is printed on its own line.
     """
-    if _json is not None and not isinstance(error, ConfigError):
-        _json.write_error(error)
+    if _json_log is not None and not isinstance(error, ConfigError):
+        _json_log.write_error(error)
         return
     if isinstance(error, ConfigError):
         for problem in error.problems:
-            _error_line(error.describe(problem), problem.hint)
+            _print_error_line(error.describe(problem), problem.hint)
         return
     code = f" [{error.sqlstate}]" if error.sqlstate else ""
-    _error_line(f"{prefix}{error.message}{code}", error.hint)
+    _print_error_line(f"{prefix}{error.message}{code}", error.hint)
 
 
 def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
     """Print the errors that ended the work for some subscriptions, with the subscriptions' names."""
     for failure in failures:
-        if _json is not None:
-            _json.write_error(failure.error, subscriptions=failure.subscriptions, verbose=verbose)
+        if _json_log is not None:
+            _json_log.write_error(failure.error, subscriptions=failure.subscriptions, verbose=verbose)
             continue
         prefix = f"{', '.join(failure.subscriptions)}: "
         if isinstance(failure.error, PgsieveError):
             print_error(failure.error, prefix)
         else:
-            print_unexpected(failure.error, prefix, verbose=verbose)
+            print_fault(failure.error, prefix, verbose=verbose)
 
 
-def print_unexpected(error: BaseException, prefix: str = "", *, verbose: bool) -> None:
+def print_fault(error: BaseException, prefix: str = "", *, verbose: bool) -> None:
     """Print that pgsieve itself has a fault.
 
     With `verbose`, the traceback is printed, too. It is printed without the values of variables, which contain values
     of rows.
     """
-    if _json is not None:
-        _json.write_error(error, verbose=verbose)
+    if _json_log is not None:
+        _json_log.write_error(error, verbose=verbose)
     elif verbose:
-        trace = conceal_passwords("".join(traceback.format_exception(error)))
-        stderr_console().print("\n".join(map(escape_controls, trace.split("\n"))), end="", soft_wrap=True)
-        _error_line(f"{prefix}unexpected {type(error).__name__}", None)
+        traceback_text = conceal_passwords("".join(traceback.format_exception(error)))
+        stderr_console().print(
+            "\n".join(map(escape_controls, traceback_text.split("\n"))), end="", soft_wrap=True
+        )
+        _print_error_line(f"{prefix}unexpected {type(error).__name__}", None)
     else:
-        _error_line(
+        _print_error_line(
             f"{prefix}unexpected {type(error).__name__}", "run `pgsieve --verbose …` for the traceback"
         )
 
 
-def _error_line(message: str, hint: str | None) -> None:
-    if _json is not None:
-        _json.write("error", message=message, hint=hint)
+def _print_error_line(message: str, hint: str | None) -> None:
+    if _json_log is not None:
+        _json_log.write("error", message=message, hint=hint)
         return
     console = stderr_console()
     console.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
@@ -282,34 +287,34 @@ class LineProgress:
     def finish(self, task: str) -> None:
         """Write that a task has ended, and how long it took."""
         with self._lock:
-            began = self._tasks.pop(task)
-        self._write_line(f"{task}: ended after {time.monotonic() - began:.1f} s")
+            start_seconds = self._tasks.pop(task)
+        self._write_line(f"{task}: ended after {time.monotonic() - start_seconds:.1f} s")
 
     def tell(self, line: str) -> None:
         """Write a line about a running task."""
         self._write_line(line)
 
     def _write_line(self, line: str) -> None:
-        out = self._file or sys.stderr
-        out.write(escape_controls(line) + "\n")
-        out.flush()
+        file = self._file or sys.stderr
+        file.write(escape_controls(line) + "\n")
+        file.flush()
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
+def show_progress() -> Iterator[Progress]:
     """Within the block, show progress on stderr.
 
     On a terminal, the running tasks are displayed; otherwise lines are written, as text or as JSON.
     """
-    if _json is not None:
-        yield JsonProgress(_json)
+    if _json_log is not None:
+        yield JsonProgress(_json_log)
         return
     console = stderr_console()
     if not console.is_terminal:
         yield LineProgress()
         return
-    # While a step runs, Dagster replaces stderr by a pipe, whose output it copies to the terminal. Rich would find out
-    # that stderr is no terminal, and print plain lines into the display. So it is told that stderr is a terminal.
+    # While a step runs, Dagster replaces stderr by a pipe, and copies the output of the pipe to the terminal. Without
+    # `is_terminal`, Rich would find that stderr is not a terminal, and would print plain lines into the display.
     console = stderr_console(is_terminal=True)
     text = TextColumn("{task.description}", markup=False)
     with Bars(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True) as bars:
@@ -319,25 +324,25 @@ def progress() -> Iterator[Progress]:
 # Results
 
 
-def as_json(report: object, *, indent: int | None = 2) -> str:
+def to_json(report: object, *, indent: int | None = 2) -> str:
     """Convert a result to JSON. The keys are the names of the fields in `pgsieve.pipelines.commands.results`."""
     return escape_controls_in_json(json.dumps(to_json_value(report), indent=indent, ensure_ascii=False))
 
 
 def print_json(report: object) -> None:
     """Print a result as JSON."""
-    sys.stdout.write(as_json(report) + "\n")
+    sys.stdout.write(to_json(report) + "\n")
 
 
-def print_result(report: Result, as_text: Callable[[Result], None], *, in_json: bool) -> None:
+def print_result(report: Result, print_text: Callable[[Result], None], *, as_json: bool) -> None:
     """Print a result as JSON, or as text for people."""
-    if in_json:
+    if as_json:
         print_json(report)
     else:
-        as_text(report)
+        print_text(report)
 
 
 def print_json_line(report: object) -> None:
     """Print a result as one line of JSON, and flush stdout, because the next result may follow much later."""
-    sys.stdout.write(as_json(report, indent=None) + "\n")
+    sys.stdout.write(to_json(report, indent=None) + "\n")
     sys.stdout.flush()

@@ -13,10 +13,10 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     EXIT_FINDINGS,
-    AsJson,
-    ConfigFile,
-    UiHost,
-    UiPort,
+    ConfigOption,
+    JsonOption,
+    UiHostOption,
+    UiPortOption,
     command,
     ignore_step,
 )
@@ -34,7 +34,7 @@ class _DemoLake(StrEnum):
     S3 = "s3"
 
 
-Lake = Annotated[
+LakeOption = Annotated[
     _DemoLake,
     typer.Option(
         "--lake",
@@ -42,7 +42,7 @@ Lake = Annotated[
         help="Where the Delta tables are: in the folder, or on an embedded S3 server.",
     ),
 ]
-Rows = Annotated[
+RowsOption = Annotated[
     int,
     typer.Option(
         "--rows",
@@ -61,22 +61,22 @@ def _open_run_log(file: Path) -> Iterator[tuple[Progress, Callable[[RunSummary],
     """
     with file.open("w", encoding="utf-8") as log:
 
-        def show(summary: RunSummary) -> None:
+        def print_summary(summary: RunSummary) -> None:
             with console.redirect_output(log):
                 reports.print_run(summary)
 
-        yield console.LineProgress(log), show
+        yield console.LineProgress(log), print_summary
 
 
 @command("Example: pgsieve demo --keep ./demo", panel=_PANEL)
 def demo(
-    keep: Annotated[
+    kept_folder: Annotated[
         Path | None,
         typer.Option(
             "--keep", metavar="FOLDER", help="Make everything in this folder (default: a temporary one)."
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
     with_ui: Annotated[
         bool,
         typer.Option(
@@ -84,10 +84,10 @@ def demo(
             help="Instead: a server with invented traffic, its replicas, and Dagster's web interface, until Ctrl-C.",
         ),
     ] = False,
-    host: UiHost = "127.0.0.1",
-    port: UiPort = 3000,
-    lake: Lake = _DemoLake.FOLDER,
-    rows: Rows = 1_000_000,
+    host: UiHostOption = "127.0.0.1",
+    port: UiPortOption = 3000,
+    lake: LakeOption = _DemoLake.FOLDER,
+    rows: RowsOption = 1_000_000,
     without_spark: Annotated[
         bool,
         typer.Option("--without-spark", help="Use threads instead of Spark, on a machine without Java."),
@@ -108,24 +108,29 @@ def demo(
         if lake != _DemoLake.FOLDER:
             raise PgsieveError("`--ui` has its lake in a folder", hint="leave out `--lake` or `--ui`")
         require_extra("ui")
-        from pgsieve.pipelines.demo.live_demo import live_demo
+        from pgsieve.pipelines.demo.live_demo import run_live_demo
 
-        with console.progress() as progress:
-            live_demo(keep, host, port, progress, reports.print_live_demo, _open_run_log)
+        with console.show_progress() as progress:
+            run_live_demo(kept_folder, host, port, progress, reports.print_live_demo, _open_run_log)
         return
     from pgsieve.pipelines.demo.demo import demo as run_demo
 
-    with console.progress() as progress:
-        show = ignore_step if as_json else reports.print_demo_step
+    with console.show_progress() as progress:
+        print_step = ignore_step if as_json else reports.print_demo_step
         report = run_demo(
-            keep, progress, show, on_s3=lake == _DemoLake.S3, rows=rows, without_spark=without_spark
+            kept_folder,
+            progress,
+            print_step,
+            on_s3=lake == _DemoLake.S3,
+            rows=rows,
+            without_spark=without_spark,
         )
-    console.print_result(report, reports.print_demo, in_json=as_json)
+    console.print_result(report, reports.print_demo, as_json=as_json)
     if not report.equal:
         raise typer.Exit(EXIT_FINDINGS)
 
 
-Conninfo = Annotated[
+ConninfoOption = Annotated[
     str | None,
     typer.Option(
         "--conninfo",
@@ -134,7 +139,7 @@ Conninfo = Annotated[
         " file.",
     ),
 ]
-PasswordCommand = Annotated[
+PasswordCommandOption = Annotated[
     str | None,
     typer.Option(
         "--password-command",
@@ -142,11 +147,11 @@ PasswordCommand = Annotated[
         help="A program with its arguments that prints the password: for tokens that expire.",
     ),
 ]
-Publications = Annotated[
+PublicationsOption = Annotated[
     list[str] | None,
     typer.Option("--publication", metavar="NAME", help="A publication of the server; repeatable."),
 ]
-Tables = Annotated[
+TablesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--table",
@@ -154,14 +159,14 @@ Tables = Annotated[
         help="Instead of --publication: a table, for a publication that pgsieve.yaml defines; repeatable.",
     ),
 ]
-ViaRoot = Annotated[
+ViaRootOption = Annotated[
     bool | None,
     typer.Option(
         "--publish-via-partition-root/--no-publish-via-partition-root",
         help="Whether a partition tree among the tables is replicated as one table (default), or each partition.",
     ),
 ]
-Role = Annotated[
+RoleOption = Annotated[
     str | None,
     typer.Option(
         "--role",
@@ -169,7 +174,7 @@ Role = Annotated[
         help="The role that replicates (default: that of the conninfo, unless it is a superuser).",
     ),
 ]
-AllowUntestedServer = Annotated[
+AllowUntestedServerOption = Annotated[
     bool,
     typer.Option(
         "--allow-untested-server",
@@ -183,10 +188,10 @@ AllowUntestedServer = Annotated[
 )
 def init(
     ctx: typer.Context,
-    conninfo: Conninfo = None,
-    password_command: PasswordCommand = None,
-    publications: Publications = None,
-    tables: Tables = None,
+    conninfo: ConninfoOption = None,
+    password_command: PasswordCommandOption = None,
+    publications: PublicationsOption = None,
+    tables: TablesOption = None,
     source: Annotated[
         str | None,
         typer.Option("--source", metavar="NAME", help="The source's name (default: the database's)."),
@@ -202,12 +207,12 @@ def init(
     lake: Annotated[
         str, typer.Option("--lake", metavar="FOLDER|URI", help="Where the Delta tables go.")
     ] = "./lake",
-    role: Role = None,
-    via_root: ViaRoot = None,
-    allow_untested_server: AllowUntestedServer = False,
+    role: RoleOption = None,
+    via_root: ViaRootOption = None,
+    allow_untested_server: AllowUntestedServerOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write pgsieve.yaml from a database's publications or tables, and the SQL for its role; then validate.
 
@@ -215,7 +220,7 @@ def init(
     table without a replica identity is published with its INSERTs only. If validate finds a problem, no SQL
     is written, and the exit code is 1.
     """
-    from pgsieve.pipelines.command_line.interview import Options, choose, connect_and_survey
+    from pgsieve.pipelines.command_line.interview import Options, connect_and_survey, make_choice
     from pgsieve.pipelines.commands.init import refuse_existing_file, write_configuration
 
     file = config or ctx.obj or Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
@@ -233,7 +238,7 @@ def init(
         via_root=via_root,
     )
     connection, survey = connect_and_survey(options)
-    report = write_configuration(file, connection, survey, choose(survey, options), force=force)
-    console.print_result(report, reports.print_init, in_json=as_json)
+    report = write_configuration(file, connection, survey, make_choice(survey, options), force=force)
+    console.print_result(report, reports.print_init, as_json=as_json)
     if report.validation.problems:
         raise typer.Exit(EXIT_FINDINGS)

@@ -19,10 +19,10 @@ from pgsieve.pipelines.commands.init import (
     Choice,
     ConnectionSettings,
     Survey,
+    make_safe_name,
+    make_unknown_name_error,
     propose_role,
-    safe_name,
-    survey,
-    unknown_name_error,
+    survey_database,
 )
 from pgsieve.pipelines.commands.results import SurveyedTable
 from pgsieve.pipelines.config.identifiers import parse_qualified_name
@@ -73,16 +73,16 @@ def connect_and_survey(options: Options) -> tuple[ConnectionSettings, Survey]:
         conninfo, options.password_command, allow_untested_server=options.allow_untested_server
     )
     try:
-        return settings, survey(settings, source_name)
+        return settings, survey_database(settings, source_name)
     except SourceUnreachableError as error:
         has_password = settings.password is not None or settings.password_command
         if has_password or "password" not in error.message or not _is_interactive():
             raise
     settings = replace(settings, password=_ask("password", is_hidden=True))
-    return settings, survey(settings, source_name)
+    return settings, survey_database(settings, source_name)
 
 
-def choose(survey: Survey, options: Options) -> Choice:
+def make_choice(survey: Survey, options: Options) -> Choice:
     """Find out what to replicate, and under which names. By default, a partitioned table is replicated as one table."""
     publications, tables, via_root = options.publications, options.tables, options.via_root
     if publications and tables:
@@ -95,15 +95,15 @@ def choose(survey: Survey, options: Options) -> Choice:
     publication_names = [publication.name for publication in survey.publications]
     for name in publications:
         if name not in publication_names:
-            raise unknown_name_error("publication", name, publication_names)
+            raise make_unknown_name_error("publication", name, publication_names)
     survey_tables = tuple(_find_table(survey, table) for table in tables)
     partitioned_tables = [f"{table.schema}.{table.name}" for table in survey_tables if table.partitioned]
     if via_root is None and partitioned_tables and _is_interactive():
         via_root = _ask_yes_no(
             f"publish {', '.join(partitioned_tables)} as one table each, not as its partitions"
         )
-    source_name = options.source or safe_name(survey.database)
-    default_name = safe_name(publications[0] if publications else f"{source_name}_replica")
+    source_name = options.source or make_safe_name(survey.database)
+    default_name = make_safe_name(publications[0] if publications else f"{source_name}_replica")
     return Choice(
         source=source_name,
         subscription=options.subscription or default_name,
@@ -154,7 +154,7 @@ def _find_table(survey: Survey, name: str) -> SurveyedTable:
         (surveyed_table.schema, surveyed_table.name): surveyed_table for surveyed_table in survey.tables
     }
     if (schema, table) not in tables_by_name:
-        raise unknown_name_error(
+        raise make_unknown_name_error(
             "table", name, [f"{schema}.{table}" for schema, table in list(tables_by_name)[:20]]
         )
     return tables_by_name[schema, table]

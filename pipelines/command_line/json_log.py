@@ -1,4 +1,4 @@
-"""Makes of stderr a log in which each line is a JSON object, whichever part of the process writes the line.
+"""Turns stderr into a log of JSON objects, one per line. This includes lines that the JVM or a C library writes.
 
 In: progress, errors, Python's log records and warnings, and lines that the JVM or a C library writes to file descriptor
     2
@@ -20,7 +20,8 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.visible import escape_controls_in_json
 from pgsieve.resources.passwords import conceal_passwords
 
-#: These bytes end the thread that reads the pipe. The end of the pipe would not do: a child process may keep it open.
+#: These bytes end the thread that reads the pipe. The thread cannot wait for the end of the pipe instead, because a child
+#: process may keep the pipe open.
 _PIPE_END_MARK = b"\0end of pgsieve's stderr\n"
 _STDERR_DESCRIPTOR = 2
 

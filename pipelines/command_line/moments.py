@@ -6,7 +6,14 @@ import typer
 
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.pipelines.command_line import console
-from pgsieve.pipelines.command_line.app import EXIT_FINDINGS, AsJson, ConfigFile, Subscription, command, load
+from pgsieve.pipelines.command_line.app import (
+    EXIT_FINDINGS,
+    ConfigOption,
+    JsonOption,
+    SubscriptionArgument,
+    command,
+    load_settings,
+)
 from pgsieve.pipelines.commands.moment_results import MomentReport, RefilterReport
 
 _PANEL = "Inspect"
@@ -26,14 +33,14 @@ MomentOption = Annotated[
 )
 def read(
     ctx: typer.Context,
-    subscription: Subscription,
+    subscription: SubscriptionArgument,
     table: Annotated[
         str | None,
         typer.Argument(metavar="SCHEMA.TABLE", help="Print its rows as CSV (default: list all tables)."),
     ] = None,
     at: MomentOption = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Read the replicas of a subscription as they were at one moment, the same for all tables.
 
@@ -45,13 +52,13 @@ def read(
     With SCHEMA.TABLE, prints its rows as CSV, as COPY does: NULL is empty, texts are quoted, arrays are JSON.
     With --json, prints one JSON object per row.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands import read as reading
 
     if table is None:
         report = reading.read(settings, subscription_config, at)
-        console.print_result(report, print_moment, in_json=as_json)
+        console.print_result(report, print_moment, as_json=as_json)
         return
     moment_table = reading.read_table(settings, subscription_config, at, table)
     from pgsieve.pipelines.command_line.rows import print_rows
@@ -62,13 +69,13 @@ def read(
 @command("Example: pgsieve restore sales ./sales-before --at 16/B374D848", panel=_PANEL)
 def restore(
     ctx: typer.Context,
-    subscription: Subscription,
+    subscription: SubscriptionArgument,
     folder: Annotated[
         str, typer.Argument(metavar="FOLDER", help="An empty folder, or an address in an object store.")
     ],
     at: MomentOption = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Copy the replicas as they were at one moment into another folder, as Delta tables.
 
@@ -76,18 +83,18 @@ def restore(
     links and take no room. Runs do not continue these tables, as a slot never moves back. The lake and the
     publisher stay as they are. --at means the same as for `pgsieve read`.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.restore import restore as restore_tables
 
     report = restore_tables(settings, subscription_config, at, folder)
-    console.print_result(report, print_moment, in_json=as_json)
+    console.print_result(report, print_moment, as_json=as_json)
 
 
 @command("Example: pgsieve refilter emea --from sales --plan", panel="Replicate")
 def refilter(
     ctx: typer.Context,
-    subscription: Subscription,
+    subscription: SubscriptionArgument,
     tables: Annotated[
         list[str] | None,
         typer.Argument(metavar="SCHEMA.TABLE", help="Tables to make (default: all that are published)."),
@@ -100,14 +107,14 @@ def refilter(
             help="Make the tables from the replicas of this subscription (default: of any that has the rows).",
         ),
     ] = None,
-    planning: Annotated[
+    is_plan_only: Annotated[
         bool,
         typer.Option(
             "--plan", help="Show which replica each table would be made from, or why not; change nothing."
         ),
     ] = False,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Make replicas from other replicas, after row filters, columns or publications changed.
 
@@ -119,15 +126,15 @@ def refilter(
     and all of its rows, and the other replica's publications have not changed since its copy. Otherwise the
     table stays as it is, the reason is printed, and the exit code is 1; `pgsieve resync` copies the table.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.refilter import refilter as filter_again
 
-    with console.progress() as progress:
+    with console.show_progress() as progress:
         report = filter_again(
-            settings, subscription_config, tables or [], source, progress, is_plan_only=planning
+            settings, subscription_config, tables or [], source, progress, is_plan_only=is_plan_only
         )
-    console.print_result(report, print_refilter_report, in_json=as_json)
+    console.print_result(report, print_refilter_report, as_json=as_json)
     if report.has_missing_tables:
         raise typer.Exit(EXIT_FINDINGS)
 
@@ -142,12 +149,12 @@ def print_refilter_report(report: RefilterReport) -> None:
         else "nothing made"
     )
     console.print_out(console.Text(f"{report.subscription}: {summary}", style="bold"))
-    table_rows = console.table_of("table", "made of", "rows", "reason", right=("rows",))
+    printed_table = console.make_table("table", "made of", "rows", "reason", right_aligned=("rows",))
     for table in report.tables:
         console.add_row(
-            table_rows, quote_qualified(table.schema, table.name), table.source, table.rows, table.reason
+            printed_table, quote_qualified(table.schema, table.name), table.source, table.rows, table.reason
         )
-    console.print_out(table_rows)
+    console.print_out(printed_table)
     if report.has_missing_tables:
         copy_hint = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it, `pgsieve run` one that has no replica yet"
         console.print_out(
@@ -158,10 +165,15 @@ def print_refilter_report(report: RefilterReport) -> None:
 def print_moment(report: MomentReport) -> None:
     """Print the tables as they were at a moment, with their paths."""
     console.print_out(console.Text(f"{report.subscription} as of LSN {report.lsn}", style="bold"))
-    table_rows = console.table_of(
-        "table", "rows", "changes applied", "version", "path", right=("rows", "changes applied", "version")
+    printed_table = console.make_table(
+        "table",
+        "rows",
+        "changes applied",
+        "version",
+        "path",
+        right_aligned=("rows", "changes applied", "version"),
     )
     for table in report.tables:
         name = quote_qualified(table.schema, table.name)
-        console.add_row(table_rows, name, table.rows, table.changes, table.version, table.path)
-    console.print_out(table_rows)
+        console.add_row(printed_table, name, table.rows, table.changes, table.version, table.path)
+    console.print_out(printed_table)

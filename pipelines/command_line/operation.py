@@ -9,15 +9,15 @@ from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     EXIT_FINDINGS,
     EXIT_REFUSED,
-    AsJson,
-    ConfigFile,
+    ConfigOption,
     Group,
-    Subscriptions,
-    UiHost,
-    UiPort,
+    JsonOption,
+    SubscriptionsArgument,
+    UiHostOption,
+    UiPortOption,
     app,
     command,
-    load,
+    load_settings,
 )
 from pgsieve.pipelines.command_line.extras import require_extra
 from pgsieve.pipelines.commands.results import EngineStopReport
@@ -28,29 +28,29 @@ _PANEL = "Operate"
 @command("Example: pgsieve maintain sales", panel=_PANEL)
 def maintain(
     ctx: typer.Context,
-    subscriptions: Subscriptions = None,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    subscriptions: SubscriptionsArgument = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete applied changes that are older than their retention, compact small files, remove old versions.
 
     `retention` in the configuration says how long each is kept. Runs may go on meanwhile.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     subscription_configs = settings.select(subscriptions or [])
     from pgsieve.pipelines.commands.maintain import maintain as maintain_tables
 
-    with console.progress() as progress:
+    with console.show_progress() as progress:
         folders = maintain_tables(settings, subscription_configs, progress)
-    console.print_result(folders, reports.print_maintenance, in_json=as_json)
+    console.print_result(folders, reports.print_maintenance, as_json=as_json)
 
 
 @command("Example: pgsieve ui --port 3000", panel=_PANEL)
 def ui(
     ctx: typer.Context,
-    config: ConfigFile = None,
-    host: UiHost = "127.0.0.1",
-    port: UiPort = 3000,
+    config: ConfigOption = None,
+    host: UiHostOption = "127.0.0.1",
+    port: UiPortOption = 3000,
 ) -> None:
     """Start Dagster's web interface for this configuration, until interrupted.
 
@@ -58,7 +58,7 @@ def ui(
     Meanwhile a warm engine (a Spark that keeps running) serves the runs, unless `spark.engine` is off.
     """
     require_extra("ui")
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.engine import start_with_this_process
     from pgsieve.pipelines.commands.in_process import open_instance
     from pgsieve.pipelines.commands.ui import serve
@@ -73,13 +73,13 @@ def ui(
 
 
 @command("Example: pgsieve refresh-defs-state", "refresh-defs-state", panel=_PANEL)
-def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
+def refresh_defs_state(ctx: typer.Context, config: ConfigOption = None) -> None:
     """Record the published tables for Dagster's definitions, which load without asking a source.
 
     The file is .pgsieve/published.json beside the configuration file. A source that does not answer keeps its
     former entry. `pgsieve ui` also records them when it starts.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     from pgsieve.pipelines.project import build_project
     from pgsieve.pipelines.published import refresh_published
 
@@ -96,7 +96,7 @@ def jars(
         Path | None,
         typer.Argument(metavar="FOLDER", help="Copy the jars here, for a machine without network."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Fetch the jars that Spark needs for Delta and S3; the first run that starts a Spark does so by itself.
 
@@ -104,9 +104,9 @@ def jars(
     """
     from pgsieve.pipelines.commands.jars import jars as fetch_jars
 
-    with console.progress() as progress:
+    with console.show_progress() as progress:
         report = fetch_jars(folder, progress)
-    console.print_result(report, reports.print_jars, in_json=as_json)
+    console.print_result(report, reports.print_jars, as_json=as_json)
 
 
 engine = typer.Typer(
@@ -119,44 +119,44 @@ app.add_typer(engine, name="engine", rich_help_panel=_PANEL)
 
 
 @command("Example: pgsieve engine start", "start", engine)
-def start_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
+def start_engine(ctx: typer.Context, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Start the engine unless it runs already.
 
     An engine with other settings or of another version is ended first. The engine ends when no run has used
     it for `spark.engine_idle` (15 minutes).
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.engine import start
 
-    with console.progress() as progress:
+    with console.show_progress() as progress:
         report = start(settings, progress)
-    console.print_result(report, reports.print_engine, in_json=as_json)
+    console.print_result(report, reports.print_engine, as_json=as_json)
 
 
 @command("Example: pgsieve engine status --json", "status", engine)
 def print_engine_status(
     ctx: typer.Context,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show whether the engine runs, since when, whether a run uses it, and its memory.
 
     Exits with 1 if it does not run.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.engine import status as engine_status
 
     report = engine_status(settings)
-    console.print_result(report, reports.print_engine, in_json=as_json)
+    console.print_result(report, reports.print_engine, as_json=as_json)
     if not report.serving:
         raise typer.Exit(EXIT_FINDINGS)
 
 
 @command("Example: pgsieve engine stop", "stop", engine)
-def stop_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
+def stop_engine(ctx: typer.Context, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """End the engine, even if runs use it: these end with an error, and the next runs continue."""
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.engine import stop
 
     report = EngineStopReport(stop(settings))
-    console.print_result(report, reports.print_engine_stopped, in_json=as_json)
+    console.print_result(report, reports.print_engine_stopped, as_json=as_json)

@@ -13,14 +13,14 @@ from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     EXIT_FINDINGS,
     EXIT_REFUSED,
-    AsJson,
-    ConfigFile,
-    Subscription,
-    Subscriptions,
+    ConfigOption,
+    JsonOption,
+    SubscriptionArgument,
+    SubscriptionsArgument,
     command,
     exit_with,
     is_verbose,
-    load,
+    load_settings,
     report_error,
 )
 from pgsieve.pipelines.commands.results import EnableReport, Failure, RunSummary, SkipReport
@@ -28,7 +28,7 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 
 _PANEL = "Replicate"
 
-TakeOver = Annotated[
+TakeOverOption = Annotated[
     bool,
     typer.Option(
         "--take-over",
@@ -37,11 +37,11 @@ TakeOver = Annotated[
 ]
 
 
-Follow = Annotated[
+FollowOption = Annotated[
     bool,
     typer.Option("--follow", help="Keep running and apply changes as they arrive, until SIGTERM or Ctrl-C."),
 ]
-MetricsPort = Annotated[
+MetricsPortOption = Annotated[
     int | None,
     typer.Option(
         "--metrics-port",
@@ -51,7 +51,7 @@ MetricsPort = Annotated[
         help="With --follow: serve Prometheus metrics at /metrics and the process's health at /healthz.",
     ),
 ]
-MetricsHost = Annotated[
+MetricsHostOption = Annotated[
     str,
     typer.Option(
         "--metrics-host",
@@ -59,7 +59,7 @@ MetricsHost = Annotated[
         help="Address that metrics are served at (0.0.0.0: all addresses of this machine).",
     ),
 ]
-StallLimit = Annotated[
+StallLimitOption = Annotated[
     int,
     typer.Option(
         "--stall-limit",
@@ -73,30 +73,30 @@ StallLimit = Annotated[
 @command("Example: pgsieve run sales", panel=_PANEL)
 def run(
     ctx: typer.Context,
-    subscriptions: Subscriptions = None,
-    config: ConfigFile = None,
-    follow: Follow = False,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = "127.0.0.1",
-    stall_limit: StallLimit = 1800,
-    take_over: TakeOver = False,
-    explaining: Annotated[
+    subscriptions: SubscriptionsArgument = None,
+    config: ConfigOption = None,
+    follow: FollowOption = False,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = "127.0.0.1",
+    stall_limit: StallLimitOption = 1800,
+    take_over: TakeOverOption = False,
+    is_explain_only: Annotated[
         bool,
         typer.Option(
             "--explain",
             help="Only show what a run would do for each table, which engine would write it, and why; change nothing.",
         ),
     ] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Copy new tables, apply every change up to the source's current LSN, and exit.
 
     Prints the copied tables and the applied changes; with --follow and --json, one object a line. Exits with
     1 if a table is set aside.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     subscription_configs = settings.select(subscriptions or [])
-    if explaining:
+    if is_explain_only:
         _explain(settings, subscription_configs, as_json=as_json)
         return
     if take_over:
@@ -123,7 +123,7 @@ def run(
     start_early(settings, subscription_configs)
     from pgsieve.pipelines.commands.run import run as run_pipeline
 
-    with console.progress() as progress:
+    with console.show_progress() as progress:
         summary = run_pipeline(settings, subscription_configs, progress)
     if as_json:
         console.print_json(summary)
@@ -149,7 +149,7 @@ def _follow(
     from pgsieve.pipelines.following.watch import StalledError, StopTimeoutError
 
     try:
-        with console.progress() as progress:
+        with console.show_progress() as progress:
             try:
                 return follow(
                     settings,
@@ -174,20 +174,20 @@ def _explain(settings: Config, subscription_configs: Sequence[SubscriptionConfig
     from pgsieve.pipelines.commands.explain import explain
 
     explanation = explain(settings, subscription_configs)
-    console.print_result(explanation, reports.print_explanation, in_json=as_json)
+    console.print_result(explanation, reports.print_explanation, as_json=as_json)
 
 
 @command("Example: pgsieve resync sales public.orders", panel=_PANEL)
 def resync(
     ctx: typer.Context,
-    subscription: Subscription,
+    subscription: SubscriptionArgument,
     tables: Annotated[
         list[str] | None,
         typer.Argument(metavar="SCHEMA.TABLE", help="Tables to copy again (default: those that need it)."),
     ] = None,
-    config: ConfigFile = None,
-    take_over: TakeOver = False,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    take_over: TakeOverOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Copy tables again, and bring the subscription up to date; other tables are not copied.
 
@@ -196,13 +196,13 @@ def resync(
     and copies all tables. If tables of pgsieve's own cannot be read, it begins them anew, and copies the
     tables that they describe.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.resync import resync as copy_again
 
-    with console.progress() as progress:
+    with console.show_progress() as progress:
         report = copy_again(settings, subscription_config, tables or [], progress, take_over=take_over)
-    console.print_result(report, reports.print_resync, in_json=as_json)
+    console.print_result(report, reports.print_resync, as_json=as_json)
     if report.run and report.run.problems:
         raise typer.Exit(EXIT_FINDINGS)
 
@@ -210,64 +210,67 @@ def resync(
 @command("Example: pgsieve skip sales 0/14C0A38", panel=_PANEL)
 def skip(
     ctx: typer.Context,
-    subscription: Subscription,
+    subscription: SubscriptionArgument,
     lsn: Annotated[
         str,
         typer.Argument(
             metavar="LSN", help="The finish LSN of the transaction; `none` cancels an earlier skip."
         ),
     ],
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Skip all changes of one transaction, as ALTER SUBSCRIPTION ... SKIP does.
 
     The error of a disabled subscription names the LSN. pgsieve forgets it after this transaction was skipped,
     or after another one with changes was applied.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.skip import skip as choose
 
     report = SkipReport(subscription, choose(settings, subscription_config, lsn))
-    console.print_result(report, reports.print_skip, in_json=as_json)
+    console.print_result(report, reports.print_skip, as_json=as_json)
 
 
 @command("Example: pgsieve enable sales", panel=_PANEL)
 def enable(
-    ctx: typer.Context, subscription: Subscription, config: ConfigFile = None, as_json: AsJson = False
+    ctx: typer.Context,
+    subscription: SubscriptionArgument,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Enable a subscription that an error disabled (disable_on_error).
 
     The next run continues where it stopped.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
     from pgsieve.pipelines.commands.skip import enable as enable_again
 
     report = EnableReport(subscription, enable_again(settings, subscription_config))
-    console.print_result(report, reports.print_enabled, in_json=as_json)
+    console.print_result(report, reports.print_enabled, as_json=as_json)
 
 
 @command("Example: pgsieve drop sales --delete-tables", panel=_PANEL)
 def drop(
     ctx: typer.Context,
-    subscription: Subscription,
+    subscription: SubscriptionArgument,
     delete_tables: Annotated[
         bool, typer.Option("--delete-tables", help="Delete the subscription's tables in the lake, too.")
     ] = False,
     leave_slot: Annotated[
         bool, typer.Option("--leave-slot", help="Do not connect to the server: for one that is gone.")
     ] = False,
-    config: ConfigFile = None,
-    as_json: AsJson = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove a subscription's slot and capture publications from the server.
 
     If other subscriptions need the slot, it stays, and captures only the tables that they need.
     """
-    settings = load(ctx, config)
+    settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.drop import drop as drop_subscription
 
     report = drop_subscription(settings, subscription, delete_tables=delete_tables, leave_slot=leave_slot)
-    console.print_result(report, reports.print_drop, in_json=as_json)
+    console.print_result(report, reports.print_drop, as_json=as_json)

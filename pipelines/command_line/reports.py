@@ -17,15 +17,15 @@ from pgsieve.decoding.wording import quantity
 from pgsieve.pipelines.command_line.console import (
     Text,
     add_row,
-    cell,
     format_bytes,
+    make_cell,
+    make_table,
     print_failures,
     print_out,
     stderr_console,
-    table_of,
 )
 from pgsieve.pipelines.command_line.sequences import print_compared_sequences, print_sequences
-from pgsieve.pipelines.command_line.validation_report import print_since_copy, print_validation
+from pgsieve.pipelines.command_line.validation_report import print_changes_since_copy, print_validation
 from pgsieve.pipelines.commands.explanation import Explanation
 from pgsieve.pipelines.commands.results import (
     UNKNOWN,
@@ -45,6 +45,7 @@ from pgsieve.pipelines.commands.results import (
     ResyncReport,
     RunSummary,
     SkipReport,
+    SlotStatus,
     StatusReport,
     SubscriptionRun,
     SubscriptionStatus,
@@ -78,19 +79,30 @@ def _print_changes(run: SubscriptionRun) -> None:
     cut = f", cut {run.cut_version}" if run.cut_version is not None else ""
     print_out(Text(f"{run.name}: applied up to LSN {run.to_lsn} (from {run.from_lsn}){cut}", style="bold"))
     if run.copied:
-        copies = table_of("copied", "rows", "seconds", right=("rows", "seconds"))
-        for each in run.copied:
-            add_row(copies, quote_qualified(each.schema, each.name), each.rows, f"{each.seconds:.1f}")
-        print_out(copies)
+        copy_table = make_table("copied", "rows", "seconds", right_aligned=("rows", "seconds"))
+        for copied_table in run.copied:
+            add_row(
+                copy_table,
+                quote_qualified(copied_table.schema, copied_table.name),
+                copied_table.rows,
+                f"{copied_table.seconds:.1f}",
+            )
+        print_out(copy_table)
     if run.tables:
-        numbers = ("inserted", "updated", "deleted", "version")
-        applies = table_of("applied", "inserted", "updated", "deleted", "truncated", "version", right=numbers)
+        count_columns = ("inserted", "updated", "deleted", "version")
+        apply_table = make_table(
+            "applied", "inserted", "updated", "deleted", "truncated", "version", right_aligned=count_columns
+        )
         for table in run.tables:
             counts = (table.inserted, table.updated, table.deleted)
             add_row(
-                applies, quote_qualified(table.schema, table.name), *counts, table.truncated, table.version
+                apply_table,
+                quote_qualified(table.schema, table.name),
+                *counts,
+                table.truncated,
+                table.version,
             )
-        print_out(applies)
+        print_out(apply_table)
     if run.spent is not None:
         tasks, size = quantity(run.spent.tasks, "task"), format_bytes(run.spent.bytes)
         print_out(Text(f"run by: {run.spent.engine}, {tasks}, {size} written, {run.spent.seconds:.1f} s"))
@@ -98,8 +110,8 @@ def _print_changes(run: SubscriptionRun) -> None:
 
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
     """Print what became of UPDATEs, for tables where a row filter or partitions may turn them into INSERT or DELETE."""
-    numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
-    table = table_of("transformed", "through", *numbers, "row filter", right=numbers)
+    count_columns = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
+    table = make_table("transformed", "through", *count_columns, "row filter", right_aligned=count_columns)
     for entry in tables:
         table_name = quote_qualified(entry.schema, entry.name)
         if entry.updates and (entry.row_filter is not None or entry.source != table_name):
@@ -121,10 +133,20 @@ def _print_transformed(tables: Sequence[TransformedTable]) -> None:
 def print_explanation(explanation: Explanation) -> None:
     """Print what a run would do for each table."""
     limit = format_bytes(explanation.small_bytes)
-    table = table_of("table", "would", "bytes", f"up to {limit}", "more", "because", right=("bytes",))
-    for each in explanation.tables:
-        name = f"{each.subscription}: {quote_qualified(each.schema, each.name)}"
-        add_row(table, name, each.work, format_bytes(each.bytes), each.few, each.many, each.because)
+    table = make_table(
+        "table", "would", "bytes", f"up to {limit}", "more", "because", right_aligned=("bytes",)
+    )
+    for planned_table in explanation.tables:
+        name = f"{planned_table.subscription}: {quote_qualified(planned_table.schema, planned_table.name)}"
+        add_row(
+            table,
+            name,
+            planned_table.work,
+            format_bytes(planned_table.bytes),
+            planned_table.few,
+            planned_table.many,
+            planned_table.because,
+        )
     print_out(table)
     for slot_stream, waiting in explanation.waiting_bytes.items():
         slot = "no slot yet" if waiting is None else f"{format_bytes(waiting)} of WAL wait in the slot"
@@ -173,8 +195,8 @@ def print_drop(report: DropReport) -> None:
         *(f"{name} of the catalog" for name in report.unregistered),
     ]
     print_out(Text(f"{report.subscription}: dropped", style="bold"))
-    for each in removed_objects:
-        print_out(Text(f"  removed: {each}"))
+    for removed_object in removed_objects:
+        print_out(Text(f"  removed: {removed_object}"))
     if report.kept_for:
         print_out(Text(f"  kept: the slot, for {', '.join(report.kept_for)}"))
     if report.left:
@@ -186,54 +208,42 @@ def print_drop(report: DropReport) -> None:
 
 def print_maintenance(folders: Sequence[MaintainedFolder]) -> None:
     """Print what maintenance has deleted and compacted."""
-    table = table_of(
-        "maintained", "rows deleted", "files compacted", right=("rows deleted", "files compacted")
+    table = make_table(
+        "maintained", "rows deleted", "files compacted", right_aligned=("rows deleted", "files compacted")
     )
-    for each in folders:
-        add_row(table, each.name, each.rows, each.files)
+    for folder in folders:
+        add_row(table, folder.name, folder.rows, folder.files)
     print_out(table)
 
 
 def print_status(report: StatusReport) -> None:
     """Print the slots and the replicas."""
-    slots = table_of(
-        "source", "slot", "state", "WAL", "confirmed", "change log", "lag", title="slots", right=("lag",)
-    )
-    for slot in report.slots:
-        state = "active" if slot.active else "idle" if slot.exists else "not created"
-        state = UNKNOWN if slot.exists == UNKNOWN else state
-        at_risk = slot.wal_status in ("lost", "unreserved")
-        add_row(
-            slots,
-            f"{slot.source} ({slot.subscription})" if slot.subscription else slot.source,
-            slot.slot,
-            state,
-            cell(slot.wal_status, "bold red" if at_risk else ""),
-            slot.confirmed_lsn,
-            slot.change_log_lsn,
-            format_bytes(slot.lag_bytes),
-        )
-    print_out(slots)
-    for slot in report.slots:
-        if slot.problem:
-            _print_problem(slot.source, slot.problem)
-        if slot.decoding == "while a slot exists":
-            text = "wal_level is replica: the last logical slot that is dropped switches logical decoding off"
-            print_out(Text.assemble((f"{slot.source}: ", "dim"), text))
+    _print_slots(report.slots)
     for subscription in report.subscriptions:
         title = f"{subscription.name} (source {subscription.source}, row_filter {subscription.row_filter})"
-        tables = table_of(
-            "table", "state", "LSN", "version", "rows", "row filter", title=title, right=("version", "rows")
+        replica_table = make_table(
+            "table",
+            "state",
+            "LSN",
+            "version",
+            "rows",
+            "row filter",
+            title=title,
+            right_aligned=("version", "rows"),
         )
         for table in subscription.tables:
-            state_text = cell(table.state, "red" if table.problem else "")
-            position = (table.lsn, table.version, table.rows)
+            state_text = make_cell(table.state, "red" if table.problem else "")
+            table_facts = (table.lsn, table.version, table.rows)
             add_row(
-                tables, quote_qualified(table.schema, table.name), state_text, *position, table.row_filter
+                replica_table,
+                quote_qualified(table.schema, table.name),
+                state_text,
+                *table_facts,
+                table.row_filter,
             )
-        print_out("", tables)
+        print_out("", replica_table)
         print_sequences(subscription.sequences)
-        if progress := _progress_of(subscription):
+        if progress := _describe_progress(subscription):
             print_out(Text(progress))
         if subscription.problem:
             _print_problem(subscription.name, subscription.problem)
@@ -244,12 +254,42 @@ def print_status(report: StatusReport) -> None:
         elif subscription.notice:
             print_out(Text(f"last skip: {subscription.notice}"))
         for table in subscription.tables:
-            print_since_copy(table)
+            print_changes_since_copy(table)
             if table.problem:
                 print_out(
                     Text.assemble((f"{quote_qualified(table.schema, table.name)}: ", "red"), table.problem)
                 )
         _print_warnings(subscription.warnings)
+
+
+def _print_slots(slots: Sequence[SlotStatus]) -> None:
+    """Print a table of the slots, and then the problems of single slots."""
+    slot_table = make_table(
+        *("source", "slot", "state", "WAL", "confirmed", "change log", "lag"),
+        title="slots",
+        right_aligned=("lag",),
+    )
+    for slot in slots:
+        state = "active" if slot.active else "idle" if slot.exists else "not created"
+        state = UNKNOWN if slot.exists == UNKNOWN else state
+        is_at_risk = slot.wal_status in ("lost", "unreserved")
+        add_row(
+            slot_table,
+            f"{slot.source} ({slot.subscription})" if slot.subscription else slot.source,
+            slot.slot,
+            state,
+            make_cell(slot.wal_status, "bold red" if is_at_risk else ""),
+            slot.confirmed_lsn,
+            slot.change_log_lsn,
+            format_bytes(slot.lag_bytes),
+        )
+    print_out(slot_table)
+    for slot in slots:
+        if slot.problem:
+            _print_problem(slot.source, slot.problem)
+        if slot.decoding == "while a slot exists":
+            text = "wal_level is replica: the last logical slot that is dropped switches logical decoding off"
+            print_out(Text.assemble((f"{slot.source}: ", "dim"), text))
 
 
 def _print_problem(name: str, problem: str) -> None:
@@ -258,12 +298,12 @@ def _print_problem(name: str, problem: str) -> None:
     print_out(Text.assemble((f"{name}: ", "red"), text), *(Text(f"  {hint}") for hint in hints))
 
 
-def _progress_of(subscription: SubscriptionStatus) -> str:
+def _describe_progress(subscription: SubscriptionStatus) -> str:
     """How far a subscription is behind, and when it was last up to date. Empty before the first run."""
     parts = []
     if subscription.seconds_behind is not None:
-        waiting = timedelta(seconds=round(subscription.seconds_behind))
-        parts.append(f"{waiting} behind" if subscription.seconds_behind else "up to date")
+        delay = timedelta(seconds=round(subscription.seconds_behind))
+        parts.append(f"{delay} behind" if subscription.seconds_behind else "up to date")
     if subscription.last_success is not None:
         parts.append(f"all changes were last applied at {subscription.last_success}")
     return "; ".join(parts)
@@ -272,16 +312,21 @@ def _progress_of(subscription: SubscriptionStatus) -> str:
 def print_check(report: CheckReport) -> None:
     """Print the comparison of each table, the keys of some rows that differ, and why a table could not be compared."""
     columns = ("subscription", "table", "publisher", "replica", "result", "LSN")
-    tables = table_of(*columns, right=("publisher", "replica"))
+    result_table = make_table(*columns, right_aligned=("publisher", "replica"))
     for table in report.tables:
         result = (
             Text("equal", style="green") if table.equal else Text(_difference_label(table), style="bold red")
         )
         rows = (table.rows_publisher, table.rows_replica) if table.is_compared else (None, None)
         add_row(
-            tables, table.subscription, quote_qualified(table.schema, table.name), *rows, result, table.lsn
+            result_table,
+            table.subscription,
+            quote_qualified(table.schema, table.name),
+            *rows,
+            result,
+            table.lsn,
         )
-    print_out(tables)
+    print_out(result_table)
     for table in report.tables:
         name = f"{table.subscription} {quote_qualified(table.schema, table.name)}: "
         if table.differing_keys:
@@ -290,11 +335,15 @@ def print_check(report: CheckReport) -> None:
             outcome = "not repaired" if table.is_compared else _NOT_COMPARED
             print_out(Text.assemble((name, "red"), f"{outcome}, {table.problem}"))
         if table.repaired:
-            written, removed = table.repaired
-            print_out(Text(f"{name}repaired, {quantity(written, 'row')} written and {removed:,} removed"))
+            written_count, removed_count = table.repaired
+            print_out(
+                Text(
+                    f"{name}repaired, {quantity(written_count, 'row')} written and {removed_count:,} removed"
+                )
+            )
     print_compared_sequences(report.sequences)
     _print_warnings(report.warnings)
-    print_out(_summary_of(report.tables))
+    print_out(_summarize_checks(report.tables))
 
 
 _NOT_COMPARED = "not compared"
@@ -304,12 +353,16 @@ def _difference_label(table: CheckedTable) -> str:
     return "differs" if table.is_compared else _NOT_COMPARED
 
 
-def _summary_of(tables: Sequence[CheckedTable]) -> Text:
+def _summarize_checks(tables: Sequence[CheckedTable]) -> Text:
     """A sentence that says how many tables differ, and how many could not be compared."""
-    differing = sum(table.is_compared and not table.equal for table in tables)
-    uncompared, total = sum(not table.is_compared for table in tables), quantity(len(tables), "table")
-    parts = [f"{differing:,} of {total} {'differs' if differing == 1 else 'differ'}"] if differing else []
-    parts += [f"{_NOT_COMPARED}: {uncompared:,} of {total}"] if uncompared else []
+    differing_count = sum(table.is_compared and not table.equal for table in tables)
+    uncompared_count, total = sum(not table.is_compared for table in tables), quantity(len(tables), "table")
+    parts = (
+        [f"{differing_count:,} of {total} {'differs' if differing_count == 1 else 'differ'}"]
+        if differing_count
+        else []
+    )
+    parts += [f"{_NOT_COMPARED}: {uncompared_count:,} of {total}"] if uncompared_count else []
     if parts:
         return Text("; ".join(parts), style="bold red")
     return Text("every table equals the publisher", style="bold green")
@@ -319,20 +372,22 @@ def print_survey(
     surveyed_publications: Sequence[SurveyedPublication], surveyed_tables: Sequence[SurveyedTable]
 ) -> None:
     """Print the publications and tables of a database on stderr, before the questions about them."""
-    publications = table_of("publication", "publishes", "tables")
-    for each in surveyed_publications:
-        names = ", ".join(each.tables[:6]) + (f" and {len(each.tables) - 6} more" if each.tables[6:] else "")
-        add_row(publications, each.name, ", ".join(each.operations), names or None)
-    tables = table_of("table", "replica identity")
+    publication_table = make_table("publication", "publishes", "tables")
+    for publication in surveyed_publications:
+        names = ", ".join(publication.tables[:6]) + (
+            f" and {len(publication.tables) - 6} more" if publication.tables[6:] else ""
+        )
+        add_row(publication_table, publication.name, ", ".join(publication.operations), names or None)
+    tables_table = make_table("table", "replica identity")
     for table in surveyed_tables:
         add_row(
-            tables,
+            tables_table,
             quote_qualified(table.schema, table.name),
             "yes" if table.has_identity else Text("none: only INSERTs can be published", style="yellow"),
         )
-    for each_table in (publications, tables):
-        if each_table.row_count:
-            stderr_console().print(each_table)
+    for printed_table in (publication_table, tables_table):
+        if printed_table.row_count:
+            stderr_console().print(printed_table)
 
 
 def print_init(report: InitReport) -> None:
@@ -404,22 +459,24 @@ def print_live_demo(demo: LiveDemo) -> None:
 def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
     """Print the tables after a step of the demo: the publisher's, pgsieve's and the subscriber's rows, side by side."""
     print_out("", Text(title, style="bold"))
-    for compared in tables:
-        verdict = Text("equal", style="green") if compared.equal else Text("DIFFERENT", style="bold red")
-        heading = f"{compared.table} ({', '.join(compared.columns)}), row_filter: {compared.row_filter}: "
+    for compared_table in tables:
+        verdict = (
+            Text("equal", style="green") if compared_table.equal else Text("DIFFERENT", style="bold red")
+        )
+        heading = f"{compared_table.table} ({', '.join(compared_table.columns)}), row_filter: {compared_table.row_filter}: "
         print_out(Text.assemble(heading, verdict))
-        table = table_of("publisher", "pgsieve (Delta)", "CREATE SUBSCRIPTION")
-        sides = (compared.publisher, compared.replica, compared.subscriber)
-        for number in range(max(map(len, sides))):
-            add_row(table, *(" | ".join(side[number]) if number < len(side) else "" for side in sides))
+        table = make_table("publisher", "pgsieve (Delta)", "CREATE SUBSCRIPTION")
+        sides = (compared_table.publisher, compared_table.replica, compared_table.subscriber)
+        for row_index in range(max(map(len, sides))):
+            add_row(table, *(" | ".join(side[row_index]) if row_index < len(side) else "" for side in sides))
         print_out(table)
 
 
-def _print_sized(report: LargeTableReport) -> None:
-    """Print how long each of the two has taken for the large table, and what `check` has found."""
-    table = table_of(
+def _print_large_table(report: LargeTableReport) -> None:
+    """Print how long PostgreSQL's subscriber and pgsieve have taken for the large table, and what `check` has found."""
+    table = make_table(
         *("at size", "rows or changes", "CREATE SUBSCRIPTION", "pgsieve", "run by"),
-        right=("rows or changes", "CREATE SUBSCRIPTION", "pgsieve"),
+        right_aligned=("rows or changes", "CREATE SUBSCRIPTION", "pgsieve"),
     )
     for step in report.steps:
         speeds = (
@@ -435,7 +492,7 @@ def _print_sized(report: LargeTableReport) -> None:
 def print_demo(report: DemoReport) -> None:
     """Print whether all replicas equal those of PostgreSQL's subscriber, and where the demo's files are."""
     if report.sized is not None:
-        _print_sized(report.sized)
+        _print_large_table(report.sized)
     verdict = (
         Text(
             "Every replica holds just the rows of the built-in subscription, in both row_filter modes.",
@@ -455,9 +512,9 @@ def print_demo(report: DemoReport) -> None:
 
 def print_jars(report: JarsReport) -> None:
     """Print the packages and their jars, and how to use the copy on a machine without a network."""
-    table = table_of("package", "files", "size", right=("files", "size"))
-    for each in report.packages:
-        add_row(table, each.package, each.files, format_bytes(each.bytes))
+    table = make_table("package", "files", "size", right_aligned=("files", "size"))
+    for package in report.packages:
+        add_row(table, package.package, package.files, format_bytes(package.bytes))
     print_out(table)
     if report.folder is not None:
         print_out(Text(f"copied; on a machine without Maven repository: export PGSIEVE_JARS={report.folder}"))

@@ -18,7 +18,7 @@ def print_rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, as_json:
     """Print rows on stdout: as CSV with a header line, or as one JSON object for each row."""
     schema_to_print = pa.schema(
         [
-            (name, _printed_type(column_type))
+            (name, _choose_printed_type(column_type))
             for name, column_type in zip(schema.names, schema.types, strict=True)
         ]
     )
@@ -32,7 +32,7 @@ def print_rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, as_json:
             writer.write_batch(_convert_batch(batch, schema_to_print))
 
 
-def _printed_type(column_type: pa.DataType) -> pa.DataType:
+def _choose_printed_type(column_type: pa.DataType) -> pa.DataType:
     """The type in which a column is printed. Numbers and booleans keep their type, and all other types become text."""
     is_number = (
         pa.types.is_integer(column_type)

@@ -10,7 +10,7 @@ from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.publications.catalog import OPERATIONS
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.decoding.wording import quantity
-from pgsieve.pipelines.command_line.console import Text, cell, print_out
+from pgsieve.pipelines.command_line.console import Text, make_cell, print_out
 from pgsieve.pipelines.command_line.sequences import print_sequences
 from pgsieve.pipelines.commands.results import TableStatus
 from pgsieve.pipelines.commands.validation_results import (
@@ -30,8 +30,8 @@ def print_validation(report: ValidationReport) -> None:
     for subscription in report.subscriptions:
         print_out(Text(f"Subscription {subscription.subscription} will receive", style="bold"))
         for table in subscription.tables:
-            _print_received(table)
-            print_since_copy(table)
+            _print_received_table(table)
+            print_changes_since_copy(table)
             for line in table.histories:
                 print_out(Text(f"{quote_qualified(table.schema, table.name)}: {line}"))
             _print_refilter(subscription.subscription, table)
@@ -45,7 +45,7 @@ def print_validation(report: ValidationReport) -> None:
     if report.statements:
         print_out(
             Text("statements to run:", style="bold"),
-            *(Text(f"{each.rstrip(';')};") for each in report.statements),
+            *(Text(f"{statement.rstrip(';')};") for statement in report.statements),
         )
     if not report.problems:
         summary = f"nothing is refused, {quantity(len(report.warnings), 'warning')}"
@@ -64,10 +64,11 @@ def _print_publication(publication: PublicationDescription) -> None:
     origin = "pgsieve.yaml" if publication.owner is None else f"owner {publication.owner}"
     print_out(
         Text(
-            f"Publication {_names((publication.name,))} (source {publication.source}, {origin})", style="bold"
+            f"Publication {_quote_names((publication.name,))} (source {publication.source}, {origin})",
+            style="bold",
         )
     )
-    facts = {
+    property_values = {
         "all tables": publication.all_tables,
         **{f"{o}s": o in publication.operations for o in OPERATIONS},
         "generated columns": publication.generated_columns,
@@ -75,25 +76,34 @@ def _print_publication(publication: PublicationDescription) -> None:
     }
     print_out(
         Text.assemble(
-            "  ", *(part for name, fact in facts.items() for part in ((f"{name} ", "dim"), cell(fact), "  "))
+            "  ",
+            *(
+                part
+                for name, value in property_values.items()
+                for part in ((f"{name} ", "dim"), make_cell(value), "  ")
+            ),
         )
     )
     for entry in publication.tables:
-        columns_listed = "" if entry.columns is None else f" ({_names(entry.columns)})"
+        column_clause = "" if entry.columns is None else f" ({_quote_names(entry.columns)})"
         filter_clause = "" if entry.where is None else f" WHERE {entry.where}"
-        print_out(Text(f"  table {_names((entry.schema, entry.name), '.')}{columns_listed}{filter_clause}"))
+        print_out(
+            Text(f"  table {_quote_names((entry.schema, entry.name), '.')}{column_clause}{filter_clause}")
+        )
     for name in publication.excluded:
-        print_out(Text(f"  except table {_names(name, '.')}"))
+        print_out(Text(f"  except table {_quote_names(name, '.')}"))
     for schema in publication.schemas:
-        print_out(Text(f"  tables in schema {_names((schema,))}"))
+        print_out(Text(f"  tables in schema {_quote_names((schema,))}"))
     print_out("")
 
 
-def _print_received(table: ReceivedTable) -> None:
-    print_out(Text(f"  {_names((table.schema, table.name), '.')} ({_names(table.columns)})"))
+def _print_received_table(table: ReceivedTable) -> None:
+    print_out(Text(f"  {_quote_names((table.schema, table.name), '.')} ({_quote_names(table.columns)})"))
     if table.metadata:
-        described = ", ".join(f"{quote_identifier(name)} ({kind})" for kind, name in table.metadata.items())
-        print_out(Text.assemble(("    metadata columns: ", "dim"), described))
+        columns_text = ", ".join(
+            f"{quote_identifier(name)} ({kind})" for kind, name in table.metadata.items()
+        )
+        print_out(Text.assemble(("    metadata columns: ", "dim"), columns_text))
     if DELETED in table.metadata:
         print_out(Text.assemble(("    deletes: ", "dim"), "soft, the row stays and says so"))
     if table.renamed:
@@ -106,7 +116,9 @@ def _print_received(table: ReceivedTable) -> None:
         if changes.relations != (name,):
             print_out(Text(f"    from {', '.join(changes.relations)}", style="dim"))
         print_out(Text.assemble(("    replica identity: ", "dim"), changes.identity))
-        for row_filter, operations in _by_filter({"initial copy": table.row_filter, **changes.row_filters}):
+        for row_filter, operations in _group_by_filter(
+            {"initial copy": table.row_filter, **changes.row_filters}
+        ):
             print_out(Text.assemble((f"    {', '.join(operations)}: ", "dim"), row_filter or "every row"))
         _print_updates(changes)
 
@@ -115,8 +127,8 @@ def _print_updates(changes: ReceivedChanges) -> None:
     """Print what the row filter may make of an UPDATE. Each run counts what became of its UPDATEs."""
     operations = [name.upper() for name in changes.updates_sent_as if name != "nothing"]
     if len(operations) > 1:
-        described = f"sent as {', '.join(operations)}, or not sent, by {changes.row_filters['update']}; each run counts which"
-        print_out(Text.assemble(("    UPDATEs: ", "dim"), described))
+        description = f"sent as {', '.join(operations)}, or not sent, by {changes.row_filters['update']}; each run counts which"
+        print_out(Text.assemble(("    UPDATEs: ", "dim"), description))
 
 
 def _print_refilter(subscription: str, table: ReceivedTable) -> None:
@@ -139,7 +151,7 @@ def _print_moments(received: ReceivedTables) -> None:
     )
 
 
-def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
+def _group_by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
     """Lists each row filter with the operations to which it applies.
 
     TRUNCATE is listed as "the whole table", because no row filter applies to it.
@@ -152,11 +164,11 @@ def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, 
     return [*filters, ("the whole table", ["truncate"])] if "truncate" in row_filters else filters
 
 
-def _names(names: Sequence[str], separator: str = ", ") -> str:
+def _quote_names(names: Sequence[str], separator: str = ", ") -> str:
     return separator.join(map(quote_identifier, names))
 
 
-def print_since_copy(table: TableStatus | ReceivedTable) -> None:
+def print_changes_since_copy(table: TableStatus | ReceivedTable) -> None:
     """Print how a table's publications have changed since it was copied."""
     for change in table.since_copy:
         print_out(Text(f"{quote_qualified(table.schema, table.name)}: changed since its copy: {change}"))

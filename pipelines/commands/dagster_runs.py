@@ -24,7 +24,7 @@ _COPY_TAGS = {"dagster/partition", "dagster/asset_partition_range_start"}
 _MAX_RUNS_PER_QUERY = 100
 
 
-def run_tags(task: str, tags: Mapping[str, str] | None) -> dict[str, str]:
+def make_run_tags(task: str, tags: Mapping[str, str] | None) -> dict[str, str]:
     """The tags of a command's run: its `tags`, and the one with the task."""
     return {COMMAND_TAG: task, **(tags or {})}
 

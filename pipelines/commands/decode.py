@@ -15,22 +15,22 @@ from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.plugins import find_plugin
 from pgsieve.decoding.plugins.driver import PluginDriver, read_binary_changes
-from pgsieve.pipelines.config.file import name_hint
+from pgsieve.pipelines.config.file import suggest_name
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.postgres.catalog import read_catalog
-from pgsieve.resources.postgres.plugin_options import PgoutputOptions, protocol_version
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions, find_protocol_version
 from pgsieve.resources.postgres.slot import (
     SlotMissingError,
     has_changes,
     peek_query,
     read_messages,
+    read_slot_state,
     read_type_names,
-    slot_state,
     translate_slot_errors,
     verify_slot,
 )
-from pgsieve.resources.postgres.wal import flushed_lsn
+from pgsieve.resources.postgres.wal import read_flushed_lsn
 
 #: The first protocol version in which Stream Abort messages have an LSN and a time, provided that `streaming` is
 #: parallel.
@@ -53,12 +53,12 @@ def decode(
     slot_stream = _find_slot_stream(project, source_name, slot_name)
     if from_change_log:
         with PluginDriver(plugin_init, plugin_options) as driver:
-            yield from read_binary_changes(driver, _change_log_messages(project, slot_stream))
+            yield from read_binary_changes(driver, _read_change_log_messages(project, slot_stream))
         return
     server_version = slot_stream.source.check_ready()
     with slot_stream.source.connect() as connection:
         type_names_by_oid = read_type_names(connection)
-    is_parallel = protocol_version(server_version) >= _MIN_PARALLEL_PROTOCOL_VERSION
+    is_parallel = find_protocol_version(server_version) >= _MIN_PARALLEL_PROTOCOL_VERSION
     with PluginDriver(
         plugin_init,
         plugin_options,
@@ -67,7 +67,7 @@ def decode(
         type_names=type_names_by_oid,
     ) as driver:
         yield from read_binary_changes(
-            driver, _slot_messages(slot_stream, server_version, streaming=driver.streaming)
+            driver, _read_slot_messages(slot_stream, server_version, streaming=driver.streaming)
         )
 
 
@@ -78,11 +78,17 @@ def _parse_option(text: str) -> tuple[str, str | None]:
 
 def _find_slot_stream(project: Project, source_name: str, slot_name: str | None) -> SlotStream:
     """The slot stream (a slot with its subscriptions) of a source. If the source has several slots, `slot_name` has to name one."""
-    slot_streams_by_slot = {f.slot: f for f in project.slot_streams.values() if f.source.name == source_name}
+    slot_streams_by_slot = {
+        slot_stream.slot: slot_stream
+        for slot_stream in project.slot_streams.values()
+        if slot_stream.source.name == source_name
+    }
     if not slot_streams_by_slot:
-        source_names = tuple(dict.fromkeys(f.source.name for f in project.slot_streams.values()))
+        source_names = tuple(
+            dict.fromkeys(slot_stream.source.name for slot_stream in project.slot_streams.values())
+        )
         raise PgsieveError(
-            f'no subscription reads a source "{source_name}"', hint=name_hint(source_name, source_names)
+            f'no subscription reads a source "{source_name}"', hint=suggest_name(source_name, source_names)
         )
     if slot_name is None and len(slot_streams_by_slot) > 1:
         raise PgsieveError(
@@ -93,12 +99,12 @@ def _find_slot_stream(project: Project, source_name: str, slot_name: str | None)
     if selected_slot not in slot_streams_by_slot:
         raise PgsieveError(
             f'source "{source_name}" has no slot "{selected_slot}"',
-            hint=name_hint(selected_slot, tuple(slot_streams_by_slot)),
+            hint=suggest_name(selected_slot, tuple(slot_streams_by_slot)),
         )
     return slot_streams_by_slot[selected_slot]
 
 
-def _change_log_messages(project: Project, slot_stream: SlotStream) -> Iterator[bytes]:
+def _read_change_log_messages(project: Project, slot_stream: SlotStream) -> Iterator[bytes]:
     """The messages in the change log, slice by slice."""
     lake = project.lake.open()
     path = ChangeLog(lake, slot_stream).path
@@ -117,14 +123,14 @@ def _change_log_messages(project: Project, slot_stream: SlotStream) -> Iterator[
             )
         slices = delta_rs.open_slices(path)
         for end_lsn in slices.ends_after(0):
-            yield from slices.messages(end_lsn)
+            yield from slices.read_messages(end_lsn)
 
 
-def _slot_messages(slot_stream: SlotStream, server_version: int, *, streaming: bool) -> Iterator[bytes]:
+def _read_slot_messages(slot_stream: SlotStream, server_version: int, *, streaming: bool) -> Iterator[bytes]:
     """The messages that wait in the slot, up to the server's current LSN."""
     source, slot = slot_stream.source, slot_stream.slot
     with source.connect() as connection:
-        state = slot_state(connection, slot)
+        state = read_slot_state(connection, slot)
         if state is None:
             raise SlotMissingError(
                 f'source "{source.name}": replication slot "{slot}" does not exist',
@@ -143,7 +149,7 @@ def _slot_messages(slot_stream: SlotStream, server_version: int, *, streaming: b
                 hint="`pgsieve run` creates them",
                 sqlstate="42704",
             )
-        end_lsn = flushed_lsn(connection)
+        end_lsn = read_flushed_lsn(connection)
         options = PgoutputOptions(
             publications,
             streaming="parallel" if streaming else "off",

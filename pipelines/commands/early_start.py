@@ -48,14 +48,14 @@ def _start_for_large_tables(
     try:
         if max_bytes < 0 or any(
             table_bytes > max_bytes
-            for table_bytes in _expected_bytes(config, subscription_configs, max_bytes)
+            for table_bytes in _estimate_bytes_by_slot(config, subscription_configs, max_bytes)
         ):
             SparkExecutors(lambda: engine.session, engine.cores).prepare()
     except Exception as error:  # noqa: BLE001 - the run meets it again, and reports it.
         _logger.debug("Spark does not start early: %s", type(error).__name__)
 
 
-def _expected_bytes(
+def _estimate_bytes_by_slot(
     config: Config, subscription_configs: Sequence[SubscriptionConfig], max_bytes: int
 ) -> Iterator[int]:
     """Yields an estimate for each slot: the bytes that its largest table will get."""

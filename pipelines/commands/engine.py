@@ -47,7 +47,7 @@ def status(config: Config) -> EngineReport:
         current=record.fingerprint == control.compute_fingerprint(engine.settings),
         used=control.is_used(engine.folder),
         seconds=int(time.time() - record.since),
-        resident_bytes=sum(map(_resident_bytes, (record.pid, record.spark_pid))),
+        resident_bytes=sum(map(_measure_resident_bytes, (record.pid, record.spark_pid))),
     )
 
 
@@ -86,7 +86,7 @@ def _find_engine(config: Config) -> SparkEngine:
     return engine
 
 
-def _resident_bytes(pid: int) -> int:
+def _measure_resident_bytes(pid: int) -> int:
     """The resident memory of a process in bytes; 0 if the system does not tell."""
     with suppress(OSError, ValueError, IndexError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

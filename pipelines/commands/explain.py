@@ -25,7 +25,7 @@ from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
-from pgsieve.resources.postgres.slot import slot_state
+from pgsieve.resources.postgres.slot import read_slot_state
 from pgsieve.resources.postgres.snapshot import read_table_bytes
 from pgsieve.resources.work import DRIVER
 
@@ -45,8 +45,10 @@ def explain(config: Config, subscription_configs: Sequence[SubscriptionConfig]) 
         slot_stream = subscription.slot_stream
         with slot_stream.source.connect() as connection:
             catalog = make_subscription_catalog(connection, subscription, read_catalog(connection))
-            explained_tables += _TableExplainer(subscription, lake, engine).tables(connection, catalog)
-            slot = slot_state(connection, slot_stream.slot)
+            explained_tables += _TableExplainer(subscription, lake, engine).explain_tables(
+                connection, catalog
+            )
+            slot = read_slot_state(connection, slot_stream.slot)
             waiting_bytes_by_slot_stream[slot_stream.name] = slot.lag_bytes if slot else None
     return Explanation(tuple(explained_tables), waiting_bytes_by_slot_stream, lake.policy.small_bytes)
 
@@ -62,10 +64,12 @@ class _TableExplainer:
     lake: Lake
     engine: str
 
-    def tables(self, connection: psycopg.Connection[Any], catalog: Catalog) -> Iterator[ExplainedTable]:
+    def explain_tables(
+        self, connection: psycopg.Connection[Any], catalog: Catalog
+    ) -> Iterator[ExplainedTable]:
         """Explain what a run would do for each table."""
         subscription = self.subscription
-        tables, states = subscription.tables(catalog), TableStates(self.lake, subscription.name).newest()
+        tables, states = subscription.tables(catalog), TableStates(self.lake, subscription.name).read_newest()
         tables_to_copy, problems_by_name = find_tables_without_copy(
             connection, subscription, catalog, tables, states
         )
@@ -88,7 +92,7 @@ class _TableExplainer:
         self, name: Name, replicated_table: ReplicatedTable, size_bytes: int, state: TableState | None
     ) -> ExplainedTable:
         """Explain a copy. `size_bytes` is the size of the table in bytes, and `state` its recorded state, if it has one."""
-        schema = self._replica_schema(replicated_table)
+        schema = self._make_replica_schema(replicated_table)
         path = self.lake.paths.replica(self.subscription.name, *name)
         copy_reason = (state.reason or state.state.meaning) if state else "it has no replica yet"
         committer, commit_reason = self.lake.policy.choose_committer_with_reason(
@@ -115,7 +119,7 @@ class _TableExplainer:
 
         The answer comes from the same policy that a run uses.
         """
-        schema, policy = self._replica_schema(replicated_table), self.lake.policy
+        schema, policy = self._make_replica_schema(replicated_table), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
         types_by_column = self.subscription.column_types(replicated_table)
         if policy.choose_file_committer(path, schema) is not None:
@@ -139,6 +143,6 @@ class _TableExplainer:
             self.subscription.name, *name, "apply", reason, few=engine_for_few, many=engine_for_many
         )
 
-    def _replica_schema(self, replicated_table: ReplicatedTable) -> pa.Schema:
+    def _make_replica_schema(self, replicated_table: ReplicatedTable) -> pa.Schema:
         types = self.subscription.replica_types(replicated_table)
         return make_replica_schema([ReplicaColumn(name, column_type) for name, column_type in types.items()])

@@ -4,8 +4,8 @@ In: blocks of work, each for some subscriptions
 Out: the errors, as `Failure`s
 
 An error about a slot or its change log ends the work for all subscriptions that read the slot. An error about the
-tables of a subscription ends the work only for that subscription. Errors that the function `unless` selects are raised
-instead, as well as exceptions that end the process.
+tables of a subscription ends the work only for that subscription. Errors for which the function `is_fatal` returns true
+are not collected but raised, as are exceptions that end the process, such as KeyboardInterrupt.
 """
 
 import os
@@ -15,7 +15,12 @@ from typing import Protocol, TypeVar
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import Failure
-from pgsieve.resources.lake.delta.errors import causes, find_refusal_code, is_spark_lost, spark_lost_error
+from pgsieve.resources.lake.delta.errors import (
+    find_refusal_code,
+    is_spark_lost,
+    list_causes,
+    make_spark_lost_error,
+)
 from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
 
@@ -106,8 +111,8 @@ def find_refusal(error: Exception) -> PgsieveError | None:
     if isinstance(error, PgsieveError):
         return None
     if is_spark_lost(error):
-        return spark_lost_error()
-    if refusal := find_store_refusal(causes(error)):
+        return make_spark_lost_error()
+    if refusal := find_store_refusal(list_causes(error)):
         return PgsieveError(f"the lake: {refusal.reason}", hint=refusal.hint)
     if (code := find_refusal_code(error)) is None:
         return None

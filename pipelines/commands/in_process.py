@@ -21,10 +21,10 @@ from pgsieve.assets.lake import lake_resources
 from pgsieve.assets.outcome import IncompleteError, StepFailedError
 from pgsieve.assets.translator import DagsterNames
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.commands.dagster_runs import delete_earlier_idle_runs, run_tags
+from pgsieve.pipelines.commands.dagster_runs import delete_earlier_idle_runs, make_run_tags
 from pgsieve.pipelines.commands.event_log import cache_event_log
 from pgsieve.pipelines.commands.results import Progress
-from pgsieve.pipelines.commands.ui import dagster_home
+from pgsieve.pipelines.commands.ui import find_dagster_home
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.tracing import is_traced, send_span, span
@@ -46,7 +46,7 @@ def open_instance(config: Config) -> Iterator[dg.DagsterInstance]:
 
     It is the instance of the environment variable DAGSTER_HOME if that is set, or else that of `pgsieve ui`.
     """
-    home = dagster_home(config)
+    home = find_dagster_home(config)
     home.mkdir(parents=True, exist_ok=True)
     former_home = os.environ.get("DAGSTER_HOME")
     os.environ["DAGSTER_HOME"] = str(home)
@@ -105,7 +105,7 @@ def materialize(
                 instance=instance,
                 resources=lake_resources(project.lake, DEFAULT_NAMES),
                 run_config=_QUIET_RUN_CONFIG,
-                tags=run_tags(task, tags),
+                tags=make_run_tags(task, tags),
                 raise_on_error=raise_on_error,
             )
             if is_traced():
@@ -127,7 +127,7 @@ def _read_input_records(instance: dg.DagsterInstance, assets: Sequence[dg.Assets
     """
     if len(assets) < 2:
         return
-    input_keys = sorted({key for each in assets for key in set(each.dependency_keys) - each.keys})
+    input_keys = sorted({key for asset in assets for key in set(asset.dependency_keys) - asset.keys})
     for start in range(0, len(input_keys), _MAX_RECORDS_PER_QUERY):
         instance.get_asset_records(input_keys[start : start + _MAX_RECORDS_PER_QUERY])
 
@@ -151,7 +151,7 @@ def unwrap_step_errors() -> Iterator[None]:
         raise step_error
 
 
-def run_failure(result: dg.ExecuteInProcessResult) -> PgsieveError:
+def make_run_error(result: dg.ExecuteInProcessResult) -> PgsieveError:
     """Make an error of Dagster's last message, for a run that failed although no step of pgsieve did."""
     messages = [" ".join(error.message.split()) for error in _find_errors(result)]
     return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")

@@ -1,6 +1,6 @@
 """`pgsieve init`: writes a first pgsieve.yaml, and the SQL that gives a role the rights to replicate.
 
-In: - a conninfo, from which `survey` learns what the database has
+In: - a conninfo, from which `survey_database` learns what the database has
     - the user's `Choice` of publications or tables
 Out: the two files, and an `InitReport`
 
@@ -126,12 +126,12 @@ class Survey:
     catalog: Catalog
 
 
-def survey(settings: ConnectionSettings, source_name: str | None = None) -> Survey:
+def survey_database(settings: ConnectionSettings, source_name: str | None = None) -> Survey:
     """Examine a database, without changing anything.
 
     Errors name the source as `source_name`, or by default as the database.
     """
-    name = source_name or safe_name(settings.database)
+    name = source_name or make_safe_name(settings.database)
     source = Source(
         name,
         settings.conninfo,
@@ -164,7 +164,7 @@ def survey(settings: ConnectionSettings, source_name: str | None = None) -> Surv
     publications = [
         SurveyedPublication(
             name,
-            tuple(quote_qualified(*table) for table in _published_tables(publication, catalog)),
+            tuple(quote_qualified(*table) for table in _find_published_tables(publication, catalog)),
             tuple(operation for operation in OPERATIONS if operation in publication.operations),
         )
         for name, publication in sorted(catalog.publications.items())
@@ -178,12 +178,12 @@ def survey(settings: ConnectionSettings, source_name: str | None = None) -> Surv
         has_replication,
         provider_role,
         tuple(publications),
-        _surveyed_tables(catalog),
+        _list_tables(catalog),
         catalog,
     )
 
 
-def _published_tables(publication: Publication, catalog: Catalog) -> list[tuple[str, str]]:
+def _find_published_tables(publication: Publication, catalog: Catalog) -> list[tuple[str, str]]:
     """The tables of a publication. Empty if the publication has an error, which `validate` reports later."""
     try:
         return sorted(find_replicated_tables([publication], catalog))
@@ -191,7 +191,7 @@ def _published_tables(publication: Publication, catalog: Catalog) -> list[tuple[
         return []
 
 
-def _surveyed_tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
+def _list_tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
     """The tables that the user can choose. Partitions are left out, because their partitioned table stands for them."""
     return tuple(
         SurveyedTable(t.schema, t.name, _has_identity(t, catalog), t.kind == "p")
@@ -209,7 +209,7 @@ def _has_identity(table: Table, catalog: Catalog) -> bool:
     leaves = (
         [table] if table.kind != "p" else [catalog.tables[o] for o in table.leaves if o in catalog.tables]
     )
-    return all(bool(each.identity) or each.replica_identity == "f" for each in [table, *leaves])
+    return all(bool(relation.identity) or relation.replica_identity == "f" for relation in [table, *leaves])
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Choice:
         return tuple(quote_qualified(t.schema, t.name) for t in self.tables if not t.has_identity)
 
 
-def safe_name(text: str) -> str:
+def make_safe_name(text: str) -> str:
     """Make a valid name for a source or a subscription from any text."""
     name = re.sub(r"[^a-z0-9_]", "_", text.lower()).strip("_")
     return name[:40] or "replica"
@@ -266,7 +266,7 @@ def write_configuration(
     for path in (config_path, role_sql_path):
         refuse_existing_file(path, force=force)
     password_variable = (
-        f"{safe_name(choice.source).upper()}_PASSWORD" if settings.password is not None else None
+        f"{make_safe_name(choice.source).upper()}_PASSWORD" if settings.password is not None else None
     )
     text = _make_configuration(settings, choice, password_variable)
     environ = {**os.environ, password_variable: settings.password or ""} if password_variable else os.environ
@@ -279,7 +279,7 @@ def write_configuration(
     _write_file(config_path, _make_configuration(role_settings, choice, password_variable), force=force)
     written_sql_path = None
     if not validation.problems:
-        role_sql = role_statements(survey, choice, config, validation)
+        role_sql = make_role_statements(survey, choice, config, validation)
         _write_file(role_sql_path, role_sql, force=force)
         written_sql_path = role_sql_path.absolute()
     return InitReport(
@@ -324,7 +324,7 @@ def _make_configuration(settings: ConnectionSettings, choice: Choice, password_v
         # In pgsieve.yaml `${NAME}` stands for an environment variable. The user meant the command to get it as it is.
         source_content["password_command"] = [part.replace("${", "$${") for part in settings.password_command]
     if choice.tables:
-        defined_publications = _defined_publications(choice)
+        defined_publications = _define_publications(choice)
         source_content["publications"] = defined_publications
         publication_names = tuple(defined_publications)
     subscription = {"source": choice.source, "publications": list(publication_names)}
@@ -338,7 +338,7 @@ def _make_configuration(settings: ConnectionSettings, choice: Choice, password_v
     )
 
 
-def _defined_publications(choice: Choice) -> dict[str, object]:
+def _define_publications(choice: Choice) -> dict[str, object]:
     """The publications that pgsieve.yaml defines for the chosen tables.
 
     Tables that have no replica identity are in a publication of their own, which publishes only INSERTs.
@@ -358,13 +358,13 @@ def _defined_publications(choice: Choice) -> dict[str, object]:
     return publications_by_name
 
 
-def role_statements(survey: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
+def make_role_statements(survey: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
     """Write the SQL that grants a role exactly the rights that docs/operations.md lists, and creates capture publications.
 
     Capture publications are pgsieve's own publications, with which it reads the slot.
     """
     role, subscription = quote_identifier(choice.role), config.subscriptions[choice.subscription]
-    table_names = _replicated_tables(survey, choice, config)
+    table_names = _find_replicated_tables(survey, choice, config)
     sequence_names = [
         (sequence.schema, sequence.name)
         for received_tables in validation.subscriptions
@@ -401,13 +401,13 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
     return "\n".join(lines) + "\n"
 
 
-def _replicated_tables(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
+def _find_replicated_tables(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
     """The tables that will be copied, which the role has to be able to read."""
     subscription = build_project(config).subscriptions[choice.subscription]
     return sorted(subscription.tables(subscription.slot_stream.with_defined_publications(survey.catalog)))
 
 
-def unknown_name_error(kind: str, name: str, existing_names: Sequence[str]) -> PgsieveError:
+def make_unknown_name_error(kind: str, name: str, existing_names: Sequence[str]) -> PgsieveError:
     """The error for a name that the database does not have. `kind` is what the name should be, for example "table"."""
     name_list = ", ".join(existing_names) or "none"
     return PgsieveError(f'{kind} "{name}" does not exist', hint=f"there are: {name_list}", sqlstate="42704")

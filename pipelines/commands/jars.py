@@ -12,12 +12,12 @@ from pathlib import Path
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import JarSet, JarsReport, Progress
 from pgsieve.resources.lake.jars import (
-    all_packages,
     copy_jars,
     fetch_packages,
-    private_resolutions,
-    recorded_jars,
-    resolutions_file,
+    find_recorded_jars,
+    find_resolutions_path,
+    list_all_packages,
+    make_private_resolutions,
 )
 from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_archive
 
@@ -30,11 +30,11 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
             hint=f"unset {FOLDER_VARIABLE}, or copy its folder",
             sqlstate="55000",
         )
-    packages = all_packages()
+    packages = list_all_packages()
     progress.start("fetch jars")
-    resolutions_path = resolutions_file()
+    resolutions_path = find_resolutions_path()
     settings: dict[str, str] = {}
-    has_missing_jars = any(recorded_jars(package.name) is None for package in packages)
+    has_missing_jars = any(find_recorded_jars(package.name) is None for package in packages)
     if (
         has_missing_jars
         and not os.environ.get(FOLDER_VARIABLE)
@@ -46,7 +46,7 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
                 hint=f"`pgsieve jars FOLDER`, and {FOLDER_VARIABLE}=FOLDER for the runs",
                 sqlstate="42501",
             )
-        resolutions_path, settings = private_resolutions()
+        resolutions_path, settings = make_private_resolutions()
     fetch_packages(packages, settings, resolutions_path)
     progress.finish("fetch jars")
     progress.start("archive the classes that Spark starts with")
@@ -63,7 +63,7 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         tuple(
             JarSet(package.coordinates[0], len(files), sum(Path(file).stat().st_size for file in files))
             for package in packages
-            for files in [recorded_jars(package.name, resolutions_path) or []]
+            for files in [find_recorded_jars(package.name, resolutions_path) or []]
         ),
         None if folder is None else str(folder.resolve()),
     )

@@ -37,10 +37,10 @@ def maintain(
             (
                 slot_stream.name,
                 slot_stream_maintenance_asset(
-                    slot_stream, project.subscriptions_of(slot_stream), project.retention, DEFAULT_NAMES
+                    slot_stream, project.find_subscriptions(slot_stream), project.retention, DEFAULT_NAMES
                 ),
             )
-            for slot_stream in project.slot_streams_of(subscriptions)
+            for slot_stream in project.find_slot_streams(subscriptions)
         ),
     ]
     maintained_folders = []

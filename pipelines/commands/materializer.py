@@ -42,9 +42,9 @@ from pgsieve.assets.translator import AssetKind, subscription_asset
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.changes.sent_as import (
     SentCounts,
-    counts_by_origin,
-    counts_by_result,
-    received_counts,
+    count_by_result,
+    count_received,
+    group_by_origin,
     sum_counts,
 )
 from pgsieve.decoding.lsn import format_lsn
@@ -63,13 +63,13 @@ from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, PATIENT_SECONDS
 from pgsieve.resources.tracing import span
-from pgsieve.resources.work import Work, measure
+from pgsieve.resources.work import Work, measure_work
 
 _logger = logging.getLogger(__name__)
 
 
 class Materializer:
-    """Does the work of a run for one subscription, and collects the results for `summary`."""
+    """Does the work of a run for one subscription, and collects the results for `summarize`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Materializer:
         self.instance = instance
         self.progress = progress
         self.lake: Lake = project.lake.open()
-        self.cut_before = Cuts(self.lake, subscription.name).last()
+        self.cut_before = Cuts(self.lake, subscription.name).read_last()
         self.notice_before = SubscriptionRecord(self.lake, subscription.name).read_state().notice
         self.copied_tables: list[CopiedTable] = []
         self.applied_tables: dict[tuple[str, str], AppliedTable] = {}
@@ -116,7 +116,7 @@ class Materializer:
         """
         if not self.is_enabled:
             return
-        names = chosen_tables or self._tables_to_copy()
+        names = chosen_tables or self._find_tables_to_copy()
         if not names:
             return
         wait_seconds = PATIENT_SECONDS if self.is_patient else BRIEF_SECONDS
@@ -144,7 +144,7 @@ class Materializer:
                 range_tags(key_range) | lacking_tags,
             )
 
-    def _tables_to_copy(self) -> list[Name]:
+    def _find_tables_to_copy(self) -> list[Name]:
         """The tables that need a copy, except those whose copy has to wait."""
         self.warnings.clear()
         names = find_tables_to_copy(self.subscription, self.lake, self.warnings.append)
@@ -171,13 +171,13 @@ class Materializer:
 
     def has_to_copy(self) -> bool:
         """True if a table needs a copy, and the copy does not have to wait."""
-        return self.is_enabled and bool(self._tables_to_copy())
+        return self.is_enabled and bool(self._find_tables_to_copy())
 
-    def enabled_or_none(self) -> "Materializer | None":
+    def get_if_enabled(self) -> "Materializer | None":
         """The materializer itself; None if its subscription is disabled."""
         return self if self.is_enabled else None
 
-    def table_changes(
+    def make_table_changes_asset(
         self,
         receive_error: Callable[[Exception], None],
         prefetched_work: PrefetchedWork[Sequence[TableChanges]] | None,
@@ -195,10 +195,10 @@ class Materializer:
         )
 
     def transform_changes(self, log: Log) -> Sequence[TableChanges]:
-        """Do the work of the asset `table_changes`."""
+        """Do the work of the asset `make_table_changes_asset`."""
         return transform(self.subscription, self.lake, log)
 
-    def replica_tables(
+    def make_replica_tables_asset(
         self,
         changed_tables: Tables,
         unchanged_tables: Tables,
@@ -208,7 +208,7 @@ class Materializer:
         """The assets of the cut, and of the replicas that have changed.
 
         A cut is a version of each replica, so that together they equal the publisher at one LSN. It includes the tables
-        of `unchanged_tables`, too. `receive_error` and `prefetched_work` are as in `table_changes`.
+        of `unchanged_tables`, too. `receive_error` and `prefetched_work` are as in `make_table_changes_asset`.
         """
         return replica_tables_asset(
             self.subscription,
@@ -222,8 +222,8 @@ class Materializer:
         )
 
     def apply_changes(self, log: Log) -> tuple[Cut | None, ApplyResult]:
-        """Do the work of the asset `replica_tables`. Returns the cut before the work, and the result."""
-        return Cuts(self.lake, self.name).last(), apply(self.subscription, self.lake, log)
+        """Do the work of the asset `make_replica_tables_asset`. Returns the cut before the work, and the result."""
+        return Cuts(self.lake, self.name).read_last(), apply(self.subscription, self.lake, log)
 
     def split_published_tables(
         self, read_published_tables: Callable[[], Mapping[str, Tables]]
@@ -240,15 +240,18 @@ class Materializer:
         with self.lake.consistent_read(*paths):
             changed_names = (
                 ReplicaProgress(self.subscription, self.lake).find_tables_beyond_cut()
-                | self._tables_newly_set_aside()
+                | self._find_newly_set_aside()
             )
         if not changed_names:
             return {}, {}
         return split_tables(read_published_tables()[self.subscription.name], changed_names)
 
-    def _tables_newly_set_aside(self) -> set[Name]:
+    def _find_newly_set_aside(self) -> set[Name]:
         """The tables that are set aside, and for which no run has failed yet."""
-        states, record = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
+        states, record = (
+            TableStates(self.lake, self.name).read_newest(),
+            SubscriptionRecord(self.lake, self.name),
+        )
         problems = subscription_problems(self.name, self.lake, states, record.read_state())
         key = DEFAULT_NAMES.asset_key(subscription_asset(self.subscription, AssetKind.CUT))
         reported_texts = reported_problems(self.instance, key) if problems else set()
@@ -256,7 +259,7 @@ class Materializer:
             name for name, problem in problems.items() if name is not None and problem not in reported_texts
         }
 
-    def report(self) -> None:
+    def report_cut(self) -> None:
         """Make a cut and report it, although no table has changed.
 
         Tables that were dropped are no longer part of the new cut.
@@ -268,7 +271,7 @@ class Materializer:
         """Transform and apply a slice without a Dagster run. Returns None if the subscription is disabled."""
         if not self.is_enabled:
             return None
-        with measure() as cost:
+        with measure_work() as cost:
             with span("transform", subscription=self.name):
                 changes = self.transform_changes(_logger.info)
             with span("apply", subscription=self.name):
@@ -315,7 +318,7 @@ class Materializer:
 
         Tables whose copy has to wait do not count.
         """
-        table_states = TableStates(self.lake, self.subscription.name).newest().values()
+        table_states = TableStates(self.lake, self.subscription.name).read_newest().values()
         return (
             any(
                 table_state.state not in {SyncState.READY, SyncState.REMOVED, SyncState.SET_ASIDE}
@@ -324,7 +327,7 @@ class Materializer:
             and self.has_to_copy()
         )
 
-    def summary(self) -> SubscriptionRun:
+    def summarize(self) -> SubscriptionRun:
         """The result so far."""
         name = self.subscription.name
         cuts, table_states, work = Cuts(self.lake, name), TableStates(self.lake, name), self.total_work
@@ -336,10 +339,14 @@ class Materializer:
         with self.lake.consistent_read(
             cuts.path, table_states.path, record.path, change_log.path, sequences.path
         ):
-            cut, states, subscription_state = cuts.last(), table_states.newest().values(), record.read_state()
-            position = change_log.position() or 0
+            cut, states, subscription_state = (
+                cuts.read_last(),
+                table_states.read_newest().values(),
+                record.read_state(),
+            )
+            position = change_log.read_position() or 0
             cut_version = self.lake.records.version(cuts.path) if cut else None
-            sequence_problems = sequences.problems()
+            sequence_problems = sequences.describe_problems()
         problems = tuple(
             f"{quote_qualified(*state.name)} is {state.state.meaning}: {state.reason}"
             for state in states
@@ -361,18 +368,18 @@ class Materializer:
             notice=subscription_state.notice if subscription_state.notice != self.notice_before else None,
             spent=WorkCost(work.engine_text, work.task_count, work.written_bytes, work.seconds),
             transformed=tuple(
-                _transformed_table(name, *origin, counts)
+                _make_transformed_table(name, *origin, counts)
                 for name, table_counts in sorted(self.sent_counts.items())
-                for origin, counts in counts_by_origin(table_counts).items()
+                for origin, counts in group_by_origin(table_counts).items()
             ),
         )
 
 
-def _transformed_table(
+def _make_transformed_table(
     name: Name, source: str, row_filter: str | None, counts: SentCounts
 ) -> TransformedTable:
     """The counts of changes that came through one relation (`source`) and one row filter."""
-    received, updates = received_counts(counts), counts_by_result(counts)
+    received, updates = count_received(counts), count_by_result(counts)
     return TransformedTable(
         *name,
         source=source,

@@ -21,10 +21,10 @@ from pgsieve.assets.outcome import attached_handler, log_to_step
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.prefetched import PREFETCH_LOG, PrefetchedWork
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.shared_jobs import current_shared_jobs
-from pgsieve.resources.postgres.session_pool import current_pool
+from pgsieve.resources.lake.shared_jobs import get_shared_jobs
+from pgsieve.resources.postgres.session_pool import get_session_pool
 from pgsieve.resources.strands import Strand, TicketLock
-from pgsieve.resources.work import Work, measure
+from pgsieve.resources.work import Work, measure_work
 
 #: After an error, the work in progress is asked to end. It is asked again after this time, until it has ended.
 _POLL_SECONDS = 0.2
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def prefetched_work(
+def prefetch_work(
     lake: Lake, work_by_key: Mapping[Key, Callable[[Log], Result]]
 ) -> Iterator[Mapping[Key, PrefetchedWork[Result]]]:
     """Within the block, threads do the work of the steps, in this order; yields the function for each step.
@@ -46,7 +46,7 @@ def prefetched_work(
         yield {}
         return
     lake.release_tables()
-    thread_count, lock = lake.executors.max_callers if current_shared_jobs() is not None else 1, TicketLock()
+    thread_count, lock = lake.executors.max_callers if get_shared_jobs() is not None else 1, TicketLock()
     with (
         attached_handler(_PrefetchLogHandler()),
         ThreadPoolExecutor(thread_count, "pgsieve-work") as thread_pool,
@@ -63,7 +63,7 @@ def prefetched_work(
                 # A request ends only what the work waits for at that moment. The work may begin to wait for something
                 # else after it, so the request is repeated.
                 lake.executors.stop()
-                if (session_pool := current_pool()) is not None:
+                if (session_pool := get_session_pool()) is not None:
                     session_pool.cancel_statements()
             raise
 
@@ -90,7 +90,7 @@ class _PrefetchedStep(Generic[Result]):
         def run_work() -> tuple[Result, Work]:
             PREFETCH_LOG.set(self._lines.append)
             try:
-                with strand.enter(), measure() as cost:
+                with strand.enter(), measure_work() as cost:
                     result = step_work(self._lines.append)
                 return result, cost
             finally:

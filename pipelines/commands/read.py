@@ -19,7 +19,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.pipelines.commands.moment_results import MomentReport, TableOfMoment
-from pgsieve.pipelines.config.file import name_hint
+from pgsieve.pipelines.config.file import suggest_name
 from pgsieve.pipelines.config.identifiers import parse_table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project
@@ -28,7 +28,7 @@ from pgsieve.pipelines.project import build_project
 def read(config: Config, subscription_config: SubscriptionConfig, moment_text: str | None) -> MomentReport:
     """The tables that a subscription had at a moment."""
     moment = find_moment(config, subscription_config, moment_text)
-    return moment_report(moment, find_tables(moment))
+    return make_moment_report(moment, find_tables(moment))
 
 
 def read_table(
@@ -41,7 +41,7 @@ def read_table(
     table_names = tuple(quote_qualified(*base.name) for base in find_bases(moment))
     raise PgsieveError(
         f'subscription "{subscription_config.name}" had no table "{table_text}" at {format_lsn(moment.lsn)}',
-        hint=name_hint(table_text, table_names),
+        hint=suggest_name(table_text, table_names),
         sqlstate="42P01",
     )
 
@@ -51,23 +51,27 @@ def find_moment(config: Config, subscription_config: SubscriptionConfig, moment_
     project = build_project(config)
     lake, subscription = project.lake.open(), project.subscriptions[subscription_config.name]
     if moment_text is None:
-        moment = Moment(lake, subscription_config.name, Cuts(lake, subscription_config.name).newest().lsn)
+        moment = Moment(
+            lake, subscription_config.name, Cuts(lake, subscription_config.name).find_newest().lsn
+        )
     else:
         moment = Moment.from_user_input(lake, subscription_config.name, moment_text)
     progress = ReplicaProgress(subscription, lake)
     return replace(moment, complete_lsn=progress.find_complete_lsn(progress.read_transformed_lsn()))
 
 
-def moment_report(moment: Moment, tables: Sequence[TableVersion], folder: str | None = None) -> MomentReport:
+def make_moment_report(
+    moment: Moment, tables: Sequence[TableVersion], folder: str | None = None
+) -> MomentReport:
     """The result of `read` or `restore` for these tables. `folder` is the folder into which they were restored."""
 
-    def table_report(table: TableVersion) -> TableOfMoment:
+    def describe_table(table: TableVersion) -> TableOfMoment:
         # `read` makes clones of tables, and deletes them when the command ends. So their paths are not reported.
         is_kept = folder is not None or table.lake is moment.lake
         path_and_version = (table.path, table.version) if is_kept else (None, None)
         return TableOfMoment(*table.name, table.count_rows(), table.change_count, *path_and_version)
 
-    ordered_tables = sorted(tables, key=lambda each: each.name)
+    ordered_tables = sorted(tables, key=lambda table: table.name)
     return MomentReport(
-        moment.subscription, format_lsn(moment.lsn), tuple(map(table_report, ordered_tables)), folder
+        moment.subscription, format_lsn(moment.lsn), tuple(map(describe_table, ordered_tables)), folder
     )

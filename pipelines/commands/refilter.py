@@ -25,12 +25,12 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.pipelines.commands.moment_results import RefilteredTable, RefilterReport
 from pgsieve.pipelines.commands.results import Progress
-from pgsieve.pipelines.config.file import name_hint
+from pgsieve.pipelines.config.file import suggest_name
 from pgsieve.pipelines.config.identifiers import parse_table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
 
 
 def refilter(
@@ -46,7 +46,7 @@ def refilter(
     project = build_project(config)
     subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
     names_to_plan = [parse_table_name(text) for text in tables]
-    source_subscriptions = possible_sources(project, subscription, lake, source_name)
+    source_subscriptions = find_possible_sources(project, subscription, lake, source_name)
     lake.access.check_writable()
     SubscriptionRecord(lake, subscription.name).enabled_state()
     planner = _prepare_refilter(subscription, source_subscriptions, lake)
@@ -78,7 +78,7 @@ def refilter(
         subscription.name,
         is_plan_only,
         None if lsn is None else format_lsn(lsn),
-        tuple(_refiltered_table(plan) for plan in plans),
+        tuple(_make_refiltered_table(plan) for plan in plans),
     )
 
 
@@ -88,16 +88,16 @@ def _prepare_refilter(
     """Make the `Refilter` of a subscription, by the present catalog of the publisher."""
     with subscription.slot_stream.source.connect() as connection:
         refuse_other_publisher(connection, subscription.slot_stream, lake)
-        server_catalog = present_catalog(connection)
+        server_catalog = read_present_catalog(connection)
         sources_with_catalogs = [
-            (each, make_subscription_catalog(connection, each, server_catalog))
-            for each in source_subscriptions
+            (source_subscription, make_subscription_catalog(connection, source_subscription, server_catalog))
+            for source_subscription in source_subscriptions
         ]
         catalog = make_subscription_catalog(connection, subscription, server_catalog)
     return Refilter(subscription, sources_with_catalogs, lake, catalog)
 
 
-def possible_sources(
+def find_possible_sources(
     project: Project, subscription: Subscription, lake: Lake, source_name: str | None = None
 ) -> list[Subscription]:
     """The subscriptions that have replicas of the same source, with `subscription` itself first.
@@ -105,23 +105,25 @@ def possible_sources(
     If `source_name` is given, only the subscription of this name. Raises PgsieveError if it does not read the same source.
     """
     subscriptions_by_name = {
-        name: each
-        for name, each in project.subscriptions.items()
-        if each.slot_stream.source.name == subscription.slot_stream.source.name
+        name: candidate
+        for name, candidate in project.subscriptions.items()
+        if candidate.slot_stream.source.name == subscription.slot_stream.source.name
     }
     if source_name is not None:
         if source_name not in subscriptions_by_name:
             raise PgsieveError(
                 f'no subscription "{source_name}" reads the source of "{subscription.name}"',
-                hint=name_hint(source_name, tuple(subscriptions_by_name)),
+                hint=suggest_name(source_name, tuple(subscriptions_by_name)),
                 sqlstate="42704",
             )
         return [subscriptions_by_name[source_name]]
-    other_subscriptions = [each for each in subscriptions_by_name.values() if each.name != subscription.name]
+    other_subscriptions = [
+        candidate for candidate in subscriptions_by_name.values() if candidate.name != subscription.name
+    ]
     return [
-        each
-        for each in [subscription, *other_subscriptions]
-        if TableStates(lake, each.name).may_have_replicas()
+        candidate
+        for candidate in [subscription, *other_subscriptions]
+        if TableStates(lake, candidate.name).may_have_replicas()
     ]
 
 
@@ -140,5 +142,5 @@ def _bring_up_to_date(subscription: Subscription, lake: Lake, progress: Progress
         progress.finish(task)
 
 
-def _refiltered_table(plan: Refiltering) -> RefilteredTable:
+def _make_refiltered_table(plan: Refiltering) -> RefilteredTable:
     return RefilteredTable(*plan.name, plan.source, plan.reason, plan.rows)

@@ -6,9 +6,9 @@ Out: a `MomentReport`. Raises MomentError if the lake no longer has what is need
 A cut is a version of each replica, so that together they equal the publisher at one LSN.
 """
 
-from pgsieve.assets.steps.moments.restore import restore as restore_tables
+from pgsieve.assets.steps.moments.restore import restore_tables
 from pgsieve.pipelines.commands.moment_results import MomentReport
-from pgsieve.pipelines.commands.read import find_moment, moment_report
+from pgsieve.pipelines.commands.read import find_moment, make_moment_report
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 
 
@@ -17,4 +17,4 @@ def restore(
 ) -> MomentReport:
     """Copy the tables of a subscription, as they were at a moment, into a folder."""
     moment = find_moment(config, subscription_config, moment_text)
-    return moment_report(moment, restore_tables(moment, folder), folder)
+    return make_moment_report(moment, restore_tables(moment, folder), folder)

@@ -24,7 +24,7 @@ from pgsieve.pipelines.config.identifiers import parse_table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.errors import LakeError
-from pgsieve.resources.postgres.slot import slot_state
+from pgsieve.resources.postgres.slot import read_slot_state
 
 
 def resync(
@@ -56,7 +56,7 @@ def resync(
     SubscriptionRecord(lake, subscription.name).enabled_state()
     slot_loss = None if chosen_names else replace_lost_slot(slot_stream, lake, take_over=take_over)
     states = TableStates(lake, subscription.name)
-    tables_to_copy = find_tables_to_resync(subscription, states.newest(), chosen_names)
+    tables_to_copy = find_tables_to_resync(subscription, states.read_newest(), chosen_names)
     names_to_copy = [table_to_copy.name for table_to_copy in tables_to_copy]
     resynced_tables = tuple(
         ResyncedTable(*table_to_copy.name, table_to_copy.state, table_to_copy.changes)
@@ -75,7 +75,7 @@ def resync(
             run_slot_stream(slot_stream, [materializer], failures)
             for failure in failures.group_by_error():
                 raise failure.error
-            summary = materializer.summary()
+            summary = materializer.summarize()
     else:
         with slot_stream.source.connect() as connection:
             refresh_sequences(connection, slot_stream, lake)
@@ -92,5 +92,5 @@ def resync(
 def _is_slot_in_use(slot_stream: SlotStream) -> bool:
     """True if another process reads the slot."""
     with slot_stream.source.connect() as connection:
-        slot = slot_state(connection, slot_stream.slot)
+        slot = read_slot_state(connection, slot_stream.slot)
     return slot is not None and slot.is_active

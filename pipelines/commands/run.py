@@ -33,17 +33,17 @@ from pgsieve.pipelines.commands.dagster_runs import COMMAND_TAG
 from pgsieve.pipelines.commands.failures import Failures, is_never_fatal
 from pgsieve.pipelines.commands.in_process import (
     DEFAULT_NAMES,
+    make_run_error,
     materialize,
     open_instance,
-    run_failure,
     unwrap_step_errors,
 )
 from pgsieve.pipelines.commands.materializer import Materializer
-from pgsieve.pipelines.commands.prefetched_work import prefetched_work
+from pgsieve.pipelines.commands.prefetched_work import prefetch_work
 from pgsieve.pipelines.commands.results import Progress, RunSummary, SubscriptionRun
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, build_project
-from pgsieve.pipelines.published import published_tables
+from pgsieve.pipelines.published import find_published_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.shared_jobs import share_jobs
 from pgsieve.resources.lake.stores.batch_cache import share_batch_cache
@@ -66,7 +66,9 @@ def take_over(config: Config, subscription_configs: Sequence[SubscriptionConfig]
     project = build_project(config)
     lake = project.lake.open()
     lake.access.check_writable()
-    for slot_stream in project.slot_streams_of([project.subscriptions[s.name] for s in subscription_configs]):
+    for slot_stream in project.find_slot_streams(
+        [project.subscriptions[s.name] for s in subscription_configs]
+    ):
         with slot_stream.hold_lock(), slot_stream.source.connect() as connection:
             claim_slot(connection, slot_stream, lake)
 
@@ -79,14 +81,14 @@ def run(config: Config, subscription_configs: Sequence[SubscriptionConfig], prog
     project = build_project(config)
     subscriptions, failures = [project.subscriptions[s.name] for s in subscription_configs], Failures()
     lake = project.lake.open()
-    with lake.consistent_read(*_paths_to_read_first(lake, subscriptions)):
-        subscriptions_to_run = enabled_subscriptions(project, subscriptions, failures)
+    with lake.consistent_read(*_list_paths_to_read_first(lake, subscriptions)):
+        subscriptions_to_run = select_enabled(project, subscriptions, failures)
     with open_instance(config) as instance, pool_sessions():
-        with lake.consistent_read(*_record_paths(lake, subscriptions)):
+        with lake.consistent_read(*_list_record_paths(lake, subscriptions)):
             materializers = failures.for_each(
                 subscriptions, lambda s: Materializer(project, s, instance, progress)
             )
-        for slot_stream in project.slot_streams_of(subscriptions_to_run):
+        for slot_stream in project.find_slot_streams(subscriptions_to_run):
             run_slot_stream(
                 slot_stream,
                 [
@@ -97,10 +99,10 @@ def run(config: Config, subscription_configs: Sequence[SubscriptionConfig], prog
                 failures,
             )
         failures.for_each(materializers, Materializer.register)
-        return RunSummary(summaries(materializers, failures), failures.group_by_error())
+        return RunSummary(summarize_runs(materializers, failures), failures.group_by_error())
 
 
-def _record_paths(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
+def _list_record_paths(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
     """The paths of pgsieve's own tables that have records about whole subscriptions."""
     return [
         record.path
@@ -109,7 +111,7 @@ def _record_paths(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str
     ]
 
 
-def _paths_to_read_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
+def _list_paths_to_read_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
     """The paths of pgsieve's own tables that each run reads first. The caller opens them together, in parallel."""
     state_paths = [
         record_type(lake, s.name).path
@@ -118,7 +120,7 @@ def _paths_to_read_first(lake: Lake, subscriptions: Sequence[Subscription]) -> l
     ]
     slot_streams = {s.slot_stream.name: s.slot_stream for s in subscriptions}.values()
     return [
-        *_record_paths(lake, subscriptions),
+        *_list_record_paths(lake, subscriptions),
         *state_paths,
         *(
             record_type(lake, slot_stream).path
@@ -128,7 +130,7 @@ def _paths_to_read_first(lake: Lake, subscriptions: Sequence[Subscription]) -> l
     ]
 
 
-def enabled_subscriptions(
+def select_enabled(
     project: Project, subscriptions: Sequence[Subscription], failures: Failures
 ) -> list[Subscription]:
     """Those of these subscriptions that are enabled. Raises SubscriptionDisabledError if none is enabled."""
@@ -181,7 +183,7 @@ def _run_round(slot_stream: SlotStream, materializers: Sequence[Materializer], f
     with failures.catch(*(materializer.name for materializer in remaining_materializers)):
         assets = [
             change_log_asset(
-                slot_stream, first_materializer.project.subscriptions_of(slot_stream), DEFAULT_NAMES
+                slot_stream, first_materializer.project.find_subscriptions(slot_stream), DEFAULT_NAMES
             )
         ]
         materialize(
@@ -208,7 +210,7 @@ def transform_and_apply(
     """
     enabled_materializers = [
         materializer
-        for materializer in failures.for_each(materializers, Materializer.enabled_or_none, is_fatal=is_fatal)
+        for materializer in failures.for_each(materializers, Materializer.get_if_enabled, is_fatal=is_fatal)
         if materializer is not None
     ]
     with ExitStack() as shared_resources:
@@ -218,12 +220,14 @@ def transform_and_apply(
             shared_resources.enter_context(
                 enabled_materializers[0].subscription.slot_stream.source.share_lock_session()
             )
-        asset_makers = {materializer: materializer.table_changes for materializer in enabled_materializers}
+        asset_makers = {
+            materializer: materializer.make_table_changes_asset for materializer in enabled_materializers
+        }
         _materialize_each("transform for", asset_makers, Materializer.transform_changes, failures, is_fatal)
 
     @cache
-    def tables_by_subscription() -> Mapping[str, Tables]:
-        return published_tables(
+    def read_published_tables() -> Mapping[str, Tables]:
+        return find_published_tables(
             enabled_materializers[0].project,
             [materializer.subscription for materializer in enabled_materializers],
         )
@@ -231,19 +235,19 @@ def transform_and_apply(
     tables_by_materializer = dict(
         failures.for_each(
             enabled_materializers,
-            lambda materializer: (materializer, materializer.split_published_tables(tables_by_subscription)),
+            lambda materializer: (materializer, materializer.split_published_tables(read_published_tables)),
             is_fatal=is_fatal,
         )
     )
     replica_asset_makers = {
-        materializer: partial(materializer.replica_tables, *changed_and_unchanged)
+        materializer: partial(materializer.make_replica_tables_asset, *changed_and_unchanged)
         for materializer, changed_and_unchanged in tables_by_materializer.items()
         if changed_and_unchanged[0]
     }
     _materialize_each("apply to", replica_asset_makers, Materializer.apply_changes, failures, is_fatal)
     failures.for_each(
         [materializer for materializer in tables_by_materializer if materializer not in replica_asset_makers],
-        Materializer.report,
+        Materializer.report_cut,
         is_fatal=is_fatal,
     )
 
@@ -272,7 +276,7 @@ def _materialize_each(
     errors_by_name = dict[str, Exception]()
     with (
         failures.catch(*names, is_fatal=is_fatal),
-        prefetched_work(
+        prefetch_work(
             first_materializer.lake,
             {materializer: partial(do_work, materializer) for materializer in asset_makers},
         ) as prefetched_work_by_materializer,
@@ -293,18 +297,18 @@ def _materialize_each(
             raise_on_error=False,
         )
         if result is not None and not result.success and not errors_by_name:
-            raise run_failure(result)
+            raise make_run_error(result)
     for name, error in errors_by_name.items():
         with failures.catch(name, is_fatal=is_fatal), unwrap_step_errors():
             raise error
 
 
-def summaries(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
+def summarize_runs(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
     """The results of subscriptions that have not failed, and of those that failed after something had changed."""
     subscription_runs = []
     for materializer in materializers:
         with failures.catch(materializer.name):
-            subscription_run = materializer.summary()
+            subscription_run = materializer.summarize()
             if subscription_run.changed or materializer.name not in failures:
                 subscription_runs.append(subscription_run)
     return tuple(subscription_runs)

@@ -37,7 +37,7 @@ class CheckedSequence:
     problem: str | None = None
 
 
-def listed_sequences(values: Iterable["SequenceValue"]) -> tuple[ListedSequence, ...]:
+def list_sequences(values: Iterable["SequenceValue"]) -> tuple[ListedSequence, ...]:
     """The results for these values, ordered by name."""
     sequences = (
         ListedSequence(value.schema, value.name, value.last_value, value.is_called, value.problem)

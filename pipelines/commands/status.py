@@ -38,23 +38,24 @@ from pgsieve.pipelines.commands.results import (
     SubscriptionStatus,
     TableStatus,
 )
-from pgsieve.pipelines.commands.sequences import listed_sequences
-from pgsieve.pipelines.commands.ui import dagster_home
+from pgsieve.pipelines.commands.sequences import list_sequences
+from pgsieve.pipelines.commands.ui import find_dagster_home
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.slot import SlotState, slot_state
+from pgsieve.resources.postgres.slot import SlotState, read_slot_state
 from pgsieve.resources.postgres.source import is_decoding_switched
 
 _logger = logging.getLogger(__name__)
 
-#: To find the commit time of the first transaction that waits in a slot, the server has to decode WAL. It may take this
-#: long.
+#: To find the commit time of the first transaction that waits in a slot, the server has to decode WAL. After this time the
+#: query is cancelled, and the status does not have the commit time.
 _DECODE_TIMEOUT = "10s"
-#: Maps whether logical slots switch logical decoding on and off to the value of `SlotStatus.decoding`.
+#: The values of `SlotStatus.decoding`: the key True is for servers on which logical slots switch logical decoding on and
+#: off, the key False for other servers.
 _DECODING_MODES: Mapping[bool | None, str] = {True: "while a slot exists", False: "always"}
 
 
@@ -80,10 +81,12 @@ def status(config: Config) -> StatusReport:
     """
     project = build_project(config)
     lake = project.lake.open()
-    return _make_report(project, lake, _last_transformation_times(config, project.subscriptions.values()))
+    return _make_report(
+        project, lake, _read_last_transformation_times(config, project.subscriptions.values())
+    )
 
 
-def brief_status(config: Config) -> Callable[[], StatusReport]:
+def make_brief_status_reader(config: Config) -> Callable[[], StatusReport]:
     """A function that reads the status at little cost: it counts no rows, and lets the server decode no WAL.
 
     The function uses a lake object of its own, so a thread may call it while other threads work.
@@ -99,7 +102,7 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
     is_brief, last_run_times = last_run_times is None, last_run_times or {}
     for slot_stream in project.slot_streams.values():
         source_state = _read_source(lake, slot_stream, can_decode=not is_brief)
-        change_log_position = ChangeLog(lake, slot_stream).position()
+        change_log_position = ChangeLog(lake, slot_stream).read_position()
         slot = source_state.slot
         slot_statuses.append(
             SlotStatus(
@@ -119,9 +122,9 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
                 decoding=_DECODING_MODES.get(source_state.is_decoding_switched),
             )
         )
-        for subscription in project.subscriptions_of(slot_stream):
+        for subscription in project.find_subscriptions(slot_stream):
             try:
-                subscription_status = _subscription_status(
+                subscription_status = _read_subscription_status(
                     lake, slot_stream, subscription, source_state.examination, count_rows=not is_brief
                 )
                 delay_and_success = _measure_delay(
@@ -131,7 +134,7 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
                 # If the whole lake fails, and not only this subscription, the call raises the error.
                 describe_error(lake, error)
                 subscription_status = replace(
-                    _configured_status(slot_stream, subscription), problem=str(error)
+                    _make_configured_status(slot_stream, subscription), problem=str(error)
                 )
                 delay_and_success = (None, None)
             subscription_statuses.append(
@@ -149,14 +152,14 @@ def _read_source(lake: Lake, slot_stream: SlotStream, *, can_decode: bool) -> _S
     try:
         with slot_stream.source.connect() as connection:
             examination = Examination(connection, slot_stream, read_catalog(connection))
-            slot = slot_state(connection, slot_stream.slot)
+            slot = read_slot_state(connection, slot_stream.slot)
             # A LakeError would be about pgsieve's own tables, and other parts of the report show it.
             with suppress(LakeError):
                 refuse_other_publisher(connection, slot_stream, lake)
             waiting_seconds = (
                 None
                 if slot is None
-                else _seconds_waiting_in_slot(connection, lake, slot_stream, slot, can_decode)
+                else _measure_wait_in_slot(connection, lake, slot_stream, slot, can_decode)
             )
             return _SourceState(
                 examination, slot, waiting_seconds, is_decoding_switched=is_decoding_switched(connection)
@@ -165,7 +168,7 @@ def _read_source(lake: Lake, slot_stream: SlotStream, *, can_decode: bool) -> _S
         return _SourceState(problem=str(error))
 
 
-def _seconds_waiting_in_slot(
+def _measure_wait_in_slot(
     connection: psycopg.Connection[tuple[object, ...]],
     lake: Lake,
     slot_stream: SlotStream,
@@ -176,7 +179,7 @@ def _seconds_waiting_in_slot(
 
     None if the slot has not been read yet, or if the server does not answer in time.
     """
-    if ChangeLog(lake, slot_stream).position() is None:
+    if ChangeLog(lake, slot_stream).read_position() is None:
         return None
     try:
         connection.execute(f"set statement_timeout = '{_DECODE_TIMEOUT}'")
@@ -198,11 +201,11 @@ def _measure_delay(
     lake: Lake, subscription: Subscription, source_state: _SourceState, last_run_time: datetime | None
 ) -> tuple[float | None, str | None]:
     """For how many seconds a subscription has been behind, and when all changes had been applied the last time."""
-    cut, log_position = (
-        Cuts(lake, subscription.name).last(),
-        ChangeLog(lake, subscription.slot_stream).position(),
+    last_cut, log_position = (
+        Cuts(lake, subscription.name).read_last(),
+        ChangeLog(lake, subscription.slot_stream).read_position(),
     )
-    success_time = cut.at if cut else None
+    success_time = last_cut.at if last_cut else None
     if log_position is None:
         return None, None if success_time is None else _format_iso(success_time)
     try:
@@ -235,11 +238,11 @@ def _format_iso(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _last_transformation_times(
+def _read_last_transformation_times(
     config: Config, subscriptions: Iterable[Subscription]
 ) -> Mapping[str, datetime]:
     """Maps each subscription to the time at which a run last transformed its changes. Empty if Dagster has no records."""
-    if not dagster_home(config, is_created=False).exists():
+    if not find_dagster_home(config, creates_folder=False).exists():
         return {}
     names_by_key = {
         subscription_asset(subscription, AssetKind.TABLE_CHANGES).key: subscription.name
@@ -267,7 +270,7 @@ def _count_rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int
         return None, add_copy_command(subscription.name, name, describe_error(lake, error))
 
 
-def _subscription_status(
+def _read_subscription_status(
     lake: Lake,
     slot_stream: SlotStream,
     subscription: Subscription,
@@ -291,9 +294,9 @@ def _read_subscription(
     count_rows: bool,
 ) -> SubscriptionStatus:
     """Read the state of a subscription from the lake; `catalog` is None if its source does not answer."""
-    states_by_name = TableStates(lake, subscription.name).newest()
+    states_by_name = TableStates(lake, subscription.name).read_newest()
     published_tables = subscription.tables(catalog) if catalog else {}
-    cut = Cuts(lake, subscription.name).last()
+    cut = Cuts(lake, subscription.name).read_last()
     subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
     table_statuses = []
     for name in sorted(published_tables.keys() | states_by_name.keys()):
@@ -323,20 +326,20 @@ def _read_subscription(
             )
         )
     return replace(
-        _configured_status(slot_stream, subscription),
+        _make_configured_status(slot_stream, subscription),
         tables=tuple(table_statuses),
         enabled=subscription_state.enabled,
         reason=subscription_state.reason,
         skip_lsn=None if subscription_state.skip_lsn is None else format_lsn(subscription_state.skip_lsn),
         notice=subscription_state.notice,
-        sequences=listed_sequences(Sequences(lake, subscription.name).newest().values()),
+        sequences=list_sequences(Sequences(lake, subscription.name).read_newest().values()),
         warnings=tuple(warning.message for warning in find_unsent_leaves(subscription, catalog))
         if catalog
         else (),
     )
 
 
-def _configured_status(slot_stream: SlotStream, subscription: Subscription) -> SubscriptionStatus:
+def _make_configured_status(slot_stream: SlotStream, subscription: Subscription) -> SubscriptionStatus:
     """The part of the status that pgsieve.yaml alone determines."""
     row_filter = "publisher" if slot_stream.filtered else "pipeline"
     return SubscriptionStatus(subscription.name, slot_stream.source.name, row_filter, tables=())

@@ -34,17 +34,19 @@ _STOP_SECONDS = 20.0
 _KILL_SECONDS = 5.0
 
 
-def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, is_created: bool = True) -> Path:
+def find_dagster_home(
+    config: Config, environ: Mapping[str, str] = os.environ, *, creates_folder: bool = True
+) -> Path:
     """The folder of Dagster's records: that of the variable DAGSTER_HOME, or else `.pgsieve/dagster` beside pgsieve.yaml.
 
-    With `is_created`, the folder beside pgsieve.yaml is created with its settings. Nothing is created in the folder of
-    DAGSTER_HOME.
+    With `creates_folder`, the folder beside pgsieve.yaml is created with its settings. Nothing is created in the folder
+    of DAGSTER_HOME.
     """
     configured_home = environ.get("DAGSTER_HOME")
     if configured_home:
         return Path(configured_home).expanduser().absolute()
     home = config.state_folder / "dagster"
-    if not is_created:
+    if not creates_folder:
         return home
     settings_path = home / "dagster.yaml"
     try:
@@ -59,7 +61,7 @@ def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, is_
     return home
 
 
-def server_command(host: str, port: int) -> list[str]:
+def make_server_command(host: str, port: int) -> list[str]:
     """The command that starts the server.
 
     With `-d`, Dagster imports the installed pgsieve, even if the current folder has a module of the same name. A
@@ -72,9 +74,13 @@ def server_command(host: str, port: int) -> list[str]:
     ]
 
 
-def server_environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def make_server_environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment variables of the server, with the paths of this configuration file and of Dagster's records."""
-    return {**environ, FILE_VARIABLE: str(config.path), "DAGSTER_HOME": str(dagster_home(config, environ))}
+    return {
+        **environ,
+        FILE_VARIABLE: str(config.path),
+        "DAGSTER_HOME": str(find_dagster_home(config, environ)),
+    }
 
 
 class StopEvent(threading.Event):
@@ -126,8 +132,8 @@ def start_dagster(
     with ExitStack() as stack:
         output = stack.enter_context(log_path.open("wb")) if log_path else None
         process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
-            [*server_command(host, port), *options],
-            env=server_environment(config),
+            [*make_server_command(host, port), *options],
+            env=make_server_environment(config),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -47,8 +47,8 @@ from pgsieve.decoding.publications.catalog import (
 from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.pipelines.commands.refilter import possible_sources
-from pgsieve.pipelines.commands.sequences import listed_sequences
+from pgsieve.pipelines.commands.refilter import find_possible_sources
+from pgsieve.pipelines.commands.sequences import list_sequences
 from pgsieve.pipelines.commands.validation_results import (
     ListedTable,
     PublicationDescription,
@@ -62,7 +62,7 @@ from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, SparkUnavailableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.capture import capture_statements, describe_preparation
+from pgsieve.resources.postgres.capture import describe_preparation, make_capture_statements
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.ddl import find_trigger_error
 from pgsieve.resources.postgres.sequences import SequenceValue
@@ -78,11 +78,11 @@ def validate(config: Config, *, are_rights_checked: bool = True) -> ValidationRe
     project = build_project(config)
     project.lake.engine.check_store()
     project.lake.open().access.check_conditional_put(record=False)
-    findings = _Findings(project, are_rights_checked=are_rights_checked)
+    findings = _FindingCollector(project, are_rights_checked=are_rights_checked)
     findings.examine_lake()
     for slot_stream in project.slot_streams.values():
         findings.examine_slot_stream(slot_stream)
-    return findings.report()
+    return findings.make_report()
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _PublisherState:
     sequences_by_subscription: Mapping[str, tuple[SequenceValue, ...]]
 
 
-class _Findings:
+class _FindingCollector:
     """Collects the findings of `pgsieve validate`, stream by stream."""
 
     def __init__(self, project: Project, *, are_rights_checked: bool) -> None:
@@ -112,7 +112,7 @@ class _Findings:
         self._statements: list[str] = []
         self._warnings: list[ValidationProblem] = []
 
-    def report(self) -> ValidationReport:
+    def make_report(self) -> ValidationReport:
         """All findings so far."""
         return ValidationReport(
             tuple(self._publications.values()),
@@ -129,11 +129,11 @@ class _Findings:
             # This is only a warning, because small tables and few changes are written without Spark.
             lake.engine.check_java()
         except SparkUnavailableError as error:
-            self._warnings.append(_problem("spark", error))
+            self._warnings.append(_make_problem("spark", error))
         try:
             lake.open().access.check_permitted()
         except LakeUnavailableError as error:
-            self._problems.append(_problem("lake", error))
+            self._problems.append(_make_problem("lake", error))
 
     def examine_slot_stream(self, slot_stream: SlotStream) -> None:
         """Record what the subscriptions of a stream will receive, and all problems."""
@@ -141,28 +141,28 @@ class _Findings:
         try:
             publisher, errors = self._examine_source(slot_stream)
         except PgsieveError as error:
-            self._problems.append(_problem(source_name, error))
+            self._problems.append(_make_problem(source_name, error))
             return
         self._problems += [
             problem
-            for problem in (_problem(source_name, error) for error in errors)
+            for problem in (_make_problem(source_name, error) for error in errors)
             if problem not in self._problems
         ]
         examination = publisher.examination
-        self._problems += [_problem(source_name, error) for error in examination.definition_problems]
+        self._problems += [_make_problem(source_name, error) for error in examination.definition_problems]
         if examination.check_failure is not None:
-            self._problems.append(_problem(source_name, examination.check_failure))
+            self._problems.append(_make_problem(source_name, examination.check_failure))
         are_replicable = [
             self._examine_subscription(subscription, publisher)
-            for subscription in self._project.subscriptions_of(slot_stream)
+            for subscription in self._project.find_subscriptions(slot_stream)
         ]
         if all(are_replicable):  # No subscription has an error that prevents it from being replicated.
             catalog = examination.catalog
-            self._statements += _statements(
+            self._statements += _make_capture_statements(
                 slot_stream, catalog, publisher.server_catalog, publisher.server_version
             )
             self._warnings += [
-                _problem(source_name, error) for error in find_slot_stream_warnings(slot_stream, catalog)
+                _make_problem(source_name, error) for error in find_slot_stream_warnings(slot_stream, catalog)
             ]
 
     def _examine_source(self, slot_stream: SlotStream) -> tuple[_PublisherState, list[PgsieveError]]:
@@ -173,18 +173,20 @@ class _Findings:
             examination = Examination(connection, slot_stream, server_catalog)
             catalog = examination.catalog
             errors = (
-                list(_rights_errors(connection, self._project, slot_stream, catalog))
+                list(_find_rights_errors(connection, self._project, slot_stream, catalog))
                 if self._are_rights_checked
                 else []
             )
-            errors += _other_publisher_errors(connection, self._project, slot_stream)
-            errors += _trigger_errors(connection, slot_stream, catalog, server_catalog)
+            errors += _find_other_publisher_errors(connection, self._project, slot_stream)
+            errors += _find_trigger_errors(connection, slot_stream, catalog, server_catalog)
             sequences_by_subscription = {
                 subscription_name: read_received_sequences(connection, slot_stream, subscription_name)
                 for subscription_name in slot_stream.subscriptions
             }
             if is_decoding_switched(connection):
-                self._warnings.append(_problem(slot_stream.source.name, make_decoding_warning(slot_stream)))
+                self._warnings.append(
+                    _make_problem(slot_stream.source.name, make_decoding_warning(slot_stream))
+                )
         return _PublisherState(examination, server_catalog, server_version, sequences_by_subscription), errors
 
     def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
@@ -201,7 +203,7 @@ class _Findings:
             else (),
         )
         errors = (*publisher.examination.find_problems(subscription_name), *unread_errors)
-        self._problems += [_problem(subscription_name, error) for error in errors]
+        self._problems += [_make_problem(subscription_name, error) for error in errors]
         for publication_name in slot_stream.subscriptions[subscription_name]:
             if publication_name in catalog.publications:
                 description = _describe_publication(
@@ -211,27 +213,27 @@ class _Findings:
         try:
             for replicated_table in subscription.tables(catalog).values():
                 if (problem := subscription.metadata_problem(replicated_table)) is not None:
-                    self._problems.append(_problem(subscription_name, problem))
+                    self._problems.append(_make_problem(subscription_name, problem))
             lake = self._project.lake.open()
-            find_sources = partial(possible_sources, self._project, subscription, lake)
+            find_sources = partial(find_possible_sources, self._project, subscription, lake)
             self._received_tables.append(
-                _received_tables(
+                _describe_received_tables(
                     subscription, catalog, lake, publisher.sequences_by_subscription, find_sources
                 )
             )
             layout_errors = find_layout_problems(subscription, subscription.tables(catalog))
-            self._problems += [_problem(subscription_name, error) for error in layout_errors]
+            self._problems += [_make_problem(subscription_name, error) for error in layout_errors]
             row_warnings = find_subscription_warnings(subscription, catalog)
             name_warnings = find_name_warnings(
                 subscription, catalog, partial(_has_mapped_columns, lake, subscription_name)
             )
             self._warnings += [
-                _problem(subscription_name, error) for error in (*row_warnings, *name_warnings)
+                _make_problem(subscription_name, error) for error in (*row_warnings, *name_warnings)
             ]
         except PgsieveError as error:
             # Usually the examination has found the same error, and it is already recorded.
             if all(problem.object != subscription_name for problem in self._problems):
-                self._problems.append(_problem(subscription_name, error))
+                self._problems.append(_make_problem(subscription_name, error))
             return False
         return True
 
@@ -241,18 +243,18 @@ def _has_mapped_columns(lake: Lake, subscription_name: str, table_name: Name) ->
     return lake.policy.find_local_writer(lake.paths.replica(subscription_name, *table_name)) is None
 
 
-def _rights_errors(
+def _find_rights_errors(
     connection: psycopg.Connection[Any], project: Project, slot_stream: SlotStream, catalog: Catalog
 ) -> Iterator[PgsieveError]:
     """Yields an error for each right that the role lacks to read the stream's slot and to copy its tables."""
     tables = list[ReplicatedTable]()
-    for subscription in project.subscriptions_of(slot_stream):
+    for subscription in project.find_subscriptions(slot_stream):
         with suppress(PublicationError):  # The examination has found this error, too, and reports it.
             tables += subscription.tables(catalog).values()
     yield from find_missing_rights(connection, tables)
 
 
-def _other_publisher_errors(
+def _find_other_publisher_errors(
     connection: psycopg.Connection[Any], project: Project, slot_stream: SlotStream
 ) -> Iterator[PgsieveError]:
     """Yields an error if the lake has data of this stream from another cluster or another database."""
@@ -263,7 +265,7 @@ def _other_publisher_errors(
         yield error
 
 
-def _trigger_errors(
+def _find_trigger_errors(
     connection: psycopg.Connection[Any], slot_stream: SlotStream, catalog: Catalog, server_catalog: Catalog
 ) -> Iterator[PgsieveError]:
     """Yields errors about event triggers that would make the creation of capture publications fail.
@@ -273,7 +275,7 @@ def _trigger_errors(
     with suppress(PublicationError):
         for plan in slot_stream.planned_capture(catalog):
             publication_name = slot_stream.capture + plan.suffix
-            statements = capture_statements(
+            statements = make_capture_statements(
                 publication_name, plan, server_catalog, connection.info.server_version
             )
             error = find_trigger_error(
@@ -283,12 +285,12 @@ def _trigger_errors(
                 yield error
 
 
-def _problem(object_name: str, error: PgsieveError) -> ValidationProblem:
+def _make_problem(object_name: str, error: PgsieveError) -> ValidationProblem:
     """Convert an error to a problem of `object_name`, a source or a subscription."""
     return ValidationProblem(object_name, error.message, error.sqlstate, error.hint)
 
 
-def _statements(
+def _make_capture_statements(
     slot_stream: SlotStream, catalog: Catalog, server_catalog: Catalog, server_version: int
 ) -> Iterator[str]:
     """The statements that create the stream's capture publications.
@@ -298,13 +300,13 @@ def _statements(
     for plan in slot_stream.planned_capture(catalog):
         yield from (
             statement + ";"
-            for statement in capture_statements(
+            for statement in make_capture_statements(
                 slot_stream.capture + plan.suffix, plan, server_catalog, server_version
             )
         )
 
 
-def _received_tables(
+def _describe_received_tables(
     subscription: Subscription,
     catalog: Catalog,
     lake: Lake,
@@ -316,9 +318,9 @@ def _received_tables(
     - `sequences_by_subscription`: maps subscriptions to sequences
     - `find_sources`: returns the subscriptions from whose replicas a table may be made, instead of a copy
     """
-    states_by_name = TableStates(lake, subscription.name).newest()
-    changes_by_oid = _received_changes(subscription, catalog)
-    tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).all()
+    states_by_name = TableStates(lake, subscription.name).read_newest()
+    changes_by_oid = _describe_received_changes(subscription, catalog)
+    tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).read_all()
     definitions_by_name = {
         name: subscription.definition(replicated_table, catalog) for name, replicated_table in tables.items()
     }
@@ -336,7 +338,7 @@ def _received_tables(
         refilter = Refilter(subscription, [(source, catalog) for source in find_sources()], lake, catalog)
         sources_by_name = {plan.name: plan.source for plan in refilter.plan(names_to_copy)}
 
-    def received_table(table: Name, replicated_table: ReplicatedTable) -> ReceivedTable:
+    def describe_table(table: Name, replicated_table: ReplicatedTable) -> ReceivedTable:
         replica_names = {name: subscription.replica_name(name) for name in replicated_table.columns}
         state, last_cut = states_by_name.get(table), cuts[-1] if cuts else None
         histories = describe_histories(subscription, lake, table, state, definitions_by_name[table], last_cut)
@@ -358,13 +360,15 @@ def _received_tables(
 
     return ReceivedTables(
         subscription.name,
-        tuple(starmap(received_table, tables.items())),
-        listed_sequences(sequences_by_subscription[subscription.name]),
+        tuple(starmap(describe_table, tables.items())),
+        list_sequences(sequences_by_subscription[subscription.name]),
         format_lsn(cuts[0].lsn) if cuts else None,
     )
 
 
-def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int, list[ReceivedChanges]]:
+def _describe_received_changes(
+    subscription: Subscription, catalog: Catalog
+) -> dict[int, list[ReceivedChanges]]:
     """Maps the oid of each replicated table to the changes that a subscription will receive for it.
 
     A table and its partitions may have different row filters. Those with the same row filters and the same replica
@@ -375,8 +379,11 @@ def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int,
     for table in sorted(list_relations_with_rows(catalog), key=lambda table: (table.schema, table.name)):
         if (relation := find_published_relation(table, publications, catalog)) is None:
             continue
-        name, filters_by_operation = quote_qualified(table.schema, table.name), _effective_filters(relation)
-        update_results = _update_results(filters_by_operation, subscription.slot_stream)
+        name, filters_by_operation = (
+            quote_qualified(table.schema, table.name),
+            _find_filters_by_operation(relation),
+        )
+        update_results = _list_update_results(filters_by_operation, subscription.slot_stream)
         relation_changes = ReceivedChanges(
             (name,), filters_by_operation, _describe_identity(table), update_results
         )
@@ -391,7 +398,7 @@ def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int,
     return {oid: list(changes_by_filter.values()) for oid, changes_by_filter in changes_by_oid.items()}
 
 
-def _effective_filters(relation: PublishedRelation) -> dict[str, str | None]:
+def _find_filters_by_operation(relation: PublishedRelation) -> dict[str, str | None]:
     """Maps each operation that is published to its row filter; None means that every row is sent."""
     return {
         operation: _join_filters(relation.filters.get(operation))
@@ -400,7 +407,7 @@ def _effective_filters(relation: PublishedRelation) -> dict[str, str | None]:
     }
 
 
-def _update_results(
+def _list_update_results(
     filters_by_operation: Mapping[str, str | None], slot_stream: SlotStream
 ) -> tuple[str, ...]:
     """What an UPDATE may become before the subscription receives it: `insert`, `update`, `delete` or `nothing`.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from pgsieve.pipelines.config.values import NonEmptyText, refusal
+from pgsieve.pipelines.config.values import NonEmptyText, make_refusal
 from pgsieve.resources.lake.catalog_names import PLACEHOLDERS
 
 
@@ -21,10 +21,12 @@ def _check_template(text: str) -> str:
         fields, is_plain = [], False
     allowed_fields = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
     if not is_plain or set(fields) - set(PLACEHOLDERS) or "table" not in fields:
-        raise refusal("is not a template for names", f"text with {allowed_fields}; {{table}} has to be there")
+        raise make_refusal(
+            "is not a template for names", f"text with {allowed_fields}; {{table}} has to be there"
+        )
     parts = text.split(".")
     if len(parts) not in {2, 3} or not all(parts):
-        raise refusal("should have two or three parts", "`database.table` or `catalog.database.table`")
+        raise make_refusal("should have two or three parts", "`database.table` or `catalog.database.table`")
     return text
 
 

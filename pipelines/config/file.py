@@ -59,7 +59,7 @@ class ConfigError(PgsieveError):
         if len(self.problems) == 1:
             super().__init__(self.describe(first_problem), hint=first_problem.hint)
         else:
-            lines = [f"{self.describe(each)}{_hint_in_brackets(each)}" for each in self.problems]
+            lines = [f"{self.describe(problem)}{_format_hint(problem)}" for problem in self.problems]
             super().__init__("; ".join(lines))
             self.message = "\n".join(map(escape_controls, lines))
 
@@ -69,12 +69,12 @@ class ConfigError(PgsieveError):
         return ": ".join(part for part in (file_and_line, problem.key, problem.message) if part)
 
 
-def _hint_in_brackets(problem: Problem) -> str:
+def _format_hint(problem: Problem) -> str:
     """Write the hint of a problem in brackets, after a blank; an empty text if there is no hint."""
     return f" ({problem.hint})" if problem.hint else ""
 
 
-def name_hint(name: str | None, allowed_names: Sequence[str]) -> str:
+def suggest_name(name: str | None, allowed_names: Sequence[str]) -> str:
     """A hint that lists the allowed names. If one of them is similar to `name`, the hint suggests it."""
     matches = get_close_matches(name, allowed_names, n=1) if name else []
     suggestion = f"did you mean {matches[0]!r}? " if matches else ""
@@ -85,7 +85,7 @@ def name_hint(name: str | None, allowed_names: Sequence[str]) -> str:
     )
 
 
-def dotted_path(location: Location) -> str:
+def format_location(location: Location) -> str:
     """Write a location as text, for example `sources.shop.publications.emea.tables[0].where`.
 
     Keys with other characters than letters, digits, `_` and `-` are quoted.
@@ -114,15 +114,15 @@ class Document:
 
     def find_line(self, location: Location) -> int:
         """The line of the key at a location. If there is no such key, the line of the nearest mapping or list around it."""
-        key, node = self._walk(location)
+        key, node = self._follow_location(location)
         return int((key or node).start_mark.line) + 1
 
     def find_text(self, location: Location) -> str | None:
         """The text at a location before `${VAR}` is replaced. Use it only to suggest an allowed value."""
-        _, node = self._walk(location)
+        _, node = self._follow_location(location)
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
-    def _walk(self, location: Location) -> tuple[yaml.Node | None, yaml.Node]:
+    def _follow_location(self, location: Location) -> tuple[yaml.Node | None, yaml.Node]:
         """Follow a location through the nodes, as far as they exist.
 
         Returns the node of the last key, or None if the location ends in a list; and the node of the value.
@@ -164,7 +164,7 @@ class _NodeConverter:
     def _add_problem(
         self, location: Location, node: yaml.Node, message: str, hint: str | None = None
     ) -> None:
-        self.problems.append(Problem(dotted_path(location), node.start_mark.line + 1, message, hint))
+        self.problems.append(Problem(format_location(location), node.start_mark.line + 1, message, hint))
 
     def convert(self, node: yaml.Node, location: Location) -> object:
         if id(node) in self._values_by_id:
@@ -246,7 +246,7 @@ def _is_text(value: str) -> bool:
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def _syntax_problem(error: yaml.YAMLError) -> Problem:
+def _convert_syntax_error(error: yaml.YAMLError) -> Problem:
     """Convert a syntax error of PyYAML to a problem.
 
     PyYAML's excerpt of the line is left out, because it may contain a password.
@@ -292,7 +292,7 @@ def parse_document(text: str, path: Path, environ: Mapping[str, str]) -> Documen
     try:
         root = yaml.compose(text, Loader=_TextLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(path, [_syntax_problem(error)]) from None
+        raise ConfigError(path, [_convert_syntax_error(error)]) from None
     except RecursionError:
         raise ConfigError(path, [Problem("", None, "not valid YAML: nested too deeply")]) from None
     # PyYAML calls chr() for an escape and int() for a YAML version, and lets their errors pass.

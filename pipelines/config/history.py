@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
 from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
 from pgsieve.pipelines.config.identifiers import parse_qualified_name
-from pgsieve.pipelines.config.values import name_parts, refuse_duplicates
+from pgsieve.pipelines.config.values import refuse_duplicates, split_name
 
 
 def expand_short_form(section: object) -> object:
@@ -33,7 +33,7 @@ class TableHistoryConfig(BaseModel):
     initial: bool | None = None
     scd2: bool | None = None
 
-    def table_history(self) -> HistoryChoice:
+    def to_history_choice(self) -> HistoryChoice:
         """Convert to the object that the steps use."""
         return HistoryChoice(self.initial, self.scd2)
 
@@ -47,15 +47,17 @@ class HistoryConfig(TableHistoryConfig):
     @classmethod
     def _refuse_duplicate_tables(cls, tables: dict[str, TableHistoryConfig]) -> dict[str, TableHistoryConfig]:
         refuse_duplicates(
-            (name_parts(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table"
+            (split_name(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table"
         )
         return tables
 
-    def subscription_histories(self) -> HistoryChoices:
+    def to_history_choices(self) -> HistoryChoices:
         """Convert to the object that the steps use."""
         tables = {
-            parse_qualified_name(name, 2): history.table_history() for name, history in self.tables.items()
+            parse_qualified_name(name, 2): history.to_history_choice()
+            for name, history in self.tables.items()
         }
         return HistoryChoices(
-            self.table_history(), {(schema, table): history for (schema, table), history in tables.items()}
+            self.to_history_choice(),
+            {(schema, table): history for (schema, table), history in tables.items()},
         )

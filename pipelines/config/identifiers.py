@@ -60,7 +60,7 @@ def parse_qualified_name(text: str, part_count: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def quote(*parts: str) -> str:
+def quote_name(*parts: str) -> str:
     """Join parts to a qualified name, with quotes where they are needed. `parse_qualified_name` gives the parts back."""
     return ".".join(
         part if re.fullmatch(r"[a-z_][a-z0-9_$]*", part) else '"' + part.replace('"', '""') + '"'

@@ -19,9 +19,9 @@ from pgsieve.pipelines.config.values import (
     MetadataKind,
     NonEmptyText,
     PlainName,
-    name_parts,
-    refusal,
+    make_refusal,
     refuse_duplicates,
+    split_name,
 )
 from pgsieve.resources.lake.delta.layout import (
     DEFAULT_FOLDER_TEMPLATE,
@@ -45,7 +45,7 @@ _PROPERTY_HINTS = {
 }
 
 
-def _check_folders(text: str) -> str:
+def _check_folder_template(text: str) -> str:
     """Refuse a template for folders if two tables could get the same folder, or if Spark would ignore the folder.
 
     Spark ignores files and folders whose names begin with `_` or `.`.
@@ -58,12 +58,12 @@ def _check_folders(text: str) -> str:
     is_plain = not any(spec or conversion for _, _, spec, conversion in template_parts)
     if not is_plain or set(fields) - set(FOLDER_PLACEHOLDERS) or "table" not in fields:
         allowed = ", ".join(f"{{{name}}}" for name in FOLDER_PLACEHOLDERS)
-        raise refusal("is not a template for folders", f"text with {allowed}; {{table}} has to be there")
+        raise make_refusal("is not a template for folders", f"text with {allowed}; {{table}} has to be there")
     fixed_text = "".join(text for text, _, _, _ in template_parts)
     if not re.fullmatch(r"[a-z0-9_./-]*", fixed_text) or any(
         not folder_name or folder_name[0] in "_." for folder_name in text.split("/")
     ):
-        raise refusal(
+        raise make_refusal(
             "cannot be the name of a folder",
             "a-z, 0-9, _, -, . and / beside what is in braces; no name in it is empty or begins with _ or .",
         )
@@ -74,12 +74,12 @@ def _parse_size(text: object) -> object:
     """Convert a size such as `256 MB` to a number of bytes."""
     match = _SIZE_PATTERN.fullmatch(str(text))
     if match is None or (size := int(match[1]) * _BYTES_BY_UNIT[match[2]]) < _MIN_FILE_BYTES:
-        raise refusal("is not a size for files", "a number of kB, MB or GB, 64 kB at least: 256 MB")
+        raise make_refusal("is not a size for files", "a number of kB, MB or GB, 64 kB at least: 256 MB")
     return size
 
 
 def _parse_columns(names: tuple[str, ...]) -> tuple[str, ...]:
-    columns = tuple(name_parts(name, 1, 'region, "Unit Price"')[0] for name in names)
+    columns = tuple(split_name(name, 1, 'region, "Unit Price"')[0] for name in names)
     refuse_duplicates(columns, "column")
     return columns
 
@@ -108,12 +108,12 @@ def _check_properties(properties: dict[str, str]) -> dict[str, str]:
         if (pattern := PROPERTIES.get(name)) is None:
             allowed_properties = ", ".join(PROPERTIES)
             reason = f"{_PROPERTY_HINTS[name]}; " if name in _PROPERTY_HINTS else ""
-            raise refusal(
+            raise make_refusal(
                 f"has {name}, which a layout cannot set",
                 f"{reason}allowed here: {allowed_properties}",
             )
         if not re.fullmatch(pattern.pattern, value):
-            raise refusal(f"has {name}, which cannot be {value!r}", f"it is {pattern.meaning}")
+            raise make_refusal(f"has {name}, which cannot be {value!r}", f"it is {pattern.meaning}")
     return properties
 
 
@@ -130,7 +130,7 @@ class TableLayoutConfig(BaseModel):
     columns: Annotated[dict[MetadataKind, PlainName], AfterValidator(_refuse_duplicate_names)] | None = None
     deletes: Literal["soft", "hard"] | None = None
 
-    def table_layout(self) -> TableLayout:
+    def to_table_layout(self) -> TableLayout:
         """Convert to the object that the steps use."""
         columns = None if self.columns is None else dict[str, str](sorted(self.columns.items()))
         keeps_deleted_rows = None if self.deletes is None else self.deletes == "soft"
@@ -142,7 +142,7 @@ class TableLayoutConfig(BaseModel):
 class LayoutConfig(TableLayoutConfig):
     """The layout of a subscription's replicas."""
 
-    folders: Annotated[NonEmptyText, AfterValidator(_check_folders)] = DEFAULT_FOLDER_TEMPLATE
+    folders: Annotated[NonEmptyText, AfterValidator(_check_folder_template)] = DEFAULT_FOLDER_TEMPLATE
     names: Literal["published", "snake"] = "published"
     tables: dict[str, TableLayoutConfig] = {}
 
@@ -150,7 +150,7 @@ class LayoutConfig(TableLayoutConfig):
     @classmethod
     def _refuse_duplicate_tables(cls, tables: dict[str, TableLayoutConfig]) -> dict[str, TableLayoutConfig]:
         refuse_duplicates(
-            (name_parts(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table"
+            (split_name(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table"
         )
         return tables
 
@@ -160,19 +160,19 @@ class LayoutConfig(TableLayoutConfig):
         layouts: tuple[TableLayoutConfig, ...] = (self, *self.tables.values())
         kinds = {kind for layout in layouts for kind in layout.columns or {}} & DELETED_ROW_COLUMNS.keys()
         if kinds and not any(layout.deletes == "soft" for layout in layouts):
-            raise refusal(
+            raise make_refusal(
                 f"has columns of deleted rows ({', '.join(sorted(kinds))}), which are deleted",
                 "`deletes: soft` beside them",
             )
         return self
 
-    def subscription_layout(self) -> SubscriptionLayout:
+    def to_subscription_layout(self) -> SubscriptionLayout:
         """Convert to the object that the steps use."""
         tables = {
-            parse_qualified_name(name, 2): layout_config.table_layout()
+            parse_qualified_name(name, 2): layout_config.to_table_layout()
             for name, layout_config in self.tables.items()
         }
         tables_by_name = {(schema, table): layout for (schema, table), layout in tables.items()}
         return SubscriptionLayout(
-            self.folders, self.table_layout(), tables_by_name, uses_plain_names=self.names == "snake"
+            self.folders, self.to_table_layout(), tables_by_name, uses_plain_names=self.names == "snake"
         )

@@ -38,10 +38,10 @@ from pgsieve.pipelines.config.file import (
     Document,
     Location,
     Problem,
-    dotted_path,
-    name_hint,
+    format_location,
     parse_document,
     read_file,
+    suggest_name,
 )
 from pgsieve.pipelines.config.history import HistoryConfig, TableHistoryConfig, expand_short_form
 from pgsieve.pipelines.config.identifiers import parse_qualified_name
@@ -60,14 +60,14 @@ from pgsieve.pipelines.config.values import (
     convert_false_to_off,
     convert_to_lower_case,
     has_password,
+    make_refusal,
+    make_slot_name,
     normalise_streaming,
-    refusal,
     refuse_duplicates,
     refuse_empty,
     refuse_empty_command,
     refuse_empty_secret,
     refuse_unreadable_conninfo,
-    slot_name,
 )
 from pgsieve.resources.lake.masters import parse_thread_count
 from pgsieve.resources.lake.stores.storage import find_address_problem, is_uri
@@ -113,7 +113,9 @@ class SparkConfig(_Section):
     @classmethod
     def _require_thread_count(cls, master: str) -> str:
         if master.startswith("threads") and parse_thread_count(master) is None:
-            raise refusal("does not say how many threads", "write threads[4], or threads[*] for one a core")
+            raise make_refusal(
+                "does not say how many threads", "write threads[4], or threads[*] for one a core"
+            )
         return master
 
     @field_validator("conf", mode="before")
@@ -146,7 +148,11 @@ class SourceConfig(_Section):
         if not isinstance(section, Mapping):
             return section
         name = str(section.get("name", ""))
-        return {"slot": slot_name(name), "capture": slot_name(name, max_length=CAPTURE_BYTES), **section}
+        return {
+            "slot": make_slot_name(name),
+            "capture": make_slot_name(name, max_length=CAPTURE_BYTES),
+            **section,
+        }
 
     @model_validator(mode="after")
     def _refuse_two_passwords(self) -> Self:
@@ -156,14 +162,14 @@ class SourceConfig(_Section):
             "`password_command`" if self.password_command is not None else None,
         ]
         if len(given_keys := [key for key in password_keys if key]) > 1:
-            raise refusal(f"has a {' and a '.join(given_keys)}", "keep one of them")
+            raise make_refusal(f"has a {' and a '.join(given_keys)}", "keep one of them")
         return self
 
     @field_validator("slot")
     @classmethod
     def _check_slot(cls, slot: str) -> str:
         if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
-            raise refusal("is not a name for a replication slot", "a-z, 0-9 and _, 63 at most")
+            raise make_refusal("is not a name for a replication slot", "a-z, 0-9 and _, 63 at most")
         return slot
 
 
@@ -201,7 +207,7 @@ class SubscriptionConfig(_Section):
     @property
     def slot(self) -> str:
         """The name of the subscription's own slot, which it has with `row_filter: publisher`."""
-        return slot_name(self.source, self.name)
+        return make_slot_name(self.source, self.name)
 
     @property
     def type_overrides(self) -> dict[tuple[str, str, str], str]:
@@ -246,13 +252,13 @@ class Config(_Section):
             folder = info.data["path"].parent if "path" in info.data else Path.cwd()
             lake = os.path.normpath(os.path.join(folder, os.path.expanduser(lake)))  # noqa: PTH111, PTH118
         if problem := find_address_problem(lake):
-            raise refusal(*problem)
+            raise make_refusal(*problem)
         return lake.rstrip("/") or lake
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:
         """Refuse sections that contradict each other. This check also applies to a `Config` that was made in Python."""
-        broken_references = list(_broken_references(self))
+        broken_references = list(_find_broken_references(self))
         if broken_references:
             raise _BrokenReferencesError(broken_references)
         return self
@@ -268,7 +274,7 @@ class Config(_Section):
         if unknown_names:
             raise PgsieveError(
                 f"subscription {unknown_names[0]!r} is not in {self.path.name}",
-                hint=name_hint(unknown_names[0], tuple(self.subscriptions)),
+                hint=suggest_name(unknown_names[0], tuple(self.subscriptions)),
             )
         if not self.subscriptions:
             raise PgsieveError(
@@ -290,21 +296,21 @@ class _BrokenReferencesError(PgsieveError):
     def __init__(self, broken_references: Sequence[tuple[Location, str, str]]) -> None:
         self.broken_references = tuple(broken_references)
         location, message, hint = self.broken_references[0]
-        super().__init__(f"{dotted_path(location)}: {message}", hint=hint)
+        super().__init__(f"{format_location(location)}: {message}", hint=hint)
 
 
 _UNKNOWN_SOURCE_MESSAGE = "is not a source of this file"
 
 
-def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
+def _find_broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
     """Yields the location, the message and the hint of each contradiction between sections that are valid by themselves.
 
     For example, a subscription may name a source that the file does not have.
     """
-    for name, message, hint in config.storage.option_problems(config.lake):
+    for name, message, hint in config.storage.find_option_problems(config.lake):
         yield ("storage", name), message, hint
-    yield from _names_differing_in_case("sources", config.sources)
-    yield from _names_differing_in_case("subscriptions", config.subscriptions)
+    yield from _find_names_differing_in_case("sources", config.sources)
+    yield from _find_names_differing_in_case("subscriptions", config.subscriptions)
     owners_by_folder = {name.lower(): f"source {name}" for name in config.sources}
     sources_by_slot: dict[tuple[str, str], str] = {}
     for name, source in config.sources.items():
@@ -321,7 +327,7 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
         location = ("subscriptions", name)
         subscribed_source = config.sources.get(subscription.source)
         if subscribed_source is None:
-            hint = name_hint(subscription.source, tuple(config.sources))
+            hint = suggest_name(subscription.source, tuple(config.sources))
             yield (*location, "source"), _UNKNOWN_SOURCE_MESSAGE, hint
             continue
         if subscription.row_filter != "publisher":
@@ -350,14 +356,14 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
         owners_by_folder.setdefault(slot, f"subscription {name}")
 
 
-def _names_differing_in_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
+def _find_names_differing_in_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
     """Yields a contradiction for each name that differs from an earlier name only in case.
 
     Both would have the same slot, since names of slots are lower case; and some file systems do not distinguish case.
     """
-    names_by_folded: dict[str, str] = {}
+    first_name_by_lower_case: dict[str, str] = {}
     for name in names:
-        first_name = names_by_folded.setdefault(name.lower(), name)
+        first_name = first_name_by_lower_case.setdefault(name.lower(), name)
         if first_name != name:
             yield (section, name), f"differs from {first_name} only in case", "give one of them another name"
 
@@ -403,7 +409,7 @@ _HINTS_BY_ERROR_TYPE = dict.fromkeys(
 )
 
 
-def _allowed_keys(location: Location) -> tuple[str, ...]:
+def _list_allowed_keys(location: Location) -> tuple[str, ...]:
     """The keys that are allowed in the mapping at this location of the file."""
     for pattern, model in _MODELS_BY_PATH.items():
         if len(pattern) == len(location) and all(
@@ -419,13 +425,13 @@ def _convert_error(error: ErrorDetails, document: Document) -> Problem:
     error_type, location, context = error["type"], error["loc"], error.get("ctx", {})
     if location and location[-1] == "[key]" and error_type != "extra_forbidden":
         location = location[:-1]
-    key, line = dotted_path(location), document.find_line(location)
+    key, line = format_location(location), document.find_line(location)
     if error_type == "extra_forbidden":
-        allowed = _allowed_keys(location[:-1])
-        return Problem(key, line, "unknown key", name_hint(str(location[-1]), allowed), allowed)
+        allowed = _list_allowed_keys(location[:-1])
+        return Problem(key, line, "unknown key", suggest_name(str(location[-1]), allowed), allowed)
     if error_type == "literal_error":
         allowed = tuple(re.findall(r"'([^']*)'", str(context.get("expected"))))
-        hint = name_hint(document.find_text(location), allowed)
+        hint = suggest_name(document.find_text(location), allowed)
         return Problem(key, line, f"should be one of {', '.join(allowed)}", hint, allowed)
     if error_type == "refused":
         return Problem(key, line, context["message"], context["hint"])
@@ -434,10 +440,10 @@ def _convert_error(error: ErrorDetails, document: Document) -> Problem:
     )
 
 
-def _missing_sources(document: Document) -> Iterator[Problem]:
+def _find_missing_sources(document: Document) -> Iterator[Problem]:
     """Yields a problem for each subscription that names a source which the file does not have.
 
-    `_broken_references` finds these contradictions, too, but pydantic calls it only if all sections are valid.
+    `_find_broken_references` finds these contradictions, too, but pydantic calls it only if all sections are valid.
     """
     sources, subscriptions = (document.content.get(section) for section in ("sources", "subscriptions"))
     if not isinstance(sources, dict) or not isinstance(subscriptions, dict):
@@ -447,10 +453,10 @@ def _missing_sources(document: Document) -> Iterator[Problem]:
         if isinstance(source, str) and source not in sources:
             source_location = ("subscriptions", name, "source")
             yield Problem(
-                dotted_path(source_location),
+                format_location(source_location),
                 document.find_line(source_location),
                 _UNKNOWN_SOURCE_MESSAGE,
-                name_hint(source, tuple(sources)),
+                suggest_name(source, tuple(sources)),
             )
 
 
@@ -468,15 +474,19 @@ def _refuse_model_fields(document: Document, path: Path) -> dict[str, Any]:
     problems = []
     for location, mapping, forbidden_key in forbidden_keys:
         if isinstance(mapping, dict) and forbidden_key in mapping:
-            key_location, allowed = (*location, forbidden_key), _allowed_keys(location)
+            key_location, allowed = (*location, forbidden_key), _list_allowed_keys(location)
             hint = (
-                f"the key above it is its name; {name_hint(None, allowed)}"
+                f"the key above it is its name; {suggest_name(None, allowed)}"
                 if location
-                else name_hint(None, allowed)
+                else suggest_name(None, allowed)
             )
             problems.append(
                 Problem(
-                    dotted_path(key_location), document.find_line(key_location), "unknown key", hint, allowed
+                    format_location(key_location),
+                    document.find_line(key_location),
+                    "unknown key",
+                    hint,
+                    allowed,
                 )
             )
     if problems:
@@ -499,11 +509,11 @@ def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ)
                 _convert_error(details, document)
                 for details in error.errors(include_url=False, include_input=False)
             ),
-            *_missing_sources(document),
+            *_find_missing_sources(document),
         ]
     except _BrokenReferencesError as error:
         problems = [
-            Problem(dotted_path(location), document.find_line(location), message, hint)
+            Problem(format_location(location), document.find_line(location), message, hint)
             for location, message, hint in error.broken_references
         ]
     # The exceptions of pydantic contain values of the file. If ConfigError were raised within a handler, Python would

@@ -11,7 +11,13 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pgsieve.pipelines.config.identifiers import parse_qualified_name
-from pgsieve.pipelines.config.values import NonEmptyText, name_parts, refusal, refuse_duplicates, refuse_empty
+from pgsieve.pipelines.config.values import (
+    NonEmptyText,
+    make_refusal,
+    refuse_duplicates,
+    refuse_empty,
+    split_name,
+)
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
@@ -22,7 +28,7 @@ class _Section(BaseModel):
 
 
 def _check_relation_name(name: str) -> str:
-    name_parts(name, 2, 'public.orders, "Sales"."Order Lines"')
+    split_name(name, 2, 'public.orders, "Sales"."Order Lines"')
     return name
 
 
@@ -43,7 +49,7 @@ class PublishedTableConfig(_Section):
         """Convert names of columns from SQL's notation to the names in the catalog."""
         if columns is None:
             return None
-        names = tuple(name_parts(column, 1, 'region, "Unit Price"')[0] for column in columns)
+        names = tuple(split_name(column, 1, 'region, "Unit Price"')[0] for column in columns)
         refuse_duplicates(names, "column")
         return names
 
@@ -82,15 +88,15 @@ class PublicationConfig(_Section):
     @model_validator(mode="after")
     def _require_tables(self) -> Self:
         if self.tables and self.all_tables:
-            raise refusal("has `tables` and `all_tables`", "keep one of them")
+            raise make_refusal("has `tables` and `all_tables`", "keep one of them")
         if self.sequences and self.all_sequences:
-            raise refusal("has `sequences` and `all_sequences`", "keep one of them")
+            raise make_refusal("has `sequences` and `all_sequences`", "keep one of them")
         if not (self.tables or self.all_tables or self.sequences or self.all_sequences):
-            raise refusal(
+            raise make_refusal(
                 "has no tables", "list some: `tables: [{table: …}]`, or publish all: `all_tables: true`"
             )
         if self.excepted_tables and not self.all_tables:
-            raise refusal(
+            raise make_refusal(
                 "has `except` without `all_tables: true`", "leave the tables out of `tables` instead"
             )
         return self

@@ -20,7 +20,7 @@ _RETENTIONS_BY_WORD = {"off": timedelta(), "forever": None}
 _MIN_VERSIONS_RETENTION = timedelta(hours=2)
 
 
-def _refusal(message: str, hint: str) -> PydanticCustomError:
+def _make_refusal(message: str, hint: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
 
 
@@ -31,7 +31,9 @@ def _parse_retention(value: object) -> timedelta | None:
         return _RETENTIONS_BY_WORD[str(value)]
     match = re.fullmatch(r"([1-9][0-9]{0,4}) (hour|day|week)s?", str(value))
     if not match:
-        raise _refusal("is not a time", "a number of hours, days or weeks, as in `7 days`; `off`; `forever`")
+        raise _make_refusal(
+            "is not a time", "a number of hours, days or weeks, as in `7 days`; `off`; `forever`"
+        )
     return int(match[1]) * _DURATIONS_BY_UNIT[match[2]]
 
 
@@ -40,7 +42,7 @@ def _parse_wait(value: object) -> timedelta:
         return value
     match = re.fullmatch(r"([1-9][0-9]{0,4}) (minute|hour|day|week)s?", str(value))
     if not match:
-        raise _refusal(
+        raise _make_refusal(
             "is not a time to wait for", "a number of minutes, hours, days or weeks, as in `15 minutes`"
         )
     return int(match[1]) * _DURATIONS_BY_UNIT.get(match[2], timedelta(minutes=1))
@@ -53,7 +55,7 @@ WaitTime = Annotated[timedelta, BeforeValidator(_parse_wait)]
 def _parse_versions_retention(value: object) -> timedelta:
     retention = _parse_retention(value)
     if retention is None or retention < _MIN_VERSIONS_RETENTION:
-        raise _refusal(
+        raise _make_refusal(
             "should be a time of 2 hours at least", "readers need recent versions; `forever` is not possible"
         )
     return retention

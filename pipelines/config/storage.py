@@ -50,7 +50,7 @@ class StorageConfig(BaseModel):
         """The storage of a lake, accessed with these options."""
         return Storage.from_address(lake, self.options, is_written_only_by_spark=self.only_writer == "spark")
 
-    def option_problems(self, lake: str) -> Iterator[tuple[str, str, str]]:
+    def find_option_problems(self, lake: str) -> Iterator[tuple[str, str, str]]:
         """Yields the name of each option that the lake's store does not have or cannot use, with a message and a hint."""
         storage = Storage.from_address(lake)
         allowed_options = OPTIONS.get(storage.platform or "", ())

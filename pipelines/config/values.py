@@ -25,7 +25,7 @@ from pgsieve.pipelines.config.identifiers import parse_qualified_name
 CAPTURE_BYTES = MAX_NAME_BYTES - len("_iud_root")
 
 
-def slot_name(*parts: str, max_length: int = MAX_NAME_BYTES) -> str:
+def make_slot_name(*parts: str, max_length: int = MAX_NAME_BYTES) -> str:
     """A valid name for a replication slot, made from these parts.
 
     It consists of a-z, 0-9 and _, as `ReplicationSlotValidateName` requires (`src/backend/replication/slot.c`), and has
@@ -36,7 +36,7 @@ def slot_name(*parts: str, max_length: int = MAX_NAME_BYTES) -> str:
     return cut_name(name, max_length, "_".join(parts))
 
 
-def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
+def make_refusal(message: str, hint: str | None = None) -> PydanticCustomError:
     """Make the error that a validator raises for an invalid value."""
     return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
 
@@ -44,7 +44,7 @@ def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
 def _check_folder_name(name: str) -> str:
     """Refuse a name that cannot be a folder of the lake and a part of a Dagster asset key."""
     if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name.startswith("_") or len(name) > MAX_NAME_BYTES:
-        raise refusal(
+        raise make_refusal(
             "cannot be a name",
             f"letters, digits and underscores, no underscore first, {MAX_NAME_BYTES} at most: "
             "it becomes a folder of the lake and part of an asset key",
@@ -54,7 +54,7 @@ def _check_folder_name(name: str) -> str:
 
 def _check_object_name(name: str, max_bytes: int = MAX_NAME_BYTES) -> str:
     if not name or len(name.encode()) > max_bytes:
-        raise refusal(
+        raise make_refusal(
             f"should be a name of 1 to {max_bytes} bytes", "write it as it is on the server, unquoted"
         )
     return name
@@ -67,16 +67,16 @@ def _check_capture_name(name: str) -> str:
 
 def _refuse_blank(text: str) -> str:
     if not text.strip():
-        raise refusal("is empty", "leave the key out for its default")
+        raise make_refusal("is empty", "leave the key out for its default")
     return text
 
 
-def name_parts(text: str, part_count: int, example: str) -> tuple[str, ...]:
+def split_name(text: str, part_count: int, example: str) -> tuple[str, ...]:
     """Split a qualified name into this many parts, as SQL does. Refuses other text; the hint shows `example`."""
     try:
         return parse_qualified_name(text, part_count)
     except ValueError as error:
-        raise refusal(str(error), f"write it as in SQL: {example}") from None
+        raise make_refusal(str(error), f"write it as in SQL: {example}") from None
 
 
 def refuse_empty(entries: Collection[object] | None) -> Collection[object] | None:
@@ -86,14 +86,14 @@ def refuse_empty(entries: Collection[object] | None) -> Collection[object] | Non
     would get two problems instead of one.
     """
     if entries is not None and not entries:
-        raise refusal("should have at least one entry")
+        raise make_refusal("should have at least one entry")
     return entries
 
 
 def refuse_duplicates(items: Iterable[Hashable], kind: str) -> None:
     """Refuse a list that contains an item twice. `kind` says what the items are, for example "table"."""
     if any(count > 1 for count in Counter(items).values()):
-        raise refusal(f"names a {kind} twice", "keep one of them")
+        raise make_refusal(f"names a {kind} twice", "keep one of them")
 
 
 def refuse_unreadable_conninfo(conninfo: SecretStr) -> SecretStr:
@@ -102,7 +102,7 @@ def refuse_unreadable_conninfo(conninfo: SecretStr) -> SecretStr:
         conninfo_to_dict(conninfo.get_secret_value())
     except psycopg.Error:
         # libpq's message quotes a part of the conninfo, and that part may be a password.
-        raise refusal(
+        raise make_refusal(
             "is not a connection string that libpq can read",
             "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
             "with %-codes for special characters; a password with such characters goes into a `password` of its own",
@@ -118,21 +118,21 @@ def has_password(conninfo: SecretStr) -> bool:
 def refuse_empty_secret(secret: SecretStr) -> SecretStr:
     """Refuse an empty secret. With an empty password, libpq would silently use the one of PGPASSWORD or .pgpass instead."""
     if not secret.get_secret_value():
-        raise refusal("is empty", "leave the key out for none, or for that of PGPASSWORD or .pgpass")
+        raise make_refusal("is empty", "leave the key out for none, or for that of PGPASSWORD or .pgpass")
     return secret
 
 
 def refuse_empty_command(command: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     """Refuse a command that does not begin with the name of a program."""
     if not command or not command[0].get_secret_value():
-        raise refusal(
+        raise make_refusal(
             "names no program", "a list: the program, then its arguments one by one; no shell reads them"
         )
     return command
 
 
 def _check_column_name(text: str) -> str:
-    name_parts(text, 3, 'public.orders.amount, "Sales".lines."Unit Price"')
+    split_name(text, 3, 'public.orders.amount, "Sales".lines."Unit Price"')
     return text
 
 
@@ -169,7 +169,7 @@ def add_names(entries: object) -> object:
 def _check_plain_name(name: str) -> str:
     """Refuse a name for a column that some query engine would have to quote or to map to another name."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_NAME_BYTES:
-        raise refusal(
+        raise make_refusal(
             "cannot be the name of a column", f"letters, digits and underscores, {MAX_NAME_BYTES} at most"
         )
     return name

@@ -23,7 +23,7 @@ from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.demo.servers import execute_all, open_session
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.source import literal
+from pgsieve.resources.postgres.source import quote_literal
 
 _DATABASE = "at_size"
 _MAX_WAIT_SECONDS = 600.0
@@ -41,21 +41,21 @@ _ROW = (
 )
 
 
-def at_size(
-    home: Path,
+def measure_large_table(
+    demo_folder: Path,
     servers: tuple[EmbeddedServer, EmbeddedServer],
     spark: Mapping[str, Any],
-    store: Mapping[str, Any],
+    store_settings: Mapping[str, Any],
     rows: int,
     progress: Progress,
 ) -> LargeTableReport:
     """Let CREATE SUBSCRIPTION and pgsieve each copy `rows` rows, and apply half as many changes.
 
-    `store` has the keys `lake` and `storage` of pgsieve.yaml; it is empty if the lake is in the folder.
+    `store_settings` has the keys `lake` and `storage` of pgsieve.yaml; it is empty if the lake is in the folder.
     """
     publisher, _ = servers
     with ExitStack() as stack:
-        source, target = (stack.enter_context(_database(server)) for server in servers)
+        source, target = (stack.enter_context(_create_database(server)) for server in servers)
         task = f"make {quantity(rows, 'row')}"
         progress.start(task)
         execute_all(
@@ -63,12 +63,12 @@ def at_size(
         )
         execute_all(source, "analyze orders; checkpoint")
         progress.finish(task)
-        config = _configuration(home, publisher, spark, store)
+        config = _write_configuration(demo_folder, publisher, spark, store_settings)
         engine = build_project(config).lake.engine
         if engine.threads is None:
             # A machine has to fetch the jars only once, so the time for that is not measured.
             engine.fetch_jars()
-        conninfo = literal(publisher.conninfo(dbname=_DATABASE))
+        conninfo = quote_literal(publisher.conninfo(dbname=_DATABASE))
         start_time = monotonic()
         target.execute(f"create subscription {_DATABASE} connection {conninfo} publication {_DATABASE}")
         _wait_for_subscriber(source, target)
@@ -87,7 +87,7 @@ def at_size(
     return LargeTableReport((copy_step, apply_step), report.equal)
 
 
-def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
+def _create_database(server: EmbeddedServer) -> psycopg.Connection[Any]:
     """Create a database with the table; returns a session there."""
     with open_session(server) as connection:
         connection.execute(f"create database {_DATABASE}")
@@ -96,8 +96,8 @@ def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
     return connection
 
 
-def _configuration(
-    home: Path, publisher: EmbeddedServer, spark: Mapping[str, Any], store: Mapping[str, Any]
+def _write_configuration(
+    demo_folder: Path, publisher: EmbeddedServer, spark: Mapping[str, Any], store_settings: Mapping[str, Any]
 ) -> Config:
     """Write the configuration file for the large table, and load it."""
     content = {
@@ -105,10 +105,10 @@ def _configuration(
         "spark": dict(spark),
         "sources": {_DATABASE: {"conninfo": publisher.conninfo(dbname=_DATABASE)}},
         "subscriptions": {"orders": {"source": _DATABASE, "publications": [_DATABASE]}},
-        **({**store, "lake": f"{store['lake']}_{_DATABASE}"} if store else {}),
+        **({**store_settings, "lake": f"{store_settings['lake']}_{_DATABASE}"} if store_settings else {}),
     }
     # The file is in the folder of the demo's pgsieve.yaml, so that both use the same records of Dagster.
-    path = home / f"{_DATABASE}.yaml"
+    path = demo_folder / f"{_DATABASE}.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return load_config(path)
 
@@ -131,15 +131,15 @@ def _commit_changes(source: psycopg.Connection[Any], rows: int) -> int:
 
 
 def _measure_step(
-    title: str, rows: int, subscriber: float, config: Config, progress: Progress
+    title: str, rows: int, subscriber_seconds: float, config: Config, progress: Progress
 ) -> LargeTableStep:
-    """Measure how long pgsieve takes for the work for which PostgreSQL's subscriber took `subscriber` seconds."""
+    """Measure how long pgsieve takes for the work for which PostgreSQL's subscriber took `subscriber_seconds` seconds."""
     start_time = monotonic()
     summary = run(config, config.select([]), progress)
     for failure in summary.failures:
         raise failure.error
-    (cost,) = (each.spent for each in summary.subscriptions)
-    return LargeTableStep(title, rows, subscriber, monotonic() - start_time, cost)
+    (cost,) = (subscription_run.spent for subscription_run in summary.subscriptions)
+    return LargeTableStep(title, rows, subscriber_seconds, monotonic() - start_time, cost)
 
 
 def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:

@@ -6,7 +6,7 @@ Out: a `DemoReport`
 Two embedded PostgreSQL servers are started. The first one publishes, and the second one subscribes with CREATE
 SUBSCRIPTION. pgsieve replicates the same publications into Delta tables, both with `row_filter: pipeline` and with
 `row_filter: publisher`. After each step the three results are compared. The statements are those of the PostgreSQL
-documentation, 29.4.7. The large table (`at_size`) comes last.
+documentation, 29.4.7. The large table (module `at_size`) comes last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import ComparedTable, DemoReport, Progress
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
-from pgsieve.pipelines.demo.at_size import at_size
+from pgsieve.pipelines.demo.at_size import measure_large_table
 from pgsieve.pipelines.demo.servers import execute_all, make_demo_folder, open_session, start_servers
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.stores.embedded_s3 import BUCKET, REGION, run_embedded_s3
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.source import literal, quote
+from pgsieve.resources.postgres.source import quote, quote_literal
 
 _TABLES = """
 create table t1(a int, b int, c text, primary key(a, c));
@@ -48,7 +48,7 @@ create publication p3 for table t2 where (d = 10), t3 where (g = 10);
 create publication p4 for table parent where (a < 5), child where (a >= 5) with (publish_via_partition_root = true)
 """
 
-_INITIAL = """
+_FIRST_ROWS = """
 insert into t1 values (1, 101, 'NSW'), (10, 110, 'NSW');
 insert into t2 values (10, 99, 1), (11, 98, 2), (12, 99, 3);
 insert into t3 values (10, 1, 1), (11, 2, 2);
@@ -72,7 +72,7 @@ class Step:
 
 
 STEPS = (
-    Step("the initial sync copies the rows that match", _INITIAL, ("t1", "t2", "t3", "parent")),
+    Step("the initial sync copies the rows that match", _FIRST_ROWS, ("t1", "t2", "t3", "parent")),
     Step(
         "INSERTs of 2 to 9: only rows that match are replicated",
         "insert into t1 values (2, 102, 'NSW'); insert into t1 values (3, 103, 'QLD');"
@@ -97,9 +97,9 @@ STEPS = (
 )
 
 #: Maps each subscription to its publications.
-_SUBSCRIPTIONS = {"s1": ("p1", "p4"), "s23": ("p2", "p3")}
+_PUBLICATIONS_BY_SUBSCRIPTION = {"s1": ("p1", "p4"), "s23": ("p2", "p3")}
 #: Maps each table to the subscription whose table is shown. Subscription s23 has t1, too, but without a row filter.
-_SUBSCRIPTION_OF = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
+_SUBSCRIPTION_BY_TABLE = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
 _MODES = ("pipeline", "publisher")
 
 #: Settings of Spark for tables with few rows. For these, Spark would take longer to compile code than to read the rows.
@@ -123,7 +123,7 @@ ShowStep = Callable[[str, Sequence[ComparedTable]], None]
 def demo(
     folder: Path | None,
     progress: Progress,
-    show: ShowStep,
+    show_step: ShowStep,
     *,
     on_s3: bool = False,
     rows: int = ROWS,
@@ -142,34 +142,48 @@ def demo(
     spark = {"master": "threads[*]" if without_spark else "local[*]"}
     if rows and not without_spark:
         _check_java()
-    home = make_demo_folder(folder)
+    demo_folder = make_demo_folder(folder)
     with ExitStack() as stack:
         progress.start("start two PostgreSQL servers")
-        publisher, subscriber = EmbeddedServer(home / "publisher"), EmbeddedServer(home / "subscriber")
+        publisher, subscriber = (
+            EmbeddedServer(demo_folder / "publisher"),
+            EmbeddedServer(demo_folder / "subscriber"),
+        )
         stack.enter_context(start_servers(publisher, subscriber))()
         progress.finish("start two PostgreSQL servers")
-        store = stack.enter_context(_s3_server(home)) if on_s3 else {}
-        config = _configuration(home, publisher, store)
-        compared = _replay_steps(config, publisher, subscriber, progress, show)
-        size_report = at_size(home, (publisher, subscriber), spark, store, rows, progress) if rows else None
+        store_settings = stack.enter_context(_run_s3_server(demo_folder)) if on_s3 else {}
+        config = _write_configuration(demo_folder, publisher, store_settings)
+        compared_tables = _replay_steps(config, publisher, subscriber, progress, show_step)
+        size_report = (
+            measure_large_table(demo_folder, (publisher, subscriber), spark, store_settings, rows, progress)
+            if rows
+            else None
+        )
     return DemoReport(
         config=config.path,
         lake=config.lake,
-        tables=compared,
+        tables=compared_tables,
         seconds=monotonic() - start_time,
         sized=size_report,
     )
 
 
 def _replay_steps(
-    config: Config, publisher: EmbeddedServer, subscriber: EmbeddedServer, progress: Progress, show: ShowStep
+    config: Config,
+    publisher: EmbeddedServer,
+    subscriber: EmbeddedServer,
+    progress: Progress,
+    show_step: ShowStep,
 ) -> tuple[ComparedTable, ...]:
     """Replay the manual's examples step by step. Returns the comparisons of tables after each step."""
     comparisons: list[ComparedTable] = []
     with ExitStack() as stack:
         source = stack.enter_context(open_session(publisher))
         execute_all(source, _TABLES + ";" + _PUBLICATIONS)
-        targets = {name: stack.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
+        targets = {
+            name: stack.enter_context(_create_database(subscriber, name))
+            for name in _PUBLICATIONS_BY_SUBSCRIPTION
+        }
         for number, step in enumerate(STEPS):
             if step.publications:
                 execute_all(source, step.publications)
@@ -177,17 +191,17 @@ def _replay_steps(
                 _wait_for_subscriber(source, targets["s1"])
             execute_all(source, step.statements)
             if number == 0:
-                _subscribe(targets, publisher)
-            if failures := run(config, _changed_subscriptions(config, step), progress).failures:
+                _create_subscriptions(targets, publisher)
+            if failures := run(config, _find_changed_subscriptions(config, step), progress).failures:
                 raise failures[0].error
             for target in targets.values():
                 _wait_for_subscriber(source, target)
             tables = [
                 comparison
                 for table in step.tables
-                for comparison in _compare(config, table, source, targets[_SUBSCRIPTION_OF[table]])
+                for comparison in _compare(config, table, source, targets[_SUBSCRIPTION_BY_TABLE[table]])
             ]
-            show(step.title, tables)
+            show_step(step.title, tables)
             comparisons += tables
         for name, target in targets.items():
             target.execute(f"drop subscription {quote(name)}")
@@ -206,19 +220,26 @@ def _check_java() -> None:
 
 
 @contextmanager
-def _s3_server(home: Path) -> Iterator[Mapping[str, Any]]:
+def _run_s3_server(demo_folder: Path) -> Iterator[Mapping[str, Any]]:
     """Within the block, run an S3 server with its data in the folder; yields `lake` and `storage` for pgsieve.yaml."""
-    key, secret = token_hex(10), token_hex(20)
-    with run_embedded_s3(home / "s3", key, secret) as url:
-        storage = {"endpoint": url, "region": REGION, "access_key_id": key, "secret_access_key": secret}
+    access_key, secret_key = token_hex(10), token_hex(20)
+    with run_embedded_s3(demo_folder / "s3", access_key, secret_key) as url:
+        storage = {
+            "endpoint": url,
+            "region": REGION,
+            "access_key_id": access_key,
+            "secret_access_key": secret_key,
+        }
         yield {"lake": f"s3://{BUCKET}/demo", "storage": storage}
 
 
-def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, Any]) -> Config:
+def _write_configuration(
+    demo_folder: Path, publisher: EmbeddedServer, store_settings: Mapping[str, Any]
+) -> Config:
     """Write pgsieve.yaml, and load it. It has each of the manual's subscriptions in both modes of `row_filter`."""
     subscriptions = {
         f"{name}_{mode}": {"source": "demo", "publications": list(publications), "row_filter": mode}
-        for name, publications in _SUBSCRIPTIONS.items()
+        for name, publications in _PUBLICATIONS_BY_SUBSCRIPTION.items()
         for mode in _MODES
     }
     content = {
@@ -226,21 +247,21 @@ def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, An
         "spark": {"master": "local[*]", "conf": SMALL_DATA},
         "sources": {"demo": {"conninfo": publisher.conninfo()}},
         "subscriptions": subscriptions,
-        **store,
+        **store_settings,
     }
-    path = home / "pgsieve.yaml"
+    path = demo_folder / "pgsieve.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return load_config(path)
 
 
-def _changed_subscriptions(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
+def _find_changed_subscriptions(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
     """The subscriptions whose tables are changed by a step."""
-    names = {_SUBSCRIPTION_OF[table] for table in step.tables}
+    names = {_SUBSCRIPTION_BY_TABLE[table] for table in step.tables}
     return config.select([f"{name}_{mode}" for name in sorted(names) for mode in _MODES])
 
 
 @contextmanager
-def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
+def _create_database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
     """Create a database for one of PostgreSQL's subscriptions, and open a session there.
 
     If both subscriptions were in the same database, its table t1 would get each row twice.
@@ -252,29 +273,29 @@ def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connect
         yield connection
 
 
-def _subscribe(targets: Mapping[str, psycopg.Connection[Any]], publisher: EmbeddedServer) -> None:
+def _create_subscriptions(targets: Mapping[str, psycopg.Connection[Any]], publisher: EmbeddedServer) -> None:
     """Execute CREATE SUBSCRIPTION on the second server."""
-    for name, publications in _SUBSCRIPTIONS.items():
+    for name, publications in _PUBLICATIONS_BY_SUBSCRIPTION.items():
         names = ", ".join(quote(p) for p in publications)
         targets[name].execute(
-            f"create subscription {quote(name)} connection {literal(publisher.conninfo())} publication {names}"
+            f"create subscription {quote(name)} connection {quote_literal(publisher.conninfo())} publication {names}"
         )
 
 
 def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
     """Wait until PostgreSQL's subscriptions have copied their tables and applied all changes."""
-    row = source.execute("select pg_current_wal_lsn()::text").fetchone()
-    assert row is not None
+    lsn_row = source.execute("select pg_current_wal_lsn()::text").fetchone()
+    assert lsn_row is not None
     deadline = monotonic() + _MAX_WAIT_SECONDS
     while True:
-        synced = target.execute(
+        is_synced_row = target.execute(
             "select bool_and(srsubstate in ('r', 's')) from pg_subscription_rel"
         ).fetchone()
-        position = source.execute(
+        is_replayed_row = source.execute(
             "select count(*) >= %s from pg_stat_replication where replay_lsn >= %s::pg_lsn",
-            [len(_SUBSCRIPTIONS), row[0]],
+            [len(_PUBLICATIONS_BY_SUBSCRIPTION), lsn_row[0]],
         ).fetchone()
-        if synced and synced[0] and position and position[0]:
+        if is_synced_row and is_synced_row[0] and is_replayed_row and is_replayed_row[0]:
             return
         if monotonic() > deadline:
             raise PgsieveError("the built-in subscription did not catch up", hint="run the demo again")
@@ -286,16 +307,18 @@ def _compare(
 ) -> list[ComparedTable]:
     """Compare a table of the publisher with PostgreSQL's subscriber, and with pgsieve's replica in each mode."""
     query = f"select * from {quote(table)} order by 1"
-    names = tuple(d.name for d in source.execute(query).description or ())
+    column_names = tuple(column.name for column in source.execute(query).description or ())
 
-    def rows(connection: psycopg.Connection[Any]) -> tuple[tuple[str, ...], ...]:
+    def read_rows(connection: psycopg.Connection[Any]) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(str(value) for value in row) for row in connection.execute(query))
 
     lake = build_project(config).lake.open()
     comparisons = []
     for mode in _MODES:
-        path = lake.paths.replica(f"{_SUBSCRIPTION_OF[table]}_{mode}", "public", table)
+        path = lake.paths.replica(f"{_SUBSCRIPTION_BY_TABLE[table]}_{mode}", "public", table)
         replica_rows = sorted(tuple(row.values()) for row in lake.records.rows(path))
-        replica = tuple(tuple(str(value) for value in row) for row in replica_rows)
-        comparisons.append(ComparedTable(table, mode, names, rows(source), replica, rows(target)))
+        printed_rows = tuple(tuple(str(value) for value in row) for row in replica_rows)
+        comparisons.append(
+            ComparedTable(table, mode, column_names, read_rows(source), printed_rows, read_rows(target))
+        )
     return comparisons

@@ -40,26 +40,26 @@ _STOP_SECONDS = 20.0
 
 #: A function that opens a log file. Its block gets an object that writes progress into the file, and a function that
 #: writes the results of runs there.
-RunLog = Callable[[Path], AbstractContextManager[tuple[Progress, Callable[[RunSummary], None]]]]
+RunLogOpener = Callable[[Path], AbstractContextManager[tuple[Progress, Callable[[RunSummary], None]]]]
 
 
-def live_demo(
+def run_live_demo(
     folder: Path | None,
     host: str,
     port: int,
     progress: Progress,
-    ready: Callable[[LiveDemo], None],
-    open_run_log: RunLog,
+    on_ready: Callable[[LiveDemo], None],
+    open_run_log: RunLogOpener,
 ) -> None:
-    """Run the demo until a signal ends it. When the web interface answers, `ready` is called."""
-    home = make_demo_folder(folder)
+    """Run the demo until a signal ends it. When the web interface answers, `on_ready` is called."""
+    demo_folder = make_demo_folder(folder)
     # The demo has Dagster records of its own, so that it does not write into those of the user.
     os.environ.pop("DAGSTER_HOME", None)
     stop_event = StopEvent()
     with ExitStack() as stack:
         stack.enter_context(stop_event.set_by_signals())
         progress.start("start PostgreSQL")
-        server = EmbeddedServer(home / "publisher")
+        server = EmbeddedServer(demo_folder / "publisher")
         wait_until_started = stack.enter_context(start_servers(server))
         # These imports take seconds, and the server starts meanwhile.
         from pgsieve.pipelines.commands import engine
@@ -70,40 +70,40 @@ def live_demo(
         with Conninfo(server.conninfo()).connect() as connection:
             make_tables(connection)
         progress.finish("start PostgreSQL")
-        config = _configuration(home, server)
+        config = _write_configuration(demo_folder, server)
         stack.callback(engine.stop, config)
         with open_instance(config) as instance:
             register_tables(config, instance)
         dagster_server = stack.enter_context(
-            start_dagster(config, host, port, stop_event=stop_event, log_path=home / "dagster.log")
+            start_dagster(config, host, port, stop_event=stop_event, log_path=demo_folder / "dagster.log")
         )
-        url, log = f"http://{host}:{port}", home / "demo.log"
+        url, log_path = f"http://{host}:{port}", demo_folder / "demo.log"
         progress.start("start Dagster")
-        _wait_for(url, dagster_server, stop_event, home)
+        _wait_for_interface(url, dagster_server, stop_event, demo_folder)
         progress.finish("start Dagster")
         if not stop_event.is_set():
             group = f"{url}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
-            ready(LiveDemo(group, config.path, server.conninfo(), log))
+            on_ready(LiveDemo(group, config.path, server.conninfo(), log_path))
         # The first run starts Spark. If it began earlier, Dagster would take longer to start.
         stack.enter_context(write_traffic(server.conninfo()))
-        log_line, show = stack.enter_context(open_run_log(log))
-        run_thread = threading.Thread(
-            target=_run_repeatedly, args=(config, log_line, show, stop_event), name="runs", daemon=True
-        )
+        log_progress, show_result = stack.enter_context(open_run_log(log_path))
+        arguments = (config, log_progress, show_result, stop_event)
+        run_thread = threading.Thread(target=_run_repeatedly, args=arguments, name="runs", daemon=True)
         run_thread.start()
         stack.callback(run_thread.join, _STOP_SECONDS)
         while not stop_event.wait_in_steps(1.0):
             if dagster_server.poll() is not None:
-                raise _dagster_error(home)
+                raise _make_dagster_error(demo_folder)
             if not run_thread.is_alive():
                 raise PgsieveError(
-                    "the runs of the demo have ended", hint=f"{log} shows the reason; start the demo again"
+                    "the runs of the demo have ended",
+                    hint=f"{log_path} shows the reason; start the demo again",
                 )
         progress.start("end PostgreSQL and Dagster")
     progress.finish("end PostgreSQL and Dagster")
 
 
-def _configuration(home: Path, server: EmbeddedServer) -> Config:
+def _write_configuration(demo_folder: Path, server: EmbeddedServer) -> Config:
     """Write pgsieve.yaml, and load it. One subscription has row filters and column lists, the other has whole tables."""
     from pgsieve.pipelines.demo.demo import SMALL_DATA
 
@@ -120,13 +120,13 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
             "warehouse": {"source": "shop", "publications": ["everything"]},
         },
     }
-    path = home / "pgsieve.yaml"
+    path = demo_folder / "pgsieve.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return load_config(path)
 
 
 def _run_repeatedly(
-    config: Config, progress: Progress, show: Callable[[RunSummary], None], stop_event: StopEvent
+    config: Config, progress: Progress, show_result: Callable[[RunSummary], None], stop_event: StopEvent
 ) -> None:
     """Do a run every few seconds.
 
@@ -145,16 +145,18 @@ def _run_repeatedly(
             progress.tell(error.message)
         else:
             if (summary.changed or summary.failures) and not stop_event.is_set():
-                show(summary)
+                show_result(summary)
         stop_event.wait(RUN_SECONDS)
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes], stop_event: StopEvent, home: Path) -> None:
+def _wait_for_interface(
+    url: str, process: subprocess.Popen[bytes], stop_event: StopEvent, demo_folder: Path
+) -> None:
     """Wait until the web interface answers. Raises PgsieveError if Dagster has ended, or takes too long to start."""
     deadline = monotonic() + _START_SECONDS
     while not stop_event.wait_in_steps(0.5):
         if process.poll() is not None or monotonic() > deadline:
-            raise _dagster_error(home)
+            raise _make_dagster_error(demo_folder)
         try:
             with urlopen(f"{url}/server_info", timeout=5) as answer:  # noqa: S310 - our own address
                 if answer.status == HTTPStatus.OK:
@@ -163,11 +165,11 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], stop_event: StopEvent,
             continue
 
 
-def _dagster_error(home: Path) -> PgsieveError:
+def _make_dagster_error(demo_folder: Path) -> PgsieveError:
     """The error that Dagster has ended or does not start, with the last line of its log."""
-    lines = (home / "dagster.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = (demo_folder / "dagster.log").read_text(encoding="utf-8", errors="replace").splitlines()
     last_line = next((line.strip() for line in reversed(lines) if line.strip()), "nothing in its log")
     return PgsieveError(
         f"Dagster has ended, or does not start: {last_line}",
-        hint=f"see {home / 'dagster.log'}; if the port is taken, choose another --port",
+        hint=f"see {demo_folder / 'dagster.log'}; if the port is taken, choose another --port",
     )

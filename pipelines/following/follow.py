@@ -45,8 +45,8 @@ from pgsieve.pipelines.commands.failures import Failures, Item, Result
 from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, open_instance
 from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
-from pgsieve.pipelines.commands.run import enabled_subscriptions, summaries, transform_and_apply
-from pgsieve.pipelines.commands.status import brief_status
+from pgsieve.pipelines.commands.run import select_enabled, summarize_runs, transform_and_apply
+from pgsieve.pipelines.commands.status import make_brief_status_reader
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
 from pgsieve.pipelines.following.metrics import FollowMetrics
@@ -63,7 +63,7 @@ from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
 from pgsieve.resources.postgres.session_pool import pool_sessions
 from pgsieve.resources.postgres.waits import are_transactions_open
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from pgsieve.resources.tracing import span
 
 OnResult = Callable[[RunSummary], None]
@@ -123,9 +123,11 @@ def follow(
     """
     project = build_project(config)
     # The server of the metrics starts first. If its address is not available, the command fails before it does any work.
-    metrics = FollowMetrics(brief_status(config)) if metrics_address else None
-    streams_by_slot = {(each.source.name, each.slot): each for each in project.slot_streams.values()}
-    watch = Watch(stall_seconds, lambda each: _is_behind(streams_by_slot[each.source, each.slot], each))
+    metrics = FollowMetrics(make_brief_status_reader(config)) if metrics_address else None
+    stream_by_slot = {(s.source.name, s.slot): s for s in project.slot_streams.values()}
+    watch = Watch(
+        stall_seconds, lambda activity: _is_behind(stream_by_slot[activity.source, activity.slot], activity)
+    )
 
     def report_failure(failure: Failure) -> None:
         if metrics is not None:
@@ -133,8 +135,8 @@ def follow(
         on_result(RunSummary((), (failure,)))
 
     failures = Failures(report_failure)
-    selected_subscriptions = [project.subscriptions[each.name] for each in subscription_configs]
-    subscriptions = enabled_subscriptions(project, selected_subscriptions, failures)
+    selected_subscriptions = [project.subscriptions[s.name] for s in subscription_configs]
+    subscriptions = select_enabled(project, selected_subscriptions, failures)
     subscription_names = {subscription.name for subscription in subscriptions}
     with ExitStack() as stack:
         if metrics_address and metrics:
@@ -142,7 +144,7 @@ def follow(
             progress.tell(f"metrics at http://{metrics_address[0]}:{port}/metrics, health at /healthz")
         instance = stack.enter_context(open_instance(config))
         context = _Context(project, instance, progress, on_result, failures, watch, metrics)
-        streams = project.slot_streams_of(subscriptions)
+        streams = project.find_slot_streams(subscriptions)
         followers = [_Follower(context, stream, subscription_names) for stream in streams]
         stop_signal = stack.enter_context(_stop_on_signals(followers))
         # If a stream ran in the main thread, a signal would make Dagster end the run in progress. The threads are daemons:
@@ -173,7 +175,7 @@ def _wait_for_threads(threads: Sequence[threading.Thread], seconds: float) -> bo
 def _is_behind(slot_stream: SlotStream, activity: SlotStreamActivity) -> bool:
     """True if the server has WAL that the stream has not received."""
     with slot_stream.source.connect() as connection:
-        return activity.stream is not None and current_lsn(connection) > activity.stream.position
+        return activity.stream is not None and read_current_lsn(connection) > activity.stream.position
 
 
 @dataclass
@@ -239,7 +241,7 @@ class _Follower:
         self._on_result = context.on_result
         self._failures = context.failures
         self._subscriptions = [
-            s for s in self._project.subscriptions_of(slot_stream) if s.name in subscription_names
+            s for s in self._project.find_subscriptions(slot_stream) if s.name in subscription_names
         ]
         self._stop_event = threading.Event()
         self._stream: FollowedSlotStream | None = None
@@ -307,7 +309,7 @@ class _Follower:
     def _copy_and_follow(self) -> None:
         """Copy the tables that need it, and then apply slice by slice until a table needs a copy again."""
         with self._turn_lock:
-            materializers = self._materializers()
+            materializers = self._make_materializers()
             for materializer in materializers:
                 are_open_by_ids = {
                     transaction_ids: self._are_open(transaction_ids)
@@ -438,7 +440,7 @@ class _Follower:
                     )
                 self._report.add_slice(drain_result, self._send_report)
                 self._activity.note_progress()
-                materializers = self._materializers()
+                materializers = self._make_materializers()
                 self._for_each(materializers, self._apply_slice)
                 self._pause_seconds = _MIN_PAUSE_SECONDS
         finally:
@@ -472,11 +474,15 @@ class _Follower:
                 maintain_subscription(subscription, lake, retention, no_log, changed_tables)
                 changed_tables.clear()
             maintain_slot_stream(
-                self._slot_stream, lake, self._project.subscriptions_of(self._slot_stream), retention, no_log
+                self._slot_stream,
+                lake,
+                self._project.find_subscriptions(self._slot_stream),
+                retention,
+                no_log,
             )
         except Exception:
             _logger.exception("maintenance of the followed tables has failed; it is tried again later")
-        self._register(self._materializers())
+        self._register(self._make_materializers())
 
     def _send_report(self) -> None:
         with self._turn_lock:
@@ -508,7 +514,7 @@ class _Follower:
                     except Exception:
                         _logger.exception("the cut of %s could not be reported to Dagster", subscription.name)
 
-    def _materializers(self) -> list[Materializer]:
+    def _make_materializers(self) -> list[Materializer]:
         return self._for_each(
             self._subscriptions,
             lambda s: Materializer(
@@ -517,7 +523,7 @@ class _Follower:
         )
 
     def _report_results(self, materializers: Sequence[Materializer]) -> None:
-        subscription_runs = summaries(materializers, self._failures)
+        subscription_runs = summarize_runs(materializers, self._failures)
         if runs_to_report := tuple(
             subscription_run
             for subscription_run in subscription_runs

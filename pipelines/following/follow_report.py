@@ -32,7 +32,7 @@ from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.pipelines.commands.in_process import DEFAULT_NAMES, materialize
 from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.project import Project
-from pgsieve.pipelines.published import published_tables
+from pgsieve.pipelines.published import find_published_tables
 from pgsieve.resources.lake.delta.layout import TableName
 
 #: A report is due this many seconds after the first slice that it reports.
@@ -129,7 +129,9 @@ class FollowReport:
                         subscription, DEFAULT_NAMES, prefetched=finished_work(transformed_changes)
                     )
                 )
-                tables_of_subscription = published_tables(self._project, [subscription])[subscription.name]
+                tables_of_subscription = find_published_tables(self._project, [subscription])[
+                    subscription.name
+                ]
                 changed_tables, unchanged_tables = split_tables(tables_of_subscription, result.tables)
                 if changed_tables:
                     assets.append(

@@ -27,7 +27,7 @@ from pgsieve import __version__
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.records.table_states import SyncState
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
-from pgsieve.decoding.changes.sent_as import counts_by_result
+from pgsieve.decoding.changes.sent_as import count_by_result
 from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, SubscriptionStatus
 
 _SLOT_LABELS = ("source", "slot")
@@ -53,10 +53,10 @@ class _StatusGauge:
 _SLOT_GAUGES: Sequence[_StatusGauge] = (
     _StatusGauge("pgsieve_source_up", "Whether the source answered.", lambda s: s.problem is None),
     _StatusGauge(
-        "pgsieve_slot_exists", "Whether the replication slot exists.", lambda s: _known_or_none(s.exists)
+        "pgsieve_slot_exists", "Whether the replication slot exists.", lambda s: _get_if_known(s.exists)
     ),
     _StatusGauge(
-        "pgsieve_slot_active", "Whether a process reads the slot.", lambda s: _known_or_none(s.active)
+        "pgsieve_slot_active", "Whether a process reads the slot.", lambda s: _get_if_known(s.active)
     ),
     _StatusGauge(
         "pgsieve_slot_wal_at_risk",
@@ -101,7 +101,7 @@ _SUBSCRIPTION_GAUGES: Sequence[_StatusGauge] = (
 )
 
 
-def _known_or_none(value: bool | Literal["unknown"]) -> bool | None:
+def _get_if_known(value: bool | Literal["unknown"]) -> bool | None:
     """The value, or None if the source did not answer and the value is unknown."""
     return None if value == UNKNOWN else value
 
@@ -130,17 +130,17 @@ class StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the samples of all gauges."""
-        report = self._current_report()
+        report = self._read_recent_report()
         slots = [((s.source, s.slot), s) for s in report.slots]
         subscriptions = [((s.name,), s) for s in report.subscriptions]
         yield from (_make_gauge_samples(gauge, _SLOT_LABELS, slots) for gauge in _SLOT_GAUGES)
         yield from (
             _make_gauge_samples(gauge, ("subscription",), subscriptions) for gauge in _SUBSCRIPTION_GAUGES
         )
-        yield _tables_by_state(report.subscriptions)
-        yield from _table_gauges(report.subscriptions)
+        yield _count_tables_by_state(report.subscriptions)
+        yield from _make_table_gauges(report.subscriptions)
 
-    def _current_report(self) -> StatusReport:
+    def _read_recent_report(self) -> StatusReport:
         """The last report; a new one if the last one is too old."""
         with self._lock:
             current_time = time.monotonic()
@@ -149,7 +149,7 @@ class StatusCollector(Collector):
             return self._report[1]
 
 
-def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
+def _count_tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
     """The number of tables in each state.
 
     States without tables are listed, too, with the number 0. Otherwise an alert would have no value to compare.
@@ -164,7 +164,7 @@ def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
     return family
 
 
-def _table_gauges(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metric]:
+def _make_table_gauges(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metric]:
     """Yields two gauges about each table: its state, and the number of rows of its replica."""
     state_family = GaugeMetricFamily(
         "pgsieve_table_state", "1 for the table's current sync state.", labels=(*_TABLE_LABELS, "state")
@@ -180,7 +180,7 @@ def _table_gauges(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metri
     yield rows_family
 
 
-def status_metrics(report: StatusReport) -> bytes:
+def format_status_metrics(report: StatusReport) -> bytes:
     """Write a status report, and the version of pgsieve, in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: report))
@@ -202,7 +202,7 @@ class FollowMetrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         # Metrics of the Java process in which Spark runs. They have no samples before Spark has started.
-        ProcessCollector("pgsieve_jvm", pid=_jvm_pid, registry=self.registry)
+        ProcessCollector("pgsieve_jvm", pid=_find_jvm_pid, registry=self.registry)
         _add_build_gauge(self.registry)
         self._connected_gauge = Gauge(
             "pgsieve_follower_connected",
@@ -285,7 +285,7 @@ class FollowMetrics:
         for change in changes:
             for kind, count in change.received_counts_by_operation.items():
                 self._received_counter.labels(subscription, *change.name, kind).inc(count)
-            for operation, count in counts_by_result(change.sent_as).items():
+            for operation, count in count_by_result(change.sent_as).items():
                 self._updates_counter.labels(subscription, *change.name, operation or "nothing").inc(count)
         for name, table_result in result.tables.items():
             counts_by_kind = {
@@ -316,7 +316,7 @@ class FollowMetrics:
             yield
 
 
-def _jvm_pid() -> str:
+def _find_jvm_pid() -> str:
     """The process id of the Java process that this process has started; "none" if there is none."""
     try:
         for entry in Path("/proc/self/task").iterdir():

@@ -196,7 +196,7 @@ class Watch:
         min_seconds = min(self._limit_seconds or 0.0, _MAX_SILENCE_SECONDS)
         return activity.behind_since is not None and current_time - activity.behind_since >= min_seconds
 
-    def health(self) -> Health:
+    def read_health(self) -> Health:
         """The state of each stream."""
         slot_stream_states, is_healthy = [], True
         for activity in self._activities:
@@ -262,7 +262,7 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry, watch: Watc
             return metrics_response
         status, body = HTTPStatus.NOT_FOUND, '{"error": "there are /metrics and /healthz"}'
         if path == "/healthz":
-            health = watch.health()
+            health = watch.read_health()
             status = HTTPStatus.OK if health.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
             body = json.dumps(
                 {"status": "ok" if health.is_healthy else "stalled", "feeds": health.slot_streams}

@@ -33,28 +33,28 @@ from pgsieve.resources.lake.delta.errors import (
     OvertakenError,
     RefusedTableError,
     StoreUnavailableError,
-    causes,
-    damaged_log_error,
-    damaged_table_error,
     describe_spark_error,
     find_illegible_file,
     find_missing_file,
     find_refusal_code,
-    first_message_line,
+    get_first_message_line,
     has_illegible_log,
     has_missing_entries,
     is_arrow_error,
     is_conflict,
     is_folder_refusal,
     is_spark_lost,
+    list_causes,
+    make_damaged_log_error,
+    make_damaged_table_error,
+    make_spark_lost_error,
     raise_if_executor_error,
-    spark_lost_error,
 )
 from pgsieve.resources.lake.stores.objects import open_objects
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, find_store_refusal
-from pgsieve.resources.lake.unsynced import UnsyncedWrites, unsynced_writes
+from pgsieve.resources.lake.unsynced import UnsyncedWrites, get_unsynced_writes
 from pgsieve.resources.lake.version_guard import NewerVersionError
 
 #: Errors of Spark. PySparkException comes from Spark's own checks, and Py4JError from Java.
@@ -128,9 +128,9 @@ class LakeAccess:
         folder = Path(self.uri).absolute()
         nearest_folder = next(parent for parent in (folder, *folder.parents) if parent.exists())
         if not nearest_folder.is_dir():
-            raise self._unavailable_error(f"{nearest_folder} is not a folder")
+            raise self._make_unavailable_error(f"{nearest_folder} is not a folder")
         if not os.access(nearest_folder, os.W_OK | os.X_OK):
-            raise self._unavailable_error(f"{os.strerror(errno.EACCES)} ({nearest_folder})")
+            raise self._make_unavailable_error(f"{os.strerror(errno.EACCES)} ({nearest_folder})")
 
     def try_writing(self) -> None:
         """Write a file and remove it. Raise LakeUnavailableError if this fails.
@@ -150,9 +150,9 @@ class LakeAccess:
                 probe.write_bytes(_PROBE)
             finally:
                 probe.unlink(missing_ok=True)
-            self._unsynced = self._unsynced or unsynced_writes(self.uri)
+            self._unsynced = self._unsynced or get_unsynced_writes(self.uri)
         except OSError as error:
-            raise self._unavailable_error(error.strerror or str(error)) from error
+            raise self._make_unavailable_error(error.strerror or str(error)) from error
 
     def begin_writing(self) -> None:
         """Mark the lake's folder before the first write of this process.
@@ -176,7 +176,7 @@ class LakeAccess:
         with self.translate_errors(self.uri):
             self._unsynced.sync()
 
-    def _unavailable_error(self, reason: str) -> LakeUnavailableError:
+    def _make_unavailable_error(self, reason: str) -> LakeUnavailableError:
         """The error for a lake that cannot be written. It has the reason, and the free space on the disks."""
         folders = {self.uri: "lake", tempfile.gettempdir(): "temporary files"}
         free_space = [
@@ -210,28 +210,28 @@ class LakeAccess:
                     if executor_error.class_name == NewerVersionError.__name__:
                         raise OvertakenError(path) from error
                     raise
-            raise _table_error(path, error) from error
+            raise _make_table_error(path, error) from error
 
     def raise_if_unavailable(self, error: Exception) -> None:
         """Raise LakeUnavailableError or SparkLostError if an error concerns the whole lake, or Spark."""
         if is_spark_lost(error):
-            raise spark_lost_error() from error
-        if is_uri(self.uri) and (refusal := find_store_refusal(causes(error))):
-            raise self._store_error(refusal) from error
+            raise make_spark_lost_error() from error
+        if is_uri(self.uri) and (refusal := find_store_refusal(list_causes(error))):
+            raise self._make_store_error(refusal) from error
         if (code := find_refusal_code(error)) is None:
             return
         if is_folder_refusal(code):
             self.check_writable()  # Raises if the error concerns the whole lake.
         else:
-            raise self._unavailable_error(os.strerror(code)) from error
+            raise self._make_unavailable_error(os.strerror(code)) from error
 
-    def _store_error(self, refusal: StoreRefusal) -> LakeUnavailableError:
+    def _make_store_error(self, refusal: StoreRefusal) -> LakeUnavailableError:
         """The error for a request that the lake's store has refused."""
         error_class = StoreUnavailableError if refusal.is_transient else LakeUnavailableError
         return error_class(f'lake "{self.uri}": {refusal.reason}', hint=refusal.hint)
 
 
-def _table_error(path: str, error: Exception) -> LakeError:
+def _make_table_error(path: str, error: Exception) -> LakeError:
     """The error of pgsieve for an error that concerns one table."""
     is_spark_error = isinstance(error, SPARK_ERRORS)
     if is_conflict(error) or (is_spark_error and _CONFLICT.search(str(error))):
@@ -240,19 +240,19 @@ def _table_error(path: str, error: Exception) -> LakeError:
             hint="end the other writers; `pgsieve run` goes on from the last commit",
         )
     if file := find_missing_file(error):
-        return damaged_table_error(path, f'its file "{file}" is missing')
+        return make_damaged_table_error(path, f'its file "{file}" is missing')
     if has_missing_entries(error):
-        return damaged_table_error(path, "its log lacks an entry or a checkpoint")
+        return make_damaged_table_error(path, "its log lacks an entry or a checkpoint")
     file = find_illegible_file(error)
     if has_illegible_log(error):
         problem = (
-            first_message_line(error) if file is None else "its checkpoint is not a complete Parquet file"
+            get_first_message_line(error) if file is None else "its checkpoint is not a complete Parquet file"
         )
-        return damaged_log_error(path, problem)
+        return make_damaged_log_error(path, problem)
     if file is not None:
         subject = f'its file "{file}"' if file else "one of its files"
-        return damaged_table_error(path, f"{subject} cannot be read: it is not a complete Parquet file")
-    message = describe_spark_error(error) if is_spark_error else first_message_line(error)
+        return make_damaged_table_error(path, f"{subject} cannot be read: it is not a complete Parquet file")
+    message = describe_spark_error(error) if is_spark_error else get_first_message_line(error)
     if is_arrow_error(error):
         message = message.partition(":")[0]  # After the colon the message shows a cell.
     if (code := find_refusal_code(error)) is not None:

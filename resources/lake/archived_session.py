@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.executors import run_first_job
 from pgsieve.resources.lake.java import jvm
-from pgsieve.resources.lake.java.class_archive import archiving_options
-from pgsieve.resources.lake.session import session_config
-from pgsieve.resources.lake.stores.storage import storage_of
+from pgsieve.resources.lake.java.class_archive import make_archiving_options
+from pgsieve.resources.lake.session import make_session_config
+from pgsieve.resources.lake.stores.storage import find_storage
 from pgsieve.resources.private_folder import private_folder
 
 #: How long the JVM may take to end. Java writes 150 MB of classes in ten seconds, but takes longer on a busy
@@ -42,8 +42,8 @@ def main(archive: Path) -> None:
     """Start the session, and make it load the classes. The JVM ends with this process."""
     folder = private_folder()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = session_config(
-        "local[*]", {jvm.JAVA_OPTIONS: archiving_options(archive)}, storage_of(str(folder))
+    settings = make_session_config(
+        "local[*]", {jvm.JAVA_OPTIONS: make_archiving_options(archive)}, find_storage(str(folder))
     )
     load_classes(jvm.start_session(settings, _END_SECONDS), folder / "table")
 

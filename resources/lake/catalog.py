@@ -4,7 +4,7 @@ In: a session, names, and the paths of Delta tables.
 Out: external tables in the session's catalog, for example the Hive metastore, Glue or Unity Catalog. The
      statements here work in each of them.
 
-Callers call `location` first, so that they do not change an entry that exists already. Raises Spark's errors.
+Callers call `read_location` first, so that they do not change an entry that exists already. Raises Spark's errors.
 
 https://docs.delta.io/latest/delta-batch.html#create-a-table
 """
@@ -29,7 +29,7 @@ class SparkCatalog:
 
     spark: SparkSession
 
-    def location(self, name: CatalogName) -> str | None:
+    def read_location(self, name: CatalogName) -> str | None:
         """The location of the table with this name; "" for an entry without a location, such as a view.
 
         None if there is no entry.
@@ -54,13 +54,13 @@ def is_location_of(location: str | None, path: str) -> bool:
 
     Catalogs write `file:` before the path of a folder, and some of them encode it as a URI.
     """
-    return location is not None and _without_scheme(location) in {
-        _without_scheme(path),
-        _without_scheme(unquote(path)),
+    return location is not None and _remove_scheme(location) in {
+        _remove_scheme(path),
+        _remove_scheme(unquote(path)),
     }
 
 
-def _without_scheme(location: str) -> str:
+def _remove_scheme(location: str) -> str:
     if location.startswith("file:"):
         location = "/" + location.removeprefix("file:").lstrip("/")
     return location.rstrip("/")

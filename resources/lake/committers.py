@@ -23,7 +23,7 @@ from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
-from pgsieve.resources.lake.delta.layout import target_file_bytes
+from pgsieve.resources.lake.delta.layout import find_target_file_bytes
 from pgsieve.resources.lake.delta.log import Action, UnmarkableError
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
@@ -144,7 +144,7 @@ class FileCommitter:
     def find_row_matches(
         self, path: str, digests: WantedDigests, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
-        """The rows of a table that have one of these digests. The `keys` of the result are indices into the digests."""
+        """The rows of a table that have one of these digests. `key_indices` of the result are indices into the digests."""
         with self.access.translate_errors(path):
             return find_row_matches(
                 self.local.open_table(path), path, self.local.store, digests, schema, runner
@@ -169,7 +169,7 @@ class FileCommitter:
         with self.access.translate_errors(path):
             return self.local.find_flagged_rows(path, flag, candidates)
 
-    def table_schema(self, path: str) -> pa.Schema:
+    def read_table_schema(self, path: str) -> pa.Schema:
         """The columns of a table."""
         with self.access.translate_errors(path):
             return self.local.arrow_schema(path)
@@ -186,10 +186,12 @@ class FileCommitter:
         with self.access.translate_errors(path):
             return row_removal.can_mark_rows(self.local, path, columns)
 
-    def target_file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
+    def find_target_file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
         """The size in bytes that files of a table shall have. If the table does not exist, `properties` decide."""
         with self.access.translate_errors(path):
-            return target_file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
+            return find_target_file_bytes(
+                self.local.properties(path) if self.local.exists(path) else properties
+            )
 
 
 @dataclass(frozen=True)

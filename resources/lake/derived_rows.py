@@ -1,6 +1,7 @@
 """Derives rows of a Delta table from rows that are stored in the same table or in another one.
 
-The way is: files -> batches -> files. A runner has only one batch in memory at a time.
+Stored files are read as batches, a function derives new batches, and these are written into new files. A runner has only
+one batch in memory at a time.
 
 In: a table that delta-rs can reach, and a function of batches.
 Out: files, which a committer adds to a table.
@@ -95,19 +96,22 @@ def read_rows(
     """
     if not len(row_numbers):
         return
-    groups = store.row_groups(file_path)
+    groups = store.list_row_groups(file_path)
     group_ends = np.cumsum([group.row_count for group in groups])
-    group_of_row = np.searchsorted(group_ends, row_numbers, "right")
-    group_numbers = np.unique(group_of_row)
-    sizes = np.diff(group_ends, prepend=0)[group_numbers]
+    group_by_row = np.searchsorted(group_ends, row_numbers, "right")
+    group_numbers = np.unique(group_by_row)
+    row_counts = np.diff(group_ends, prepend=0)[group_numbers]
     # Only these row groups are read. So subtract from each row number the rows of the groups before it that are skipped.
-    skipped = (group_ends[group_numbers] - sizes) - (np.cumsum(sizes) - sizes)
-    row_numbers, begin = row_numbers - skipped[np.searchsorted(group_numbers, group_of_row)], 0
+    skipped_counts = (group_ends[group_numbers] - row_counts) - (np.cumsum(row_counts) - row_counts)
+    row_numbers, first_row_number = (
+        row_numbers - skipped_counts[np.searchsorted(group_numbers, group_by_row)],
+        0,
+    )
     for batch in store.read_batches(file_path, schema, group_numbers.tolist()):
-        first, last = np.searchsorted(row_numbers, (begin, begin + batch.num_rows))
+        first, last = np.searchsorted(row_numbers, (first_row_number, first_row_number + batch.num_rows))
         if first < last:
-            yield slice(first, last), batch.take(pa.array(row_numbers[first:last] - begin))
-        begin += batch.num_rows
+            yield slice(first, last), batch.take(pa.array(row_numbers[first:last] - first_row_number))
+        first_row_number += batch.num_rows
 
 
 @dataclass(frozen=True)

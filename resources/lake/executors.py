@@ -29,14 +29,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.shared_jobs import Request, SharedParts, current_shared_jobs, divide_into_tasks
+from pgsieve.resources.lake.shared_jobs import Request, SharedParts, divide_into_tasks, get_shared_jobs
 from pgsieve.resources.lake.stores.batch_cache import begin_part
 from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, group_by_receiver
 from pgsieve.resources.strands import release_strand
 from pgsieve.resources.work import (
     DRIVER,
     add_costs,
-    current_job_name,
+    get_job_name,
     join_job_names,
     name_engine,
     name_jobs,
@@ -67,7 +67,7 @@ _NO_EXECUTOR = (
 _LOGGER = logging.getLogger(__name__)
 
 
-def spark_schema(schema: pa.Schema) -> StructType:
+def to_spark_schema(schema: pa.Schema) -> StructType:
     """An Arrow schema as a Spark schema."""
     # This import imports pandas, too, which takes too long for commands that do not need Spark.
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -75,7 +75,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
     return from_arrow_schema(schema)
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def to_arrow_schema(schema: StructType) -> pa.Schema:
     """A Spark schema as an Arrow schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -166,7 +166,7 @@ def _make_row_packer(run_batches: BatchFunction, schema: pa.Schema) -> BatchFunc
     return run
 
 
-def _unpacked_rows(packed: pa.Table, schema: pa.Schema) -> pa.Table:
+def _unpack_rows(packed: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows that `_make_row_packer` has packed."""
     octets = (each.as_buffer() for each in packed["batch"])
     return pa.Table.from_batches([pa.ipc.read_record_batch(each, schema) for each in octets], schema)
@@ -227,7 +227,7 @@ def _receive(
 def run_first_job(session: SparkSession, part_count: int) -> None:
     """Run a job that does nothing. It starts the Python workers of a session."""
     numbers = session.range(0, part_count, 1, part_count)
-    numbers.mapInArrow(_pass_through, spark_schema(_PART_NUMBER_SCHEMA)).toArrow()
+    numbers.mapInArrow(_pass_through, to_spark_schema(_PART_NUMBER_SCHEMA)).toArrow()
 
 
 class SparkExecutors:
@@ -287,30 +287,30 @@ class SparkExecutors:
             task_counts = [min(each.count, _TASKS_PER_CORE * self.parallelism) for each in receivers]
             session = with_job_name(self._get_session())
             frame = session.range(0, part_count, 1, part_count).mapInArrow(
-                _make_part_runner(part), spark_schema(MESSAGE_SCHEMA)
+                _make_part_runner(part), to_spark_schema(MESSAGE_SCHEMA)
             )
             for stage, (each, number) in enumerate(zip(receivers, task_counts, strict=True), 1):
                 ordered_messages = frame.repartition(number, "to").sortWithinPartitions("to")
                 receive = _make_receiver_runner(each)
                 if stage < len(receivers):
-                    frame = ordered_messages.mapInArrow(receive, spark_schema(MESSAGE_SCHEMA))
+                    frame = ordered_messages.mapInArrow(receive, to_spark_schema(MESSAGE_SCHEMA))
                 else:
                     frame = ordered_messages.mapInArrow(
-                        _make_row_packer(receive, schema), spark_schema(_PACKED_SCHEMA)
+                        _make_row_packer(receive, schema), to_spark_schema(_PACKED_SCHEMA)
                     )
-            rows = _unpacked_rows(frame.toArrow(), schema)
+            rows = _unpack_rows(frame.toArrow(), schema)
         return record_costs(name_engine(session), part_count + sum(task_counts), rows)
 
     def _run_job(self, part: Part, part_count: int, schema: pa.Schema) -> pa.Table:
         """Run parts as one job, with a task for each part."""
         session, run = with_job_name(self._get_session()), _make_row_packer(_make_part_runner(part), schema)
-        packed = session.range(0, part_count, 1, part_count).mapInArrow(run, spark_schema(_PACKED_SCHEMA))
-        return _unpacked_rows(packed.toArrow(), schema)
+        packed = session.range(0, part_count, 1, part_count).mapInArrow(run, to_spark_schema(_PACKED_SCHEMA))
+        return _unpack_rows(packed.toArrow(), schema)
 
     def _run_shared(self, part: Part, part_count: int) -> pa.Table | None:
         """Run parts in a job that several callers share. None if no jobs are shared, or if the shared job has failed."""
-        jobs = current_shared_jobs()
-        return jobs and jobs.run_request(Request(part, part_count, current_job_name()), self._run_requests)
+        jobs = get_shared_jobs()
+        return jobs and jobs.run_request(Request(part, part_count, get_job_name()), self._run_requests)
 
     def _run_requests(self, job: Sequence[Request]) -> Sequence[pa.Table | None]:
         """Run the parts of some callers as one job. Return the rows of each caller.
@@ -330,7 +330,7 @@ class SparkExecutors:
             except Exception as error:  # noqa: BLE001 - each caller runs its parts alone, and gets its error.
                 _LOGGER.debug("%d callers share no job: %s", len(job), error)
                 return [None] * len(job)
-        return shared.rows_by_caller(rows)
+        return shared.divide_rows_by_caller(rows)
 
     def prepare(self) -> None:
         """Begin to start the session and its first job, as `Executors` describes."""
@@ -348,7 +348,7 @@ class SparkExecutors:
 
     def stop(self) -> None:
         """Begin no further shared job. Spark itself ends the jobs that are running."""
-        if (jobs := current_shared_jobs()) is not None:
+        if (jobs := get_shared_jobs()) is not None:
             jobs.stop()
 
 
@@ -381,7 +381,9 @@ class Threads:
             return list(part(number, yield_until_end))
 
         self._end_events.add(end_event)
-        futures = [_thread_pool(self.parallelism).submit(run_part, number) for number in range(part_count)]
+        futures = [
+            _get_thread_pool(self.parallelism).submit(run_part, number) for number in range(part_count)
+        ]
         rows: list[pa.RecordBatch] = []
         try:
             for count, each in enumerate(as_completed(futures), 1):
@@ -452,6 +454,6 @@ def record_costs(engine: str, task_count: int | None, rows: pa.Table) -> pa.Tabl
 
 
 @cache
-def _thread_pool(number: int) -> ThreadPoolExecutor:
+def _get_thread_pool(number: int) -> ThreadPoolExecutor:
     """The pool with this number of threads. All callers share it."""
     return ThreadPoolExecutor(number, "pgsieve-executor")

@@ -62,11 +62,11 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
         is_incomplete = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
         if _is_written_since(path, since_ns) and (is_incomplete or path.name.endswith(".crc")):
             path.unlink(missing_ok=True)
-    first_incomplete_version = _first_incomplete_version(table, since_ns)
-    if first_incomplete_version is not None and first_incomplete_version == _first_incomplete_version(
+    first_incomplete_version = _find_first_incomplete_version(table, since_ns)
+    if first_incomplete_version is not None and first_incomplete_version == _find_first_incomplete_version(
         table, since_ns
     ):
-        entries = _entry_paths(log)
+        entries = _list_entry_paths(log)
         for version in sorted((each for each in entries if each >= first_incomplete_version), reverse=True):
             entries[version].unlink()
         for path in log.iterdir():
@@ -75,7 +75,7 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
         _LOGGER.warning(
             "%s is rolled back to before version %d, which is incomplete", table, first_incomplete_version
         )
-        if not _entry_paths(log) and not any(_CHECKPOINT.fullmatch(path.name) for path in log.iterdir()):
+        if not _list_entry_paths(log) and not any(_CHECKPOINT.fullmatch(path.name) for path in log.iterdir()):
             shutil.rmtree(log)
             return
     _remove_wrong_hint(log)
@@ -97,18 +97,20 @@ def _remove_wrong_hint(log: Path) -> None:
         hint.unlink(missing_ok=True)
 
 
-def _entry_paths(log: Path) -> dict[int, Path]:
+def _list_entry_paths(log: Path) -> dict[int, Path]:
     """Maps each version to the path of its log entry."""
     return {int(match[1]): path for path in log.iterdir() if (match := _ENTRY.fullmatch(path.name))}
 
 
-def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
+def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
     """The first version since `since_ns` that is incomplete, or comes after a missing version.
 
     None if there is no such version.
     """
     entries_since = {
-        v: p for v, p in sorted(_entry_paths(table / "_delta_log").items()) if _is_written_since(p, since_ns)
+        v: p
+        for v, p in sorted(_list_entry_paths(table / "_delta_log").items())
+        if _is_written_since(p, since_ns)
     }
     changes = dict[int, _FileChanges]()
     for version, path in entries_since.items():
@@ -117,7 +119,7 @@ def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
         if find_defect(content := _read_from_disk(path)) is not None:
             break
         changes[version] = _parse_changes(content)
-    while (incomplete := _first_with_incomplete_file(table, changes)) is not None:
+    while (incomplete := _find_first_with_incomplete_file(table, changes)) is not None:
         # This entry and all later ones will be removed. The files that they have removed then belong to the table
         # again. So check the earlier entries once more, now with these files.
         changes = {version: each for version, each in changes.items() if version < incomplete}
@@ -140,7 +142,7 @@ def _parse_changes(content: bytes) -> _FileChanges:
     return removed - added.keys(), added
 
 
-def _first_with_incomplete_file(table: Path, changes: Mapping[int, _FileChanges]) -> int | None:
+def _find_first_with_incomplete_file(table: Path, changes: Mapping[int, _FileChanges]) -> int | None:
     """The first version that adds an incomplete file which no later version removes. None if there is no such version."""
     removed, first_version = set[str](), None
     for version in sorted(changes, reverse=True):

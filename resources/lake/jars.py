@@ -38,7 +38,7 @@ from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import (
     FOLDER_VARIABLE,
     copy_archive,
-    jars_folder,
+    find_jars_folder,
     make_archive,
 )
 from pgsieve.resources.private_folder import private_folder
@@ -90,7 +90,7 @@ class Packages:
         return ",".join(self.coordinates)
 
 
-def delta_packages() -> Packages:
+def list_delta_packages() -> Packages:
     """The packages of Delta that fit the installed versions of pyspark and delta-spark."""
     delta = version("delta-spark")
     # The name of the artifact contains the version of Spark. Delta 4.0 supports only one version, and leaves it out.
@@ -98,7 +98,7 @@ def delta_packages() -> Packages:
     return Packages((f"io.delta:delta-spark{spark}_2.13:{delta}",))
 
 
-def s3_packages() -> Packages:
+def list_s3_packages() -> Packages:
     """The packages of S3A that fit the Hadoop of the installed pyspark, and the parts of the AWS SDK that S3A uses: 11 MB."""
     import pyspark
 
@@ -113,18 +113,18 @@ class JarsUnavailableError(SparkUnavailableError):
     """Spark needs jars that cannot be fetched."""
 
 
-def resolutions_file() -> Path:
+def find_resolutions_path() -> Path:
     """The file of resolutions, in the Python environment."""
-    return jars_folder() / _RESOLUTIONS_NAME
+    return find_jars_folder() / _RESOLUTIONS_NAME
 
 
-def recorded_jars(packages: str, resolutions_path: Path | None = None) -> list[str] | None:
+def find_recorded_jars(packages: str, resolutions_path: Path | None = None) -> list[str] | None:
     """The jar files of `packages` and all their dependencies.
 
     None if no resolution is recorded, or if one of the files no longer exists. `resolutions_path` replaces the default
     file of resolutions.
     """
-    resolutions_path = resolutions_path or resolutions_file()
+    resolutions_path = resolutions_path or find_resolutions_path()
     try:
         names: list[str] = json.loads(resolutions_path.read_text(encoding="utf-8"))[packages]
         jars = [resolutions_path.parent / name for name in names]
@@ -139,7 +139,7 @@ def record_jars(packages: str, spark_jars: str, resolutions_path: Path | None = 
     `spark_jars` is the value of `spark.jars` in a session with these packages only.
     """
     jars = [unquote(urlsplit(uri).path) for uri in spark_jars.split(",")]
-    _write_resolutions({packages: jars}, resolutions_path or resolutions_file())
+    _write_resolutions({packages: jars}, resolutions_path or find_resolutions_path())
 
 
 def _write_resolutions(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
@@ -167,9 +167,9 @@ def fetch_packages(
     `resolutions_path` replaces the default file of resolutions. Raises JarsUnavailableError if a repository does not
     answer, or if PGSIEVE_JARS names a folder without the jars.
     """
-    resolutions_path = resolutions_path or resolutions_file()
-    for packages in _own_packages(package_sets, conf):
-        if recorded_jars(packages.name, resolutions_path) is not None:
+    resolutions_path = resolutions_path or find_resolutions_path()
+    for packages in _list_own_packages(package_sets, conf):
+        if find_recorded_jars(packages.name, resolutions_path) is not None:
             continue
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder:
@@ -199,7 +199,7 @@ def _fetch(packages: Packages, repositories: Mapping[str, str], resolutions_path
         text=True,
         check=False,
     )
-    jars = recorded_jars(packages.name, resolutions_path)
+    jars = find_recorded_jars(packages.name, resolutions_path)
     if process.returncode or jars is None:
         raise JarsUnavailableError(
             f"the jars of {packages.coordinates[0]} cannot be fetched: {_find_reason(process.stdout + process.stderr)}",
@@ -235,7 +235,7 @@ def copy_jars(folder: Path, package_sets: Iterable[Packages], resolutions_path: 
     """Copy the fetched jars into a folder, for PGSIEVE_JARS on this machine or another machine. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for packages in package_sets:
-        jars = [Path(jar) for jar in recorded_jars(packages.name, resolutions_path) or []]
+        jars = [Path(jar) for jar in find_recorded_jars(packages.name, resolutions_path) or []]
         for jar in jars:
             if not (folder / jar.name).exists():
                 shutil.copyfile(jar, folder / jar.name)
@@ -243,7 +243,7 @@ def copy_jars(folder: Path, package_sets: Iterable[Packages], resolutions_path: 
     copy_archive(folder)
 
 
-def class_path_settings(
+def make_class_path_settings(
     package_sets: Iterable[Packages],
     jars: Iterable[str],
     conf: Mapping[str, str],
@@ -257,8 +257,8 @@ def class_path_settings(
     files = list(jars)
     packages: list[str] = []
     excluded: list[str] = []
-    for each in _own_packages(package_sets, conf):
-        if resolved := recorded_jars(each.name, resolutions_path):
+    for each in _list_own_packages(package_sets, conf):
+        if resolved := find_recorded_jars(each.name, resolutions_path):
             files += resolved
         else:
             packages += each.coordinates
@@ -271,10 +271,12 @@ def class_path_settings(
     return {name: ",".join(values) for name, values in settings.items() if values}
 
 
-def _own_packages(package_sets: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
+def _list_own_packages(package_sets: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
     """The sets whose first package the user's settings do not contain."""
-    user_artifacts = {_artifact_name(coordinate) for coordinate in _split_setting(conf, _PACKAGES_SETTING)}
-    return [each for each in package_sets if _artifact_name(each.coordinates[0]) not in user_artifacts]
+    user_artifacts = {
+        _find_artifact_name(coordinate) for coordinate in _split_setting(conf, _PACKAGES_SETTING)
+    }
+    return [each for each in package_sets if _find_artifact_name(each.coordinates[0]) not in user_artifacts]
 
 
 def _split_setting(conf: Mapping[str, str], name: str) -> list[str]:
@@ -282,7 +284,7 @@ def _split_setting(conf: Mapping[str, str], name: str) -> list[str]:
     return [part for each in conf.get(name, "").split(",") if (part := each.strip())]
 
 
-def _artifact_name(coordinate: str) -> str:
+def _find_artifact_name(coordinate: str) -> str:
     """Group and artifact of a package. Versions in the name of the artifact, such as `_4.1_2.13`, are left out."""
     group, artifact = coordinate.split(":")[:2]
     return f"{group}:{artifact.partition('_')[0]}"
@@ -299,7 +301,7 @@ def _resolve(packages: Packages, repositories: Mapping[str, str]) -> str:
     return jars
 
 
-def private_resolutions() -> tuple[Path, dict[str, str]]:
+def make_private_resolutions() -> tuple[Path, dict[str, str]]:
     """A file for resolutions and settings for `fetch`, for a user who may not write to the Python environment.
 
     The file and the jars exist until this process ends.
@@ -308,9 +310,9 @@ def private_resolutions() -> tuple[Path, dict[str, str]]:
     return folder / _RESOLUTIONS_NAME, {_IVY_SETTING: str(folder / "ivy")}
 
 
-def all_packages() -> list[Packages]:
+def list_all_packages() -> list[Packages]:
     """The sets of packages that some lake may need."""
-    return [delta_packages(), s3_packages()]
+    return [list_delta_packages(), list_s3_packages()]
 
 
 def main() -> None:
@@ -319,10 +321,10 @@ def main() -> None:
     With arguments, resolve one set of packages into a file of resolutions, with settings from standard input.
     """
     if len(sys.argv) > 1:
-        (packages,) = (each for each in all_packages() if each.name == sys.argv[1])
+        (packages,) = (each for each in list_all_packages() if each.name == sys.argv[1])
         record_jars(packages.name, _resolve(packages, json.load(sys.stdin)), Path(sys.argv[2]))
         return
-    fetch_packages(all_packages(), {})
+    fetch_packages(list_all_packages(), {})
     make_archive()
 
 

@@ -35,20 +35,20 @@ from pgsieve.resources.lake.delta.parquet_files import FILE_DDL, write_files
 from pgsieve.resources.lake.delta.records import Commit, Records, TableHead, quote_name, sort_by_version
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, find_constraints, is_append_only
 from pgsieve.resources.lake.delta.spark import SparkRecords
-from pgsieve.resources.lake.delta.tables import shared_tables
-from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, arrow_schema, record_costs
+from pgsieve.resources.lake.delta.tables import share_tables
+from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, record_costs, to_arrow_schema
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
 from pgsieve.resources.lake.rewriting import RowChange
 from pgsieve.resources.lake.spark_writes import (
-    comment_by_spark,
     drop_constraints_by_spark,
     enable_vectors_by_spark,
     idempotent_writes,
     number_columns,
     set_properties_by_spark,
+    write_comments_by_spark,
 )
-from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
+from pgsieve.resources.lake.stores.storage import Storage, find_storage, is_uri
 from pgsieve.resources.lake.stores.store import RowGroup, Store
 from pgsieve.resources.strands import release_strand, take_strand
 from pgsieve.resources.work import add_costs, name_engine, with_job_name
@@ -81,11 +81,11 @@ class Lake:
         *,
         temporary: bool = False,
     ) -> None:
-        storage = storage or storage_of(uri)
+        storage = storage or find_storage(uri)
         self._get_session, self._settings, self._storage = get_session, settings, storage
         self.access = LakeAccess(storage, temporary=temporary)
         self.paths = LakePaths(storage.address, template_by_subscription, self._find_recorded_template)
-        self._tables = shared_tables(self.store.options)
+        self._tables = share_tables(self.store.options)
         #: The access by delta-rs; None if delta-rs cannot reach and write the lake.
         self.local = LocalRecords(self.store, self._tables) if storage.is_reached_by_delta_rs else None
         self.records: Records = NamedRecords(
@@ -216,24 +216,26 @@ class Lake:
         with self.access.translate_errors(path):
             if self.local is not None:
                 return self.local.arrow_schema(path)
-            return arrow_schema(self.read_table(path).schema)
+            return to_arrow_schema(self.read_table(path).schema)
 
-    def column_bound(self, bound: Literal["min", "max"], path: str, column: str, where: str) -> Any:
+    def find_column_bound(self, bound: Literal["min", "max"], path: str, column: str, where: str) -> Any:
         """The least or greatest value of a column where an SQL condition is true. None if it is true for no row."""
         with self.access.translate_errors(path):
             if (local := self.policy.find_reader(path)) is not None:
-                return (local.least_value if bound == "min" else local.greatest_value)(path, column, where)
+                return (local.find_least_value if bound == "min" else local.find_greatest_value)(
+                    path, column, where
+                )
             rows = self.read_table(path).where(where).select(F.expr(f"{bound}({quote_name(column)})"))
             return rows.collect()[0][0]
 
-    def last_commit_time(self, path: str) -> datetime | None:
+    def read_last_commit_time(self, path: str) -> datetime | None:
         """The time of the newest commit of a table. None if only Spark can reach the lake, because asking Spark is slow."""
         if self.local is None:
             return None
         with self.access.translate_errors(path):
-            return self.local.last_commit_time(path)
+            return self.local.read_last_commit_time(path)
 
-    def columns_of_version(self, path: str, version: int) -> list[str]:
+    def read_columns_of_version(self, path: str, version: int) -> list[str]:
         """The names of the columns of a table at one of its versions."""
         with self.access.translate_errors(path):
             if self.local is not None:
@@ -257,7 +259,7 @@ class Lake:
         """
         with self.access.translate_errors(path):
             slices = self.local.open_slices(path) if self.local else None
-            files = slices.files(ends, must_exist=must_exist) if slices else None
+            files = slices.find_files(ends, must_exist=must_exist) if slices else None
         if slices is None or files is None:
             return self.read_table(path).where(F.col("slice").isin(sorted(ends)))
         reader = self.spark.read.schema(StructType.fromJson(json.loads(slices.table.schema().to_json())))
@@ -272,7 +274,7 @@ class Lake:
             return None
         with self.access.translate_errors(path):
             slices = self.local.open_slices(path)
-            groups = slices.row_groups(ends, must_exist=must_exist)
+            groups = slices.find_row_groups(ends, must_exist=must_exist)
             return None if groups is None else StoredSlices(groups, slices.schema)
 
     def read_slice_rows(
@@ -291,7 +293,7 @@ class Lake:
         if self.local is None or not self.policy.is_small(size):
             return None
         with self.access.translate_errors(path):
-            return self.local.open_slices(path).rows(ends, columns=columns, must_exist=must_exist)
+            return self.local.open_slices(path).read_rows(ends, columns=columns, must_exist=must_exist)
 
     # writing
 
@@ -347,7 +349,7 @@ class Lake:
                 file_schema, store, target_bytes = (
                     schema(),
                     self.store,
-                    committer.target_file_bytes(path, commit.properties),
+                    committer.find_target_file_bytes(path, commit.properties),
                 )
                 files = frame.mapInArrow(
                     lambda batches: write_files(path, file_schema, batches, store=store, size=target_bytes),
@@ -378,11 +380,11 @@ class Lake:
         if self.local is None:
             return
         with self.access.translate_errors(path):
-            description, columns = self.local.missing_comments(path, description, columns)
+            description, columns = self.local.find_missing_comments(path, description, columns)
             if self.local.can_write(path):
                 self.local.set_comments(path, description, columns)
             elif description is not None or columns:
-                comment_by_spark(self.spark, path, description, columns, self.records.position(path))
+                write_comments_by_spark(self.spark, path, description, columns, self.records.position(path))
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
         """Set Delta properties of a table. Return the version before; None if the table has these properties already."""

@@ -22,24 +22,24 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.delta.bounds import write_with_bounds
-from pgsieve.resources.lake.delta.compaction import cluster, compact
+from pgsieve.resources.lake.delta.compaction import cluster_files, compact
 from pgsieve.resources.lake.delta.deletion_vectors import is_vector_file
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, target_file_bytes
-from pgsieve.resources.lake.delta.records import kept_position_metadata, quote_name
-from pgsieve.resources.lake.delta.tables import arrow_schema
+from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, find_target_file_bytes
+from pgsieve.resources.lake.delta.records import make_kept_position_metadata, quote_name
+from pgsieve.resources.lake.delta.tables import make_arrow_schema
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import METADATA_SETTING
 
 #: The size up to which delta-rs clusters a table, that is, sorts all its rows into new files. Spark clusters
 #: larger tables.
 MAX_CLUSTERED_BYTES = 128 * 1024 * 1024
-#: The query of `last_slice_before`. Its parameters are a table and a time.
+#: The query of `find_last_slice_before`. Its parameters are a table and a time.
 _LAST_SLICE = (
     "select coalesce(max(slice), 0) as slice from {0} where commit_time < {1} and slice <"
     " (select coalesce(min(slice), 9223372036854775807) from {0} where commit_time >= {1})"
 )
-#: The query of `last_lsn_before`. Its parameters are a table and a time.
+#: The query of `find_last_lsn_before`. Its parameters are a table and a time.
 _LAST_LSN = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
 #: The SQL for a time, in the dialects of delta-rs and Spark. The placeholder is for microseconds since 1970.
 _DELTA_RS_TIME, _SPARK_TIME = (
@@ -68,13 +68,13 @@ _HOURS_PATTERN = re.compile(r"interval \d+ hours")
 class TableMaintenance(Protocol):
     """The operations that keep one table small."""
 
-    def last_slice_before(self, time: datetime) -> int:
+    def find_last_slice_before(self, time: datetime) -> int:
         """The LSN of the last slice whose transactions, and those of all earlier slices, were committed before this time.
 
         A slice is the changes from one position of the slot to another. 0 if there is no such slice.
         """
 
-    def last_lsn_before(self, time: datetime) -> int:
+    def find_last_lsn_before(self, time: datetime) -> int:
         """The greatest LSN of the rows before this time. 0 if there are no such rows."""
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
@@ -97,20 +97,20 @@ class TableMaintenance(Protocol):
         """Remove the files that no version of the last `hours` hours needs. Return their number; 0 if Spark removed them."""
 
 
-def table_maintenance(lake: Lake, path: str) -> TableMaintenance:
+def make_table_maintenance(lake: Lake, path: str) -> TableMaintenance:
     """The maintenance of a table by delta-rs if delta-rs can do it, otherwise by Spark."""
     local = lake.policy.find_reader(path)
     if (
         local
         and local.can_write(path)
-        and not any(map(is_vector_file, local.store.file_names(path)))
+        and not any(map(is_vector_file, local.store.list_file_names(path)))
         and not local.open_table(path).metadata().partition_columns
     ):
         return _DeltaRsMaintenance(lake, local, path)
     return _SparkMaintenance(lake, path)
 
 
-def _missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
+def _find_missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     """The properties that a table lacks and needs, so that the versions of the last `hours` hours can be read.
 
     The properties also prevent that Delta keeps its log longer than these versions need. Properties that the user
@@ -128,7 +128,7 @@ def _missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, 
     return dict(needed_properties.items() - properties.items())
 
 
-def _time_sql(template: str, time: datetime | None) -> str:
+def _format_time(template: str, time: datetime | None) -> str:
     """A time in the SQL of an engine. The SQL is null for None."""
     return template.format(round(time.timestamp() * 1_000_000)) if time else "null"
 
@@ -139,18 +139,18 @@ class _DeltaRsMaintenance:
     local: LocalRecords
     path: str
 
-    def last_slice_before(self, time: datetime) -> int:
-        query = _LAST_SLICE.format("t", _time_sql(_DELTA_RS_TIME, time))
+    def find_last_slice_before(self, time: datetime) -> int:
+        query = _LAST_SLICE.format("t", _format_time(_DELTA_RS_TIME, time))
         rows = QueryBuilder().register("t", self.local.open_table(self.path)).execute(query)
         return int(pa.table(rows.read_all())["slice"][0].as_py())
 
-    def last_lsn_before(self, time: datetime) -> int:
-        query = _LAST_LSN.format("t", _time_sql(_DELTA_RS_TIME, time))
+    def find_last_lsn_before(self, time: datetime) -> int:
+        query = _LAST_LSN.format("t", _format_time(_DELTA_RS_TIME, time))
         rows = QueryBuilder().register("t", self.local.open_table(self.path)).execute(query)
         return int(pa.table(rows.read_all())["lsn"][0].as_py())
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
-        condition = condition.format(since=_time_sql(_DELTA_RS_TIME, since))
+        condition = condition.format(since=_format_time(_DELTA_RS_TIME, since))
         table = self.local.open_table(self.path)
 
         def delete_rows(file_properties: WriterProperties) -> int:
@@ -159,7 +159,7 @@ class _DeltaRsMaintenance:
             )
             return int(metrics["num_deleted_rows"])
 
-        return write_with_bounds(delete_rows, arrow_schema(table))
+        return write_with_bounds(delete_rows, make_arrow_schema(table))
 
     def list_file_times_and_sizes(self) -> list[tuple[int, int]]:
         files = pa.table(self.local.open_table(self.path).get_add_actions())
@@ -171,11 +171,11 @@ class _DeltaRsMaintenance:
             return compact(self.local, self.path)
         if self.local.size_bytes(self.path) > MAX_CLUSTERED_BYTES:
             return _SparkMaintenance(self.lake, self.path).compact(columns)
-        return cluster(self.local, self.path, columns)
+        return cluster_files(self.local, self.path, columns)
 
     def vacuum(self, hours: int) -> int:
         table = self.local.open_table(self.path)
-        missing_properties = _missing_properties(table.metadata().configuration, hours)
+        missing_properties = _find_missing_properties(table.metadata().configuration, hours)
         # Some tables get properties only from Spark. Spark is not started if the properties would only make Delta keep its
         # log for a shorter time.
         if missing_properties and (hours > _DEFAULT_FILES_HOURS or self.local.can_set_properties(self.path)):
@@ -193,7 +193,7 @@ class _DeltaRsMaintenance:
         return len(unneeded_files)
 
     def _commit_properties(self) -> CommitProperties:
-        metadata = kept_position_metadata(self.lake.records.position(self.path))
+        metadata = make_kept_position_metadata(self.lake.records.position(self.path))
         return CommitProperties(custom_metadata={"userMetadata": metadata})
 
 
@@ -202,23 +202,25 @@ class _SparkMaintenance:
     lake: Lake
     path: str
 
-    def last_slice_before(self, time: datetime) -> int:
+    def find_last_slice_before(self, time: datetime) -> int:
         return int(
-            self._run_sql(_LAST_SLICE.format(self._quoted_table, _time_sql(_SPARK_TIME, time)))["slice"]
+            self._run_sql(_LAST_SLICE.format(self._quoted_table, _format_time(_SPARK_TIME, time)))["slice"]
         )
 
-    def last_lsn_before(self, time: datetime) -> int:
-        return int(self._run_sql(_LAST_LSN.format(self._quoted_table, _time_sql(_SPARK_TIME, time)))["lsn"])
+    def find_last_lsn_before(self, time: datetime) -> int:
+        return int(
+            self._run_sql(_LAST_LSN.format(self._quoted_table, _format_time(_SPARK_TIME, time)))["lsn"]
+        )
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
-        condition = condition.format(since=_time_sql(_SPARK_TIME, since))
+        condition = condition.format(since=_format_time(_SPARK_TIME, since))
         return int(self._run_sql(f"delete from {self._quoted_table} where {condition}")["num_affected_rows"])
 
     def compact(self, columns: Sequence[str] = ()) -> int:
         properties = self._run_sql(f"describe detail {self._quoted_table}")["properties"]
         settings = {_STATISTICS_CHECK_SETTING: "false"}
         if FILE_BYTES_PROPERTY in properties:
-            settings |= dict.fromkeys(_FILE_SIZE_SETTINGS, str(target_file_bytes(properties)))
+            settings |= dict.fromkeys(_FILE_SIZE_SETTINGS, str(find_target_file_bytes(properties)))
         order = f" zorder by ({', '.join(map(quote_name, columns))})" if columns else ""
         metrics = self._run_sql(f"optimize {self._quoted_table}{order}", settings)["metrics"]
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
@@ -235,7 +237,7 @@ class _SparkMaintenance:
 
     def vacuum(self, hours: int) -> int:
         properties = self._run_sql(f"describe detail {self._quoted_table}")["properties"]
-        if missing_properties := _missing_properties(properties, hours):
+        if missing_properties := _find_missing_properties(properties, hours):
             self.lake.set_properties(self.path, missing_properties)
         self._run_sql(f"vacuum {self._quoted_table} retain {hours:d} hours")
         return 0
@@ -252,7 +254,7 @@ class _SparkMaintenance:
         conf = self.lake.spark.conf
         settings = {
             **(further_settings or {}),
-            METADATA_SETTING: kept_position_metadata(self.lake.records.position(self.path)),
+            METADATA_SETTING: make_kept_position_metadata(self.lake.records.position(self.path)),
             _RETENTION_CHECK_SETTING: "false",
             _LISTING_TASKS_SETTING: str(conf.get("spark.sql.shuffle.partitions")),
         }

@@ -32,11 +32,11 @@ class _Search:
             sys.modules[name]
             for module in named_objects
             if isinstance(module, ModuleType) and getattr(module, "__package__", None)
-            for name, path in self._submodules(module.__name__)
+            for name, path in self._list_submodules(module.__name__)
             if path <= words and name in sys.modules
         ]
 
-    def _submodules(self, package: str) -> Sequence[tuple[str, frozenset[str]]]:
+    def _list_submodules(self, package: str) -> Sequence[tuple[str, frozenset[str]]]:
         """The loaded submodules of a package, each with the set of the names that lead from the package to it.
 
         The cached submodules count as long as the number of loaded modules is the same.

@@ -37,7 +37,7 @@ def unescape(folder: str) -> str:
     return raw.decode()
 
 
-def replica_folder(template: str, schema: str, table: str) -> str:
+def format_replica_folder(template: str, schema: str, table: str) -> str:
     """The folder of a replica, relative to the folder of its subscription, according to a template."""
     return template.format(schema=escape(schema), table=escape(table))
 
@@ -90,9 +90,7 @@ class LakePaths:
 
     def replica(self, subscription: str, schema: str, table: str) -> str:
         """The replica of a table: its current rows, with the published columns."""
-        return (
-            f"{self.uri}/{subscription}/{replica_folder(self.folder_template(subscription), schema, table)}"
-        )
+        return f"{self.uri}/{subscription}/{format_replica_folder(self.folder_template(subscription), schema, table)}"
 
     def folder_template(self, subscription: str) -> str:
         """The template of the folders of a subscription's replicas. It is configured, or else the lake has recorded it."""

@@ -21,13 +21,13 @@ from pgsieve.resources.lake.masters import parse_core_count
 from pgsieve.resources.lake.session import (
     SESSION_SETTINGS,
     SparkEngine,
+    make_storage_settings,
     ship_by_value,
     silence_client,
-    storage_settings,
     verify_delta,
     verify_log_store,
 )
-from pgsieve.resources.lake.stores.storage import storage_of
+from pgsieve.resources.lake.stores.storage import find_storage
 
 
 class PgsieveSpark(SparkEngine, LazyPySparkResource):
@@ -39,7 +39,7 @@ class PgsieveSpark(SparkEngine, LazyPySparkResource):
         return self.session.sparkContext
 
 
-def pyspark_resource(
+def make_pyspark_engine(
     engine: SparkEngine, project: PySparkResource | LazyPySparkResource | None = None
 ) -> PgsieveSpark:
     """Make a resource from the engine. If `project` is given, that resource starts the session instead of the engine."""
@@ -98,8 +98,11 @@ def _project_session(project: PySparkResource | LazyPySparkResource, engine: Spa
             base_session, "cloneSession", None
         )
         session: SparkSession = begin_session() if begin_session else base_session
-        storage = storage_of(engine.lake)
-        for name, value in {**SESSION_SETTINGS, **storage_settings(storage, engine.spark_config)}.items():
+        storage = find_storage(engine.lake)
+        for name, value in {
+            **SESSION_SETTINGS,
+            **make_storage_settings(storage, engine.spark_config),
+        }.items():
             session.conf.set(name, value)
     except Exception as error:
         raise SparkUnavailableError(

@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgsieve.decoding.changes.digests import WantedDigests
-from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows_by_file
+from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import Store, join_path
@@ -39,21 +39,21 @@ def find_row_matches(
         _FileSearch(store, path, schema, file_names, digests), len(file_names), schema=_MATCH_SCHEMA
     )
     file_numbers, rows, key_indices = (np.asarray(results[name]) for name in _MATCH_SCHEMA.names)
-    deleted, no_rows = deleted_rows_by_file(table), np.empty(0, np.int64)
+    deleted_rows, no_rows = find_deleted_rows(table), np.empty(0, np.int64)
     matches = []
-    for number in np.unique(file_numbers).tolist():
-        is_of_file, name = file_numbers == number, file_names[number]
+    for file_number in np.unique(file_numbers).tolist():
+        is_of_file, name = file_numbers == file_number, file_names[file_number]
         # Rows that a deletion vector marks as deleted are still in the file. They do not belong to the table.
-        marked = deleted.get(name, no_rows)
-        is_of_file[is_of_file] = np.isin(rows[is_of_file], marked, invert=True)
+        deleted_row_numbers = deleted_rows.get(name, no_rows)
+        is_of_file[is_of_file] = np.isin(rows[is_of_file], deleted_row_numbers, invert=True)
         matches.append(
             FileMatches(
                 name,
-                files[number]["path"],
-                files[number]["size_bytes"],
+                files[file_number]["path"],
+                files[file_number]["size_bytes"],
                 rows[is_of_file],
                 key_indices[is_of_file],
-                marked,
+                deleted_row_numbers,
             )
         )
     return [match for match in matches if len(match.row_numbers)]
@@ -74,7 +74,7 @@ class _FileSearch:
         for batch in guard(
             self.store.read_batches(join_path(self.path, self.file_names[file_number]), self.schema)
         ):
-            rows, keys = self.digests.within(batch)
+            rows, keys = self.digests.find_rows(batch)
             yield pa.RecordBatch.from_arrays(
                 [pa.array(np.full(len(rows), file_number)), pa.array(first_row + rows), pa.array(keys)],
                 schema=_MATCH_SCHEMA,

@@ -40,17 +40,17 @@ from pgsieve.resources.lake.engine.channel import EngineChannel
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder
 from pgsieve.resources.lake.jars import (
     Packages,
-    class_path_settings,
-    delta_packages,
     fetch_packages,
-    s3_packages,
+    list_delta_packages,
+    list_s3_packages,
+    make_class_path_settings,
 )
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import archive_file
 from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
 from pgsieve.resources.lake.module_search import cache_module_search
 from pgsieve.resources.lake.stores import log_store
-from pgsieve.resources.lake.stores.storage import Storage, storage_of
+from pgsieve.resources.lake.stores.storage import Storage, find_storage
 from pgsieve.resources.passwords import remember_secrets
 from pgsieve.resources.time_limit import limit_time
 
@@ -152,7 +152,7 @@ class UnsafeLogStoreError(SparkUnavailableError):
         )
 
 
-def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> dict[str, str]:
+def make_session_config(master: str, conf: Mapping[str, str], storage: Storage) -> dict[str, str]:
     """The configuration of a session that this process starts.
 
     The user's settings (`conf`) take precedence. The user's jars are added to pgsieve's jars.
@@ -165,12 +165,12 @@ def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> di
         settings |= LOOPBACK_SETTINGS | {"spark.python.daemon.module": _DAEMON_MODULE}
     settings["spark.pyspark.python"] = sys.executable
     jars = [str(log_store.JAR)] if storage.platform == "s3" else []
-    return {**settings, **conf, **class_path_settings(_needed_packages(storage), jars, conf)}
+    return {**settings, **conf, **make_class_path_settings(_list_needed_packages(storage), jars, conf)}
 
 
-def _needed_packages(storage: Storage) -> list[Packages]:
+def _list_needed_packages(storage: Storage) -> list[Packages]:
     """The Maven packages that a session needs besides the jars that come with Spark."""
-    return [delta_packages(), *([s3_packages()] if storage.platform == "s3" else [])]
+    return [list_delta_packages(), *([list_s3_packages()] if storage.platform == "s3" else [])]
 
 
 def verify_log_store_settings(storage: Storage, conf: Mapping[str, str]) -> None:
@@ -212,7 +212,7 @@ def verify_delta(session: SparkSession, owner: str) -> None:
     )
 
 
-def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
+def make_storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
     """The settings for the lake's file system that the user's settings (`conf`) do not have.
 
     They are for a running session.
@@ -220,7 +220,7 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
     Some of them are secret. If they were set when the session starts, they would be a part of the command that
     starts the JVM, which every user of the machine can see.
     """
-    settings = storage.spark_settings()
+    settings = storage.make_spark_settings()
     return {
         name: value for name, value in settings.items() if not {name, f"spark.hadoop.{name}"} & conf.keys()
     }
@@ -289,7 +289,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     master: str = "local[*]"
     spark_config: dict[str, str] = Field(default={}, repr=False)
-    #: The lake's address. `storage_of` returns the storage options for it.
+    #: The lake's address. `find_storage` returns the storage options for it.
     lake: str = ""
     #: Whether a session on this machine uses the warm engine. `off`: never; `use`: if an engine is running; `start`:
     #: always, and an engine is started if none is running.
@@ -313,8 +313,8 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             ship_by_value()
         if self.master.startswith("sc://"):
             # If pgsieve.yaml has no storage options, the server uses its own access to the store.
-            storage = storage_of(self.lake)
-            access_settings = storage_settings(storage, self.spark_config) if storage.options else {}
+            storage = find_storage(self.lake)
+            access_settings = make_storage_settings(storage, self.spark_config) if storage.options else {}
             return self._open_connect_session(self.master, {**access_settings, **self.spark_config})
         if self._local_session is None and self._use_engine() is not None:
             return self._open_engine_session()
@@ -364,7 +364,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     @property
     def settings(self) -> dict[str, str]:
         """The settings of a session that this process starts. Only an engine with the same settings is used."""
-        return session_config(self.spark_master, self.spark_config, storage_of(self.lake))
+        return make_session_config(self.spark_master, self.spark_config, find_storage(self.lake))
 
     def check_java(self) -> None:
         """Raise SparkUnavailableError if Spark would start on this machine, but Java is missing."""
@@ -378,7 +378,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def fetch_jars(self) -> None:
         """Fetch the jars that a session of this process needs and that are missing. Raises SparkUnavailableError."""
         self.check_java()
-        fetch_packages(_needed_packages(storage_of(self.lake)), self.spark_config)
+        fetch_packages(_list_needed_packages(find_storage(self.lake)), self.spark_config)
 
     def launch(self, owner: int | None = None) -> None:
         """Start the engine, and do not wait for it.
@@ -407,13 +407,13 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             ship_by_value()
         # Only the settings of the store are set here; the engine has all others. It does not have these, because they
         # contain secrets, and its settings are in a file of its folder.
-        settings = storage_settings(storage_of(self.lake), self.spark_config)
+        settings = make_storage_settings(find_storage(self.lake), self.spark_config)
         channel = EngineChannel(self.folder.address, self._engine_use.target, self._engine_use.record.token)
         return self._open_connect_session(channel, settings)
 
     def check_store(self) -> None:
         """Raise UnsafeLogStoreError if the configured Spark Connect server could lose commits to the lake."""
-        if self.master.startswith("sc://") and storage_of(self.lake).log_store_settings():
+        if self.master.startswith("sc://") and find_storage(self.lake).log_store_settings():
             assert self.session
 
     def _open_local_session(self) -> SparkSession:
@@ -425,12 +425,12 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                     "" if archive_file().is_file() else "; it starts in half the time after `pgsieve jars`"
                 )
                 _LOGGER.info("starting Spark, %s%s", self.spark_master, advice)
-            storage = storage_of(self.lake)
+            storage = find_storage(self.lake)
             config = self.settings
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]
             try:
                 self._local_session = jvm.start_session(config)
-                for key, value in storage_settings(storage, config).items():
+                for key, value in make_storage_settings(storage, config).items():
                     self._local_session.conf.set(key, value)
             except Exception as error:
                 raise SparkUnavailableError(
@@ -457,7 +457,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             try:
                 if isinstance(server, str):
                     verify_delta(session, f'the server "{server.partition("/;")[0]}"')
-                verify_log_store(session, storage_of(self.lake))
+                verify_log_store(session, find_storage(self.lake))
             except SparkUnavailableError:
                 session.stop()
                 raise

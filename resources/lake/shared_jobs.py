@@ -176,7 +176,7 @@ class SharedParts:
         ]
         return pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.row_schema)
 
-    def rows_by_caller(self, rows: pa.Table) -> list[pa.Table | None]:
+    def divide_rows_by_caller(self, rows: pa.Table) -> list[pa.Table | None]:
         """Divide the rows of a job by caller. A caller of which a part failed has None instead of rows."""
         failed_callers = set(rows.filter(rows[_FAILED_COLUMN])[_CALLER_COLUMN].to_pylist())
         return [
@@ -197,6 +197,6 @@ def share_jobs() -> Iterator[None]:
         yield
 
 
-def current_shared_jobs() -> SharedJobs | None:
+def get_shared_jobs() -> SharedJobs | None:
     """The jobs that the enclosing block of `share_jobs` shares; None outside of such a block."""
     return _CURRENT_JOBS.get()

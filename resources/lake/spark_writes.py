@@ -18,7 +18,7 @@ from pgsieve.resources.lake.delta.records import (
     APPLICATION_ID,
     Commit,
     commit_metadata,
-    kept_position_metadata,
+    make_kept_position_metadata,
     quote_name,
     quote_text,
 )
@@ -34,7 +34,7 @@ _ANY_PROPERTY_SETTING = "spark.databricks.delta.allowArbitraryProperties.enabled
 VECTORS_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 
 
-def column_mapping_property(columns: Iterable[str]) -> dict[str, str]:
+def find_column_mapping_property(columns: Iterable[str]) -> dict[str, str]:
     """The Delta property that enables column mapping, if one of these columns needs it.
 
     With column mapping, a column has another name in the files than in the table. Without it, Delta in Spark
@@ -45,7 +45,7 @@ def column_mapping_property(columns: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-def _field_paths(kind: StructType, *path: str) -> Iterator[tuple[str, ...]]:
+def _list_field_paths(kind: StructType, *path: str) -> Iterator[tuple[str, ...]]:
     """The fields of a struct, including those of nested structs, each as a path of names.
 
     Column mapping covers names at every depth.
@@ -53,7 +53,7 @@ def _field_paths(kind: StructType, *path: str) -> Iterator[tuple[str, ...]]:
     for field in kind:
         yield (*path, field.name)
         if isinstance(field.dataType, StructType):
-            yield from _field_paths(field.dataType, *path, field.name)
+            yield from _list_field_paths(field.dataType, *path, field.name)
 
 
 def write_by_spark(
@@ -68,9 +68,9 @@ def write_by_spark(
     `exists` says whether the table exists. Column mapping is enabled if the name of a column needs it.
     """
     overwrite, position = commit.overwrite, commit.position
-    spark, fields = frame.sparkSession, set(_field_paths(frame.schema))
-    mapping = column_mapping_property(names[-1] for names in fields)
-    if mapping and exists() and (overwrite or fields - set(_table_field_paths(spark, path))):
+    spark, fields = frame.sparkSession, set(_list_field_paths(frame.schema))
+    mapping = find_column_mapping_property(names[-1] for names in fields)
+    if mapping and exists() and (overwrite or fields - set(_read_field_paths(spark, path))):
         _enable_column_mapping(spark, path)
     writer = (
         frame.write.format("delta")
@@ -83,8 +83,8 @@ def write_by_spark(
     writer.save(path)
 
 
-def _table_field_paths(spark: SparkSession, path: str) -> Iterator[tuple[str, ...]]:
-    return _field_paths(spark.read.format("delta").load(path).schema)
+def _read_field_paths(spark: SparkSession, path: str) -> Iterator[tuple[str, ...]]:
+    return _list_field_paths(spark.read.format("delta").load(path).schema)
 
 
 def _is_mapped(spark: SparkSession, path: str) -> bool:
@@ -101,7 +101,7 @@ def _lacks_mapping(spark: SparkSession, path: str) -> bool:
     Until it is enabled, Delta in Spark refuses each alteration of the table.
     """
     return bool(
-        column_mapping_property(names[-1] for names in _table_field_paths(spark, path))
+        find_column_mapping_property(names[-1] for names in _read_field_paths(spark, path))
     ) and not _is_mapped(spark, path)
 
 
@@ -126,7 +126,7 @@ def drop_constraints_by_spark(
     _alter_by_spark(spark, path, [f"drop constraint {quote_name(name)}" for name in names], position)
 
 
-def comment_by_spark(
+def write_comments_by_spark(
     spark: SparkSession, path: str, description: str | None, columns: Mapping[str, str], position: int | None
 ) -> None:
     """Set the descriptions of a table and of some of its columns. Its rows and its position stay as they are."""
@@ -142,7 +142,7 @@ def comment_by_spark(
 def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], position: int | None) -> None:
     """Run ALTER TABLE with each of these changes. The commits keep the table's position."""
     settings = {
-        METADATA_SETTING: kept_position_metadata(position),
+        METADATA_SETTING: make_kept_position_metadata(position),
         # Without this setting, Spark refuses the property for the size of files, which only delta-rs and Databricks know.
         _ANY_PROPERTY_SETTING: "true",
     }

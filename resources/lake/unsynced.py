@@ -68,7 +68,7 @@ class UnsyncedWrites:
             raise OSError(self._error_code, os.strerror(self._error_code))
         try:
             _sync_file_system(self._descriptor)
-            for folder in _folders_on_other_devices(self._lake):
+            for folder in _find_folders_on_other_devices(self._lake):
                 with _open_folder(folder) as descriptor:
                     _sync_file_system(descriptor)
         except OSError as error:
@@ -82,7 +82,7 @@ _writes_by_lake: "weakref.WeakValueDictionary[str, UnsyncedWrites]" = weakref.We
 _SHARING_LOCK = threading.Lock()
 
 
-def unsynced_writes(lake: str) -> UnsyncedWrites:
+def get_unsynced_writes(lake: str) -> UnsyncedWrites:
     """The unsynced writes to a lake. All users of the lake in this process share one object."""
     with _SHARING_LOCK:
         if (writes := _writes_by_lake.get(lake)) is None:
@@ -163,7 +163,7 @@ def _sync_file_system(descriptor: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _folders_on_other_devices(lake: Path) -> list[Path]:
+def _find_folders_on_other_devices(lake: Path) -> list[Path]:
     """For each file system other than the lake's own, one folder of the lake that is on it.
 
     Only the folders of subscriptions and their subfolders are searched.

@@ -63,7 +63,7 @@ class AdvisoryLock:
 
     def describe_holders(self) -> str:
         """The sessions that hold the lock, as a text for messages."""
-        return _holders_text(
+        return _format_holders(
             self.connection.execute(_HOLDERS_QUERY.format(_HAS_LOCK_KEY.format(self._key))).fetchall()
         )
 
@@ -88,7 +88,7 @@ class AdvisoryLock:
         return _LOCK_KEY.format(self.name)
 
 
-def _holders_text(holders: Sequence[tuple[Any, ...]]) -> str:
+def _format_holders(holders: Sequence[tuple[Any, ...]]) -> str:
     descriptions = [
         f"{name} (server process {pid}, from {address}, since {start_time})"
         for pid, name, address, start_time in holders

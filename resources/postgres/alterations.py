@@ -33,9 +33,9 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.case_mappings import add_case_mappings
-from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
 from pgsieve.resources.postgres.removed_rows import find_removed_oids, find_selections_with_removed_rows
-from pgsieve.resources.postgres.source import literal
+from pgsieve.resources.postgres.source import quote_literal
 
 #: Common table expressions: the publications, the tables that they list, and in `tree` the partition trees of these
 #: tables and of the tables of the capture publications.
@@ -148,11 +148,11 @@ def fingerprint_catalog(
     row = connection.execute(query, parameters).fetchone()
     assert row is not None
     digest, relations_digest, oldest_xid, oids = row
-    oid_array = literal(f"{{{','.join(map(str, oids))}}}")
+    oid_array = quote_literal(f"{{{','.join(map(str, oids))}}}")
     selections = [f"pg_publication_rel where prpubid = any({oid_array}::oid[])"]
     if has_row_filters:
         selections.append(f"pg_publication_namespace where pnpubid = any({oid_array}::oid[])")
-    publication_list = ", ".join(map(literal, publications))
+    publication_list = ", ".join(map(quote_literal, publications))
     selections += [f"pg_publication where pubname in ({publication_list})"] if publications else []
     *have_removed_rows, has_removed_parents = find_selections_with_removed_rows(
         connection, [*selections, "pg_inherits where inhrelid > '0'::oid"]
@@ -160,7 +160,7 @@ def fingerprint_catalog(
     if has_removed_parents:
         # The removed rows may be of any partition tree. Check again, only for the trees that the fingerprint covers.
         rows = connection.execute(f"{tree} select relid::bigint from tree", parameters).fetchall()
-        oid_array = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
+        oid_array = quote_literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
         (has_removed_parents,) = find_selections_with_removed_rows(
             connection, [f"pg_inherits where inhrelid = any({oid_array}::oid[])"]
         )
@@ -197,7 +197,7 @@ def read_catalog_and_fingerprint(
     """
     fingerprint = fingerprint_catalog(connection, publications, capture_publications)
     while True:
-        catalog = add_case_mappings(connection, present_catalog(connection), publications)
+        catalog = add_case_mappings(connection, read_present_catalog(connection), publications)
         later_fingerprint = fingerprint_catalog(connection, publications, capture_publications)
         if replace(later_fingerprint, oldest_xid=fingerprint.oldest_xid) == fingerprint:
             return later_fingerprint, catalog

@@ -20,7 +20,7 @@ from pgsieve.decoding.publications.catalog import Catalog, Publication, Table
 from pgsieve.decoding.publications.routing import CapturePublication, list_capture_suffixes
 from pgsieve.resources.postgres.ddl import EventTriggerError, UndefinedObjectError, execute_ddl
 from pgsieve.resources.postgres.errors import LockedTableError, SourceError, SourcePermissionError
-from pgsieve.resources.postgres.source import literal, quote
+from pgsieve.resources.postgres.source import quote, quote_literal
 from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
 #: The comment on each publication that pgsieve created. pgsieve drops only publications with this comment.
@@ -45,14 +45,16 @@ def ensure_capture_publications(
     connection.execute("set synchronous_commit = local")
     for publication in planned_publications:
         name = capture_name + publication.suffix
-        statements = capture_statements(name, publication, catalog, connection.info.server_version)
+        statements = make_capture_statements(name, publication, catalog, connection.info.server_version)
         if name not in catalog.publications:
-            statements.append(f"comment on publication {quote(name)} is {literal(CREATED_COMMENT)}")
+            statements.append(f"comment on publication {quote(name)} is {quote_literal(CREATED_COMMENT)}")
         if statements:
             execute_ddl(connection, source, describe_preparation(name), statements)
     planned_tables = {capture_name + p.suffix: p.tables for p in planned_publications}
-    for name in (n for n in _own_capture_publications(connection, capture_name) if n in catalog.publications):
-        for table in _surplus_tables(catalog.publications[name], planned_tables.get(name, ()), catalog):
+    for name in (
+        n for n in _find_own_capture_publications(connection, capture_name) if n in catalog.publications
+    ):
+        for table in _find_surplus_tables(catalog.publications[name], planned_tables.get(name, ()), catalog):
             # A standby cannot alter publications, and the role may lack the right to alter this one. In these cases
             # the table stays, and does no harm. Another run may have removed the table meanwhile.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
@@ -60,7 +62,7 @@ def ensure_capture_publications(
     return tuple(planned_tables)
 
 
-def _surplus_tables(
+def _find_surplus_tables(
     publication: Publication, planned_tables: Sequence[Table], catalog: Catalog
 ) -> list[Table]:
     """The tables that a publication lists although the plan does not have them."""
@@ -70,7 +72,7 @@ def _surplus_tables(
 
 def _remove_table(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
     """Remove a table from a capture publication. False if the table is locked, so that a later run must remove it."""
-    statement = f"alter publication {quote(name)} drop table {table_clause(table)}"
+    statement = f"alter publication {quote(name)} drop table {format_table_clause(table)}"
     try:
         execute_ddl(
             connection, source, describe_preparation(name), [statement], lock_timeout_seconds=LOCK_SECONDS
@@ -80,47 +82,49 @@ def _remove_table(connection: psycopg.Connection[Any], source: str, name: str, t
     return True
 
 
-def capture_statements(
+def make_capture_statements(
     name: str, planned_publication: CapturePublication, catalog: Catalog, server_version: int
 ) -> list[str]:
     """The SQL that makes a capture publication match its plan. Empty if it matches already."""
-    tables = ", ".join(map(table_clause, planned_publication.tables))
+    tables = ", ".join(map(format_table_clause, planned_publication.tables))
     table_clauses = f" for table {tables}" if tables else ""
     options = (
-        f"publish = {literal(', '.join(planned_publication.operations))},"
+        f"publish = {quote_literal(', '.join(planned_publication.operations))},"
         f" publish_via_partition_root = {'true' if planned_publication.via_root else 'false'}"
     )
     if server_version >= 180000:
         options += ", publish_generated_columns = stored"
-    existing = catalog.publications.get(name)
-    if existing is None:
+    existing_publication = catalog.publications.get(name)
+    if existing_publication is None:
         return [f"create publication {quote(name)}{table_clauses} with ({options})"]
     statements = []
     if (
-        existing.operations != set(planned_publication.operations)
-        or existing.via_root != planned_publication.via_root
+        existing_publication.operations != set(planned_publication.operations)
+        or existing_publication.via_root != planned_publication.via_root
     ):
         statements.append(f"alter publication {quote(name)} set ({options})")
-    unrestricted_oids = {t.oid for t in existing.tables if t.where is None and t.columns is None}
-    if existing.all_tables:
+    unrestricted_oids = {t.oid for t in existing_publication.tables if t.where is None and t.columns is None}
+    if existing_publication.all_tables:
         planned_oids = {oid for t in planned_publication.tables for oid in (t.oid, *t.ancestors)}
-        if planned_oids & existing.excluded:
-            still_excluded = [
+        if planned_oids & existing_publication.excluded:
+            excluded_tables = [
                 catalog.tables[oid]
-                for oid in sorted(existing.excluded - planned_oids)
+                for oid in sorted(existing_publication.excluded - planned_oids)
                 if oid in catalog.tables
             ]
             except_clause = (
-                f" except (table {', '.join(map(table_clause, still_excluded))})" if still_excluded else ""
+                f" except (table {', '.join(map(format_table_clause, excluded_tables))})"
+                if excluded_tables
+                else ""
             )
             statements.append(f"alter publication {quote(name)} set all tables{except_clause}")
         return statements
     missing_tables = [t for t in planned_publication.tables if t.oid not in unrestricted_oids]
-    if any(existing.find_table_entry(t.oid) for t in missing_tables):
+    if any(existing_publication.find_table_entry(t.oid) for t in missing_tables):
         statements.append(f"alter publication {quote(name)} set table {tables}")
     elif missing_tables:
         statements.append(
-            f"alter publication {quote(name)} add table {', '.join(map(table_clause, missing_tables))}"
+            f"alter publication {quote(name)} add table {', '.join(map(format_table_clause, missing_tables))}"
         )
     return statements
 
@@ -130,12 +134,12 @@ def describe_preparation(name: str) -> str:
     return f'prepare the capture publication "{name}"'
 
 
-def _own_capture_publications(connection: psycopg.Connection[Any], capture_name: str) -> list[str]:
+def _find_own_capture_publications(connection: psycopg.Connection[Any], capture_name: str) -> list[str]:
     """The capture publications of a source that pgsieve itself created."""
-    return own_publications(connection, [capture_name + suffix for suffix in list_capture_suffixes()])
+    return find_own_publications(connection, [capture_name + suffix for suffix in list_capture_suffixes()])
 
 
-def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
+def find_own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
     """The names among `names` of publications that pgsieve created, and may therefore alter or drop."""
     rows = connection.execute(
         "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s and pubname = any(%s)",
@@ -144,11 +148,11 @@ def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) 
     return [name for (name,) in rows]
 
 
-def others_publications(
+def find_foreign_publications(
     connection: psycopg.Connection[Any], capture_name: str, catalog: Catalog
 ) -> list[str]:
     """The capture publications of a source that another client created. pgsieve does not alter them."""
-    own_names = _own_capture_publications(connection, capture_name)
+    own_names = _find_own_capture_publications(connection, capture_name)
     names = (capture_name + suffix for suffix in list_capture_suffixes())
     return sorted(name for name in names if name in catalog.publications and name not in own_names)
 
@@ -166,19 +170,21 @@ def shrink_capture_publications(
     not changed. A locked table stays in its publication until the next run.
     """
     planned_tables = {capture_name + p.suffix: p.tables for p in planned_publications}
-    altered, dropped = [], []
-    for name in _own_capture_publications(connection, capture_name):
+    altered_names, dropped_names = [], []
+    for name in _find_own_capture_publications(connection, capture_name):
         if name not in planned_tables:
             execute_ddl(connection, source, describe_preparation(name), [f"drop publication {quote(name)}"])
-            dropped.append(name)
+            dropped_names.append(name)
         else:
-            surplus_tables = _surplus_tables(catalog.publications[name], planned_tables[name], catalog)
-            removed = [table for table in surplus_tables if _remove_table(connection, source, name, table)]
-            altered += [name] if removed else []
-    return altered, dropped
+            surplus_tables = _find_surplus_tables(catalog.publications[name], planned_tables[name], catalog)
+            removed_tables = [
+                table for table in surplus_tables if _remove_table(connection, source, name, table)
+            ]
+            altered_names += [name] if removed_tables else []
+    return altered_names, dropped_names
 
 
-def table_clause(table: Table) -> str:
+def format_table_clause(table: Table) -> str:
     """A table as it is written in FOR TABLE of a publication. ONLY excludes the tables that inherit from it."""
     return "only " * (table.kind == "r") + quote(table.schema, table.name)
 

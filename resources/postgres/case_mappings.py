@@ -27,7 +27,12 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.filters import find_needed_case_mappings
-from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words, character_ranges
+from pgsieve.decoding.row_filters.letter_case import (
+    CaseMapping,
+    CharacterReplacements,
+    InitcapRules,
+    find_character_ranges,
+)
 from pgsieve.resources.postgres.errors import is_transient
 from pgsieve.resources.postgres.source import quote
 
@@ -61,7 +66,7 @@ select *
     or uppered <> array[c, 'A' || c || 'A', 'A' || c || ' ', ' ' || c || 'A']
 """
 #: One row about initcap with three columns: the characters after which initcap continues a word; the number of
-#: characters that `Words` cannot represent; and for each character that initcap changes an array of the character,
+#: characters that `InitcapRules` cannot represent; and for each character that initcap changes an array of the character,
 #: its form at the start of a word, and its form within a word.
 _WORDS_QUERY: Final = """
 select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
@@ -151,11 +156,11 @@ def _read_mapping(
     upper_by_character = {c: up[0] for c, _, up in rows if up[0] != c}
     if any(len(changed) != 1 for changed in (*lower_by_character.values(), *upper_by_character.values())):
         return CaseMapping(refusal="it makes several characters of one")
-    mapping = CaseMapping(_as_changes(lower_by_character), _as_changes(upper_by_character))
+    mapping = CaseMapping(_to_replacements(lower_by_character), _to_replacements(upper_by_character))
     for _, lower_forms, upper_forms in rows:
-        is_independent = list(lower_forms) == list(_expected_forms(lower_forms[0], "a")) and list(
+        is_independent = list(lower_forms) == list(_make_expected_forms(lower_forms[0], "a")) and list(
             upper_forms
-        ) == list(_expected_forms(upper_forms[0], "A"))
+        ) == list(_make_expected_forms(upper_forms[0], "A"))
         if not is_independent:
             return CaseMapping(refusal=_CONTEXT_REASON)
     if with_words:
@@ -163,10 +168,10 @@ def _read_mapping(
         if word_rules is None:
             return CaseMapping(refusal=_CONTEXT_REASON)
         mapping = replace(mapping, words=word_rules)
-    return mapping if _maps_blocks(mapping, blocks) else CaseMapping(refusal=_CONTEXT_REASON)
+    return mapping if _has_expected_blocks(mapping, blocks) else CaseMapping(refusal=_CONTEXT_REASON)
 
 
-def _expected_forms(character: str, letter: str) -> Iterator[str]:
+def _make_expected_forms(character: str, letter: str) -> Iterator[str]:
     """A character alone and next to a letter, in the order of the arrays that the query `_CHARACTERS_QUERY` returns."""
     yield character
     yield f"{letter}{character}{letter}"
@@ -174,7 +179,7 @@ def _expected_forms(character: str, letter: str) -> Iterator[str]:
     yield f" {character}{letter}"
 
 
-def _maps_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
+def _has_expected_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
     """True if the mapping changes each block of characters exactly as the server does."""
     for _, characters, lowered, uppered, capitalized in blocks:
         if (mapping.change("lower", characters), mapping.change("upper", characters)) != (lowered, uppered):
@@ -184,8 +189,8 @@ def _maps_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> boo
     return True
 
 
-def _read_words(connection: psycopg.Connection[Any], collate: str) -> Words | None:
-    """The rules by which initcap capitalizes words; None if `Words` cannot represent these rules."""
+def _read_words(connection: psycopg.Connection[Any], collate: str) -> InitcapRules | None:
+    """The rules by which initcap capitalizes words; None if `InitcapRules` cannot represent these rules."""
     row = connection.execute(_WORDS_QUERY.format(collate=collate)).fetchone()
     assert row is not None
     word_characters, unrepresentable_count, changes = row
@@ -193,10 +198,14 @@ def _read_words(connection: psycopg.Connection[Any], collate: str) -> Words | No
         return None
     first_letters = {c: alone for c, alone, _ in changes if alone != c}
     other_letters = {c: inside for c, _, inside in changes if inside != c}
-    return Words(_as_changes(first_letters), _as_changes(other_letters), character_ranges(word_characters))
+    return InitcapRules(
+        _to_replacements(first_letters),
+        _to_replacements(other_letters),
+        find_character_ranges(word_characters),
+    )
 
 
-def _as_changes(replacement_by_character: dict[str, str]) -> Changes:
+def _to_replacements(replacement_by_character: dict[str, str]) -> CharacterReplacements:
     """The characters that change and their replacements, as two texts of the same length in the order of the characters."""
     characters = sorted(replacement_by_character)
     return "".join(characters), "".join(replacement_by_character[c] for c in characters)

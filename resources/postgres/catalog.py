@@ -28,9 +28,9 @@ from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import DerivedType
 from pgsieve.decoding.values.output import PADDED_LSN
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
-from pgsieve.resources.postgres.source import literal
+from pgsieve.resources.postgres.source import quote_literal
 from pgsieve.resources.postgres.texts import Texts, read_any_encoding
-from pgsieve.resources.postgres.waits import LOCK_SECONDS, exclusively_locked_tables
+from pgsieve.resources.postgres.waits import LOCK_SECONDS, find_exclusively_locked_tables
 
 #: The kinds of relations that cannot be published, by relkind of pg_class, in the words of the server's messages.
 _UNPUBLISHABLE_KINDS: Mapping[str, str] = {
@@ -40,7 +40,7 @@ _UNPUBLISHABLE_KINDS: Mapping[str, str] = {
 _UNPUBLISHABLE_PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tables"}
 
 
-def missing_relation_error(
+def make_missing_relation_error(
     connection: psycopg.Connection[Any],
     publication: str,
     schema: str,
@@ -175,7 +175,7 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
                 connection, partial(_read_catalog, connection, snapshot, lock_holders_by_oid)
             )
         except psycopg.errors.LockNotAvailable:
-            lock_holders_by_oid = exclusively_locked_tables(connection)
+            lock_holders_by_oid = find_exclusively_locked_tables(connection)
 
 
 def _read_catalog(
@@ -190,7 +190,7 @@ def _read_catalog(
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         if snapshot is not None:
-            connection.execute(f"set transaction snapshot {literal(snapshot)}")
+            connection.execute(f"set transaction snapshot {quote_literal(snapshot)}")
         connection.execute(f"set local lock_timeout = '{LOCK_SECONDS:g}s'")
         texts = Texts(connection, as_bytes=as_bytes)
         cursor = texts.cursor
@@ -246,7 +246,7 @@ def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) ->
             name=name,
             kind=kind,
             replica_identity=identity,
-            attributes=tuple(_attribute(*a) for a in attributes),
+            attributes=tuple(_make_attribute(*a) for a in attributes),
             primary_key=tuple(primary_key or ()),
             identity_index=tuple(identity_index or ()),
             ancestors=tuple(ancestors or ()),
@@ -263,7 +263,7 @@ def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) ->
     return tables
 
 
-def _attribute(*values: Any) -> Attribute:
+def _make_attribute(*values: Any) -> Attribute:
     """A column from its JSON array. In the array, attmissingval is an array of one element.
 
     The text of a box contains commas, but the type box separates array elements by semicolons. So the text of a
@@ -309,7 +309,7 @@ def _read_entries(
     """Two mappings by the oid of a publication: the tables that the publication lists, and the tables that it excludes."""
     entry_columns = (
         f"case when r.prrelid <> all({locked_oids}) then pg_get_expr(r.prqual, r.prrelid)"
-        f" when r.prqual is not null then {literal(UNREAD_FILTER)} end, (select array_agg(a.attname::text) from pg_attribute a"
+        f" when r.prqual is not null then {quote_literal(UNREAD_FILTER)} end, (select array_agg(a.attname::text) from pg_attribute a"
         " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs)), r.prqual::text"
         if version >= 150000
         else "null, null, null"

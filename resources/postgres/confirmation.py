@@ -20,7 +20,7 @@ import psycopg
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import encode_status_update, end_copy
-from pgsieve.resources.postgres.slot import advance_slot, slot_state
+from pgsieve.resources.postgres.slot import advance_slot, read_slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import start_replication
 
@@ -45,7 +45,7 @@ def confirm(
     update needs), the slot is advanced. A failover slot is always advanced, because only an advance waits for the
     standbys.
     """
-    state = slot_state(connection, slot)
+    state = read_slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:
         return
     make_durable()
@@ -57,7 +57,7 @@ def confirm(
             start_replication(walsender, slot, lsn, options)
             walsender.pgconn.put_copy_data(encode_status_update(lsn, lsn))
             end_copy(walsender.pgconn)
-        state = slot_state(connection, slot)
+        state = read_slot_state(connection, slot)
     if state is not None and state.confirmed_lsn < lsn:
         advance_slot(connection, source.name, slot, lsn)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.resources.postgres.wal import system_identifier
+from pgsieve.resources.postgres.wal import read_system_identifier
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Database:
         return f"{self.system_identifier}/{self.oid}"
 
 
-def present_database(connection: psycopg.Connection[Any]) -> Database:
+def read_present_database(connection: psycopg.Connection[Any]) -> Database:
     """The database of a connection."""
     row = connection.execute("select oid from pg_database where datname = current_database()").fetchone()
     assert row is not None
-    return Database(system_identifier(connection), row[0])
+    return Database(read_system_identifier(connection), row[0])
 
 
 def find_database_name(connection: psycopg.Connection[Any], database: Database) -> str | None:

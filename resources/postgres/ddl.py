@@ -22,8 +22,8 @@ from pgsieve.resources.postgres.errors import (
     LOCK_TIMEOUT_SQLSTATE,
     LockedTableError,
     SourceError,
-    cause_without_values,
-    message_without_values,
+    remove_values_from_cause,
+    remove_values_from_message,
     translate_errors,
 )
 from pgsieve.resources.postgres.source import quote
@@ -57,7 +57,7 @@ class UndefinedObjectError(SourceError):
     """An object that a statement names does not exist, or no longer exists."""
 
 
-def own_search_path(connection: psycopg.Connection[Any]) -> str:
+def set_own_search_path(connection: psycopg.Connection[Any]) -> str:
     """The search_path that a session of the role has by default."""
     row = connection.execute(_OWN_SEARCH_PATH_QUERY).fetchone()
     assert row is not None
@@ -94,7 +94,7 @@ def execute_ddl(
     - `lock_timeout_seconds`: how long a statement may wait for a lock; after that LockedTableError is raised. With 0 a
       statement waits without a limit.
     """
-    search_path = own_search_path(connection)
+    search_path = set_own_search_path(connection)
     try:
         with connection.transaction(force_rollback=dry_run):
             connection.execute(f"set local lock_timeout = '{lock_timeout_seconds:g}s'")
@@ -106,19 +106,19 @@ def execute_ddl(
         if trigger_and_function is not None:
             trigger, function = trigger_and_function
             raise EventTriggerError(
-                f'source "{source_name}": cannot {operation}: the event trigger "{trigger}" fails ({message_without_values(error)})',
+                f'source "{source_name}": cannot {operation}: the event trigger "{trigger}" fails ({remove_values_from_message(error)})',
                 hint=f"correct its function {function}, which ran under search_path = {search_path}, or run by hand, as a role for"
                 f" which it does not fail: {'; '.join(statements)};",
                 sqlstate=error.sqlstate,
-            ) from cause_without_values(error)
+            ) from remove_values_from_cause(error)
         if isinstance(error, psycopg.errors.UndefinedObject):
-            reason = message_without_values(error)
+            reason = remove_values_from_message(error)
             raise UndefinedObjectError(
                 f'source "{source_name}": cannot {operation} ({reason})', sqlstate=error.sqlstate
-            ) from cause_without_values(error)
+            ) from remove_values_from_cause(error)
         if lock_timeout_seconds and error.sqlstate == LOCK_TIMEOUT_SQLSTATE:
-            message = f'source "{source_name}": cannot {operation} ({message_without_values(error)})'
-            raise LockedTableError(message, sqlstate=error.sqlstate) from cause_without_values(error)
+            message = f'source "{source_name}": cannot {operation} ({remove_values_from_message(error)})'
+            raise LockedTableError(message, sqlstate=error.sqlstate) from remove_values_from_cause(error)
         with translate_errors(source_name, operation):
             raise
 

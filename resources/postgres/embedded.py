@@ -172,7 +172,7 @@ class EmbeddedServer:
         if self.is_running:
             return self
         self._open_data_folder()
-        self._initialise()
+        self._initialize()
         with (self._data_path / _SETTINGS_FILE).open("w") as conf:
             for name, value in self._settings.items():
                 escaped_value = value.replace("'", "''")
@@ -181,7 +181,7 @@ class EmbeddedServer:
             self._launch(self._port)
             return self
         for attempt in range(1, _PORT_ATTEMPTS + 1):
-            port = _free_port()
+            port = _find_free_port()
             try:
                 self._launch(port)
             except _PortTakenError:
@@ -256,7 +256,7 @@ class EmbeddedServer:
                 f'data directory "{self._data_path}" cannot be used: {error}'
             ) from error
 
-    def _account_arguments(self) -> dict[str, object]:
+    def _make_account_arguments(self) -> dict[str, object]:
         """The arguments of Popen that make the owner of the data directory run the server.
 
         Empty unless this process runs as root.
@@ -271,7 +271,7 @@ class EmbeddedServer:
             )
         return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         """Run initdb, unless the data directory already has a cluster of this version."""
         version_path = self._data_path / "PG_VERSION"
         if version_path.exists():
@@ -284,7 +284,7 @@ class EmbeddedServer:
             return
         # The C locale sorts in the same order on every machine. ICU is not available, because the programs are built
         # without it.
-        command_prefix = _user_name_prefix()
+        command_prefix = _make_user_name_prefix()
         command = [
             *(*command_prefix, str(self._programs_path / "initdb")),
             *("--auth=trust", "--encoding=UTF8", "--locale=C", "--username=postgres"),
@@ -298,18 +298,20 @@ class EmbeddedServer:
                 text=True,
                 check=False,
                 cwd=self._data_path,
-                env=_environment(),
-                **self._account_arguments(),  # type: ignore[call-overload]
+                env=_make_environment(),
+                **self._make_account_arguments(),  # type: ignore[call-overload]
             )
         except FileNotFoundError as error:
-            raise self._initdb_error(f"{error.filename} is not installed", command_prefix) from error
+            raise self._make_initdb_error(f"{error.filename} is not installed", command_prefix) from error
         if initdb.returncode != 0:
-            raise self._initdb_error("; ".join((initdb.stderr or initdb.stdout).splitlines()), command_prefix)
+            raise self._make_initdb_error(
+                "; ".join((initdb.stderr or initdb.stdout).splitlines()), command_prefix
+            )
         with (self._data_path / "postgresql.conf").open("a") as conf:
             conf.write(f"include_if_exists = '{_SETTINGS_FILE}'\n")
 
-    def _initdb_error(self, reason: str, command_prefix: list[str]) -> EmbeddedServerError:
-        """The error for a failed initdb. `command_prefix` is the result of `_user_name_prefix`."""
+    def _make_initdb_error(self, reason: str, command_prefix: list[str]) -> EmbeddedServerError:
+        """The error for a failed initdb. `command_prefix` is the result of `_make_user_name_prefix`."""
         user, group = os.geteuid(), os.getegid()
         return EmbeddedServerError(
             f'initdb of "{self._data_path}" failed: {reason}',
@@ -335,10 +337,10 @@ class EmbeddedServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=self._data_path,
-                env=_environment(),
+                env=_make_environment(),
                 # Ctrl-C in a terminal signals only this process, which then stops the server.
                 start_new_session=True,
-                **self._account_arguments(),  # type: ignore[call-overload]
+                **self._make_account_arguments(),  # type: ignore[call-overload]
             )
         self._supervisor = supervisor
         self._owner_pid = os.getpid()
@@ -380,7 +382,7 @@ class _PortTakenError(EmbeddedServerError):
     """Another process already listens on the port."""
 
 
-def _user_name_prefix() -> list[str]:
+def _make_user_name_prefix() -> list[str]:
     """The words to put before the initdb command.
 
     initdb needs a user id that has a name (get_id in src/bin/initdb/initdb.c). The result is empty if the user id
@@ -396,12 +398,12 @@ def _user_name_prefix() -> list[str]:
     return []
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     """The environment of this process without the variables of libpq and the server, which could hold secrets."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     """A TCP port on which no process listens at the moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))

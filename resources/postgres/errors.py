@@ -100,7 +100,7 @@ def is_of_foreign_server(error: BaseException) -> bool:
     return (b"PG_DIAG_SEVERITY_NONLOCALIZED", b"ERROR") in (getattr(error, "details", None) or ())
 
 
-def source_error(error: BaseException, message: str) -> SourceError:
+def convert_source_error(error: BaseException, message: str) -> SourceError:
     """Make the error of pgsieve that fits the SQLSTATE of a driver's error."""
     sqlstate = getattr(error, "sqlstate", None)
     if is_of_foreign_server(error):
@@ -127,7 +127,7 @@ _REFUSED_SESSION_SQLSTATES = {
 _CONNECTION_FAILURE = "08006"
 
 
-def sqlstate_of_connection(error: psycopg.Error | adbc_driver_manager.Error) -> str:
+def find_connection_sqlstate(error: psycopg.Error | adbc_driver_manager.Error) -> str:
     """The SQLSTATE of an error that ended an attempt to connect."""
     matching_states = (
         state for words, state in _REFUSED_SESSION_SQLSTATES.items() if re.search(words, str(error))
@@ -144,7 +144,7 @@ def remove_values() -> Iterator[None]:
     try:
         yield
     except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
-        raise source_error(error, message_without_values(error)) from None
+        raise convert_source_error(error, remove_values_from_message(error)) from None
 
 
 @contextmanager
@@ -155,15 +155,15 @@ def translate_errors(source_name: str, operation: str) -> Iterator[None]:
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
         is_on_standby = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
         raise SourcePermissionError(
-            f'source "{source_name}": cannot {operation} ({message_without_values(error)})',
+            f'source "{source_name}": cannot {operation} ({remove_values_from_message(error)})',
             hint="on a standby nothing can be created: run what `pgsieve validate` prints on its primary"
             if is_on_standby
             else "grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
             sqlstate=error.sqlstate,
-        ) from cause_without_values(error)
+        ) from remove_values_from_cause(error)
     except (psycopg.Error, adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
-        message = f'source "{source_name}": cannot {operation} ({message_without_values(error)})'
-        raise source_error(error, message) from cause_without_values(error)
+        message = f'source "{source_name}": cannot {operation} ({remove_values_from_message(error)})'
+        raise convert_source_error(error, message) from remove_values_from_cause(error)
 
 
 def join_lines(error: Exception) -> str:
@@ -171,7 +171,7 @@ def join_lines(error: Exception) -> str:
     return conceal_passwords(" ".join(str(error).split()))
 
 
-def message_without_values(error: Exception) -> str:
+def remove_values_from_message(error: Exception) -> str:
     """The first line of the server's message, without cell values.
 
     The lines DETAIL and CONTEXT, which show rows, are left out.
@@ -193,12 +193,12 @@ def message_without_values(error: Exception) -> str:
     return conceal_passwords(re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", message))
 
 
-def cause_without_values(error: Exception) -> Exception | None:
+def remove_values_from_cause(error: Exception) -> Exception | None:
     """The driver's error without cell values, to be the cause of pgsieve's error.
 
     A traceback shows the causes of an error, too.
     """
-    message = message_without_values(error)
+    message = remove_values_from_message(error)
     if isinstance(error, psycopg.Error):
         return type(error)(message, info=error.pgresult)
     if isinstance(error, OSError) and error.errno:

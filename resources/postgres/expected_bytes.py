@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.resources.postgres.slot import slot_state
+from pgsieve.resources.postgres.slot import read_slot_state
 from pgsieve.resources.postgres.snapshot import read_table_bytes
 
 #: The bytes of WAL for each byte of a table's changes. WAL also contains changes of indexes, whole pages, and
@@ -51,7 +51,7 @@ def estimate_bytes(
     of one table in the unconfirmed WAL of the slot. If the whole unconfirmed WAL is within `sufficient_bytes`, as in most
     runs, its size is returned, and no further query is needed.
     """
-    state = slot_state(connection, slot)
+    state = read_slot_state(connection, slot)
     if state is not None and (waiting_bytes := state.lag_bytes // _WAL_RATIO) <= sufficient_bytes:
         return waiting_bytes
     names = {*tables, *connection.execute(_PUBLISHED_TABLES_QUERY, [list(publications)]).fetchall()}

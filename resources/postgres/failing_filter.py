@@ -17,9 +17,9 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog, Publication, Table
-from pgsieve.resources.postgres.capture import CREATED_COMMENT, describe_preparation, table_clause
+from pgsieve.resources.postgres.capture import CREATED_COMMENT, describe_preparation, format_table_clause
 from pgsieve.resources.postgres.ddl import execute_ddl
-from pgsieve.resources.postgres.source import literal, quote
+from pgsieve.resources.postgres.source import quote, quote_literal
 
 #: The end of pgoutput's message before it evaluates a filter, and the start of its message after it. Both messages have
 #: the level DEBUG3 (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c).
@@ -63,7 +63,7 @@ def find_failing_table(connection: psycopg.Connection[Any], query: str) -> str |
     return None
 
 
-def unfiltered_statements(
+def make_unfiltered_statements(
     name: str, tables: Sequence[Table], publications: Sequence[Publication], catalog: Catalog
 ) -> list[str]:
     """The SQL that makes a publication of these tables like `publications`, but without row filters.
@@ -82,25 +82,25 @@ def unfiltered_statements(
     ]
     operations = frozenset(operation for p in publishing_publications for operation in p.operations)
     generated_columns = "s" if any(p.generated_columns == "s" for p in publishing_publications) else "n"
-    column_lists = {table.oid: _column_list(table, publishing_publications) for table in tables}
+    column_lists = {table.oid: _format_column_list(table, publishing_publications) for table in tables}
     if (
         existing is not None
         and {t.oid: t.columns for t in existing.tables} == column_lists
         and (existing.operations, existing.generated_columns) == (operations, generated_columns)
     ):
         return []
-    options = f"publish = {literal(', '.join(sorted(operations)))}, publish_via_partition_root = true"
+    options = f"publish = {quote_literal(', '.join(sorted(operations)))}, publish_via_partition_root = true"
     if generated_columns == "s":
         options += ", publish_generated_columns = stored"
-    entry_clauses = ", ".join(_entry_clause(table, column_lists[table.oid]) for table in tables)
+    entry_clauses = ", ".join(_format_entry(table, column_lists[table.oid]) for table in tables)
     return [
         *drop_statements,
         f"create publication {quote(name)} for table {entry_clauses} with ({options})",
-        f"comment on publication {quote(name)} is {literal(CREATED_COMMENT)}",
+        f"comment on publication {quote(name)} is {quote_literal(CREATED_COMMENT)}",
     ]
 
 
-def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset[str] | None:
+def _format_column_list(table: Table, publications: Sequence[Publication]) -> frozenset[str] | None:
     """The column list of a table; None if the table is published with all columns.
 
     It is the same in all publications, because pgoutput refuses to decode a table with different column lists.
@@ -111,19 +111,17 @@ def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset
     return None if not column_lists or None in column_lists else column_lists[0]
 
 
-def _entry_clause(table: Table, columns: frozenset[str] | None) -> str:
+def _format_entry(table: Table, columns: frozenset[str] | None) -> str:
     """A table with its column list, as it is written in CREATE PUBLICATION."""
     if columns is None:
-        return table_clause(table)
-    return (
-        f"{table_clause(table)} ({', '.join(quote(a.name) for a in table.attributes if a.name in columns)})"
-    )
+        return format_table_clause(table)
+    return f"{format_table_clause(table)} ({', '.join(quote(a.name) for a in table.attributes if a.name in columns)})"
 
 
 def publish_unfiltered(
     connection: psycopg.Connection[Any], source: str, name: str, statements: Collection[str]
 ) -> None:
-    """Run the statements that `unfiltered_statements` has returned.
+    """Run the statements that `make_unfiltered_statements` has returned.
 
     Raises SourceError if the role lacks the privilege, or an event trigger fails.
     """

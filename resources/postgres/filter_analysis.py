@@ -27,8 +27,8 @@ from pgsieve.decoding.publications.filter_rules import (
     find_refusal_reason,
 )
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
-from pgsieve.resources.postgres.ddl import find_failed_trigger, own_search_path
-from pgsieve.resources.postgres.errors import is_transient, message_without_values
+from pgsieve.resources.postgres.ddl import find_failed_trigger, set_own_search_path
+from pgsieve.resources.postgres.errors import is_transient, remove_values_from_message
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
@@ -76,7 +76,7 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
                 raise
             # An event trigger on CREATE VIEW may rely on the role's own search_path, so try again under this path. A
             # filter that uses objects of users in the path is refused all the same.
-            search_path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
+            search_path = f"pg_catalog, pg_temp, {set_own_search_path(connection)}"
             expression, reason = _analyse_filter(connection, table, where, search_path)
     except psycopg.errors.LockNotAvailable as error:
         raise UncheckedFilterError(
@@ -88,7 +88,7 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
         if (trigger_and_function := find_failed_trigger(connection, error)) is not None:
             raise UncheckedFilterError(
                 f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: the event trigger"
-                f' "{trigger_and_function[0]}" fails when a temporary view is created ({message_without_values(error)})',
+                f' "{trigger_and_function[0]}" fails when a temporary view is created ({remove_values_from_message(error)})',
                 hint=f"correct its function {trigger_and_function[1]}",
                 sqlstate=error.sqlstate,
             ) from None
@@ -96,9 +96,11 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
         message = (error.diag.message_primary or "").replace(
             "argument of WHERE ", "argument of PUBLICATION WHERE "
         )
-        raise _rejection_error(table, where, message, error.diag.message_detail, error.sqlstate) from None
+        raise _make_rejection_error(
+            table, where, message, error.diag.message_detail, error.sqlstate
+        ) from None
     if reason is not None:
-        raise _rejection_error(table, where, "invalid publication WHERE expression", reason, "0A000")
+        raise _make_rejection_error(table, where, "invalid publication WHERE expression", reason, "0A000")
     return find_expression_columns(expression, table)
 
 
@@ -114,10 +116,10 @@ def _analyse_filter(
             connection.execute("select set_config('search_path', %s, true)", [search_path])
         _check_syntax(connection, where)
         expression = _read_expression(connection, table, where)
-        return expression, find_refusal_reason(expression, *_mutable_functions(connection, expression))
+        return expression, find_refusal_reason(expression, *_find_mutable_functions(connection, expression))
 
 
-def _rejection_error(
+def _make_rejection_error(
     table: Table, where: str, message: str, detail: str | None, sqlstate: str | None
 ) -> RejectedFilterError:
     reason = f"{message}: {detail}" if detail else message
@@ -171,7 +173,7 @@ def _parse_quals(action: str) -> TreeNode:
     return quals
 
 
-def _mutable_functions(
+def _find_mutable_functions(
     connection: psycopg.Connection[Any], expression: Expression
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The oids of two kinds of functions, and of operators of such functions, in the expression.

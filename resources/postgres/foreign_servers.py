@@ -22,9 +22,9 @@ from psycopg.pq import ExecStatus
 from pgsieve.resources.postgres.errors import (
     FOREIGN_SERVER_HINT,
     ForeignServerError,
+    convert_source_error,
     is_of_foreign_server,
-    message_without_values,
-    source_error,
+    remove_values_from_message,
 )
 from pgsieve.resources.postgres.source import Source
 
@@ -72,7 +72,7 @@ def verify_foreign_servers(source: Source, root_name: tuple[str, str]) -> None:
         if connection.execute(
             _IS_TOO_EARLY_QUERY, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": comment}
         ).fetchone() == (True,):
-            raise _no_answer_error(", ".join(leaf for _, leaf in leaves))
+            raise _make_no_answer_error(", ".join(leaf for _, leaf in leaves))
         # A foreign scan connects to the foreign server before it requests a row, so `limit 0` suffices. The
         # lock_timeout is shorter than ANSWER_SECONDS, so that a locked table is not taken for a silent server.
         queries = [f"select from {leaf} limit 0" for _, leaf in leaves]
@@ -83,12 +83,12 @@ def verify_foreign_servers(source: Source, root_name: tuple[str, str]) -> None:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=_CANCEL_SECONDS)
             connection.close()
-            raise _no_answer_error(", ".join(leaf for _, leaf in leaves))
+            raise _make_no_answer_error(", ".join(leaf for _, leaf in leaves))
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
                 error = psycopg.errors.error_from_result(result, connection.info.encoding)
                 if is_of_foreign_server(error):
-                    raise source_error(error, message_without_values(error))
+                    raise convert_source_error(error, remove_values_from_message(error))
 
 
 def _fetch_results(pgconn: "PGconn", statements: str) -> "list[PGresult] | None":
@@ -109,7 +109,7 @@ def _fetch_results(pgconn: "PGconn", statements: str) -> "list[PGresult] | None"
         results.append(result)
 
 
-def _no_answer_error(leaves: str) -> ForeignServerError:
+def _make_no_answer_error(leaves: str) -> ForeignServerError:
     return ForeignServerError(
         f"the server of {leaves} does not answer", hint=FOREIGN_SERVER_HINT, sqlstate="08001"
     )

@@ -19,7 +19,7 @@ from pgsieve.resources.postgres.source import quote
 PROTOCOL_VERSIONS = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 
 
-def protocol_version(server_version: int) -> int:
+def find_protocol_version(server_version: int) -> int:
     """The newest version of the logical replication protocol that the server supports."""
     return next(protocol for first_version, protocol in PROTOCOL_VERSIONS if server_version >= first_version)
 
@@ -38,12 +38,12 @@ class PgoutputOptions:
     origin: Literal["any", "none"] = "any"
     messages: bool = False
 
-    def arguments(self, server_version: int) -> dict[str, str]:
+    def make_arguments(self, server_version: int) -> dict[str, str]:
         """Maps the names of the options to their values, in the order in which they are sent.
 
         Options at their default are left out.
         """
-        protocol = protocol_version(server_version)
+        protocol = find_protocol_version(server_version)
         streaming = "on" if self.streaming == "parallel" and protocol < 4 else self.streaming
         options = (
             ("binary", 140000, self.binary, "true"),

@@ -85,7 +85,7 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 
     The process id that a pooler reports differs from the id of the server process.
     """
-    return _server_pid(connection) != connection.info.backend_pid
+    return _read_server_pid(connection) != connection.info.backend_pid
 
 
 def shares_server_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
@@ -93,12 +93,12 @@ def shares_server_processes(connection: psycopg.Connection[Any], connect: Connec
 
     In this mode, two sessions share their server processes, or exchange them.
     """
-    first_pid = _server_pid(connection)
+    first_pid = _read_server_pid(connection)
     with connect() as second_session, second_session.transaction():
-        return _server_pid(second_session) == first_pid or _server_pid(connection) != first_pid
+        return _read_server_pid(second_session) == first_pid or _read_server_pid(connection) != first_pid
 
 
-def _server_pid(connection: psycopg.Connection[Any]) -> int:
+def _read_server_pid(connection: psycopg.Connection[Any]) -> int:
     row = connection.execute("select pg_backend_pid()").fetchone()
     assert row is not None
     return int(row[0])

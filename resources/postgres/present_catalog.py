@@ -62,7 +62,7 @@ _catalog_by_stamp: OrderedDict[str, Catalog] = OrderedDict()
 _lock = threading.Lock()
 
 
-def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
+def read_present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
     """All user tables, publications and types of the database, as `read_catalog` returns them.
 
     A catalog is cached only if no row changed while it was read.

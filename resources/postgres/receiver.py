@@ -218,7 +218,7 @@ class Receiver:
         bytes_read = 0
         while not self._is_ended:
             is_full = self._queued_bytes - self._consumed_bytes >= self._buffer_bytes
-            (consumer_only if is_full else server_or_consumer).poll(self._pause_seconds() * 1000)
+            (consumer_only if is_full else server_or_consumer).poll(self._find_pause_seconds() * 1000)
             self._wakeup.clear()
             if is_full:
                 self._last_message_time = time.monotonic()
@@ -238,7 +238,7 @@ class Receiver:
             ):
                 self._report(wakeup_time)
 
-    def _pause_seconds(self) -> float:
+    def _find_pause_seconds(self) -> float:
         """How long to wait for the server or the consumer: until the next batch or the next report is due."""
         if self._octets or self._position_lsn > self._queued_lsn:
             return _LINGER_SECONDS

@@ -110,6 +110,6 @@ def pool_sessions() -> Iterator[None]:
         yield
 
 
-def current_pool() -> SessionPool | None:
+def get_session_pool() -> SessionPool | None:
     """The pool of the enclosing `pool_sessions`; None if the caller is not within `pool_sessions`."""
     return _CURRENT_POOL.get()

@@ -31,7 +31,7 @@ from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.passwords import conceal_passwords, remember_conninfo, remember_secrets
-from pgsieve.resources.postgres.errors import sqlstate_of_connection
+from pgsieve.resources.postgres.errors import find_connection_sqlstate
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
@@ -164,7 +164,7 @@ def _is_refused_by_limit(error: BaseException) -> bool:
     """Whether the server has refused a session because a limit of connections is reached."""
     if not isinstance(error, psycopg.OperationalError | adbc_driver_manager.Error):
         return False
-    return sqlstate_of_connection(error) == "53300"
+    return find_connection_sqlstate(error) == "53300"
 
 
 def _connect_within_limits(connect: Callable[[], Session]) -> Session:
@@ -207,7 +207,7 @@ class Conninfo:
         try:
             _apply_settings(connection)
         except BaseException as error:
-            options_without_timeouts = self._options_without_timeouts(connection, version)
+            options_without_timeouts = self._remove_timeouts(connection, version)
             is_ended_by_server = connection.broken or isinstance(error, psycopg.errors.QueryCanceled)
             connection.close()
             if not is_ended_by_server:
@@ -259,7 +259,7 @@ class Conninfo:
         """
         parameters: dict[str, Any] = _read_parameters(connection)
         client_check = _CLIENT_CHECK_SETTING if _can_be_set(connection, *_CLIENT_CHECK_SETTING) else None
-        parameters["options"] = self._options_without_timeouts(
+        parameters["options"] = self._remove_timeouts(
             connection, connection.info.server_version, client_check
         )
         # The list of parameters lacks the two passwords: the password of the client's key, which is read here, and the
@@ -290,7 +290,7 @@ class Conninfo:
         options = parse_conninfo(self.text).get("options")
         return str(options) if options else os.environ.get("PGOPTIONS")
 
-    def _options_without_timeouts(
+    def _remove_timeouts(
         self, connection: psycopg.Connection[Any], version: int, client_check: tuple[str, str] | None = None
     ) -> str:
         """The options for a session like this one, with which all timeouts of the server's version are switched off."""

@@ -40,7 +40,7 @@ from pgsieve.resources.postgres.errors import (
 )
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo, execute
-from pgsieve.resources.postgres.source import Source, fetch_batches, literal, quote
+from pgsieve.resources.postgres.source import Source, fetch_batches, quote, quote_literal
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
@@ -108,7 +108,7 @@ _REMEDIES: Mapping[str, str] = {
 }
 
 
-def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | None:
+def read_slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | None:
     """The slot's state; None if it does not exist in this database."""
     row = connection.execute(
         "select slot_name, plugin, active, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''),"
@@ -188,7 +188,7 @@ def enable_failover(source: Source, slot: str) -> None:
             connection.execute(f"ALTER_REPLICATION_SLOT {quote(slot)} (FAILOVER true)".encode())
 
 
-def resync_hint(subscriptions: Iterable[str], options: str = "") -> str:
+def make_resync_hint(subscriptions: Iterable[str], options: str = "") -> str:
     """The hint of an error that only a new copy of the tables of these subscriptions can end."""
     commands = " and ".join(f"`pgsieve resync {name}{options}`" for name in subscriptions)
     return f"copy every table again: {commands or f'`pgsieve resync{options}` its subscriptions'}"
@@ -207,7 +207,7 @@ def verify_slot(
       behind this LSN. In that case it sends some changes again, and they are left out.
     - `subscriptions`: the subscriptions that read the slot
     """
-    hint = resync_hint(subscriptions)
+    hint = make_resync_hint(subscriptions)
     if state is None:
         if durable_lsn is None:
             return
@@ -234,7 +234,7 @@ def verify_slot(
             f'source "{source_name}": replication slot "{slot}" is confirmed up to {format_lsn(state.confirmed_lsn)}, but'
             f" Delta holds its changes only up to {format_lsn(durable_lsn)}: the changes between are lost",
             hint="another lake reads it, or it was advanced or created again by hand: give the source its own `slot`; or, if"
-            f" no other lake needs this slot, {resync_hint(subscriptions, ' --take-over')}",
+            f" no other lake needs this slot, {make_resync_hint(subscriptions, ' --take-over')}",
             sqlstate="55006",
         )
 
@@ -258,7 +258,7 @@ def verify_wal_end(
         raise ServerSetBackError(
             f'source "{source_name}": the server is at {format_lsn(present_lsn)}, but Delta holds its changes up to'
             f" {format_lsn(durable_lsn)}: it was put back to an earlier state, and its commits up to there would be left out",
-            hint=resync_hint(subscriptions),
+            hint=make_resync_hint(subscriptions),
             sqlstate="55000",
         )
 
@@ -312,7 +312,7 @@ def wait_until_free(connection: psycopg.Connection[Any], slot: str) -> None:
         stop=stop_after_delay(10),
         wait=wait_fixed(0.02),
         retry_error_callback=lambda _: None,
-    )(slot_state, connection, slot)
+    )(read_slot_state, connection, slot)
 
 
 @_retry_while_in_use
@@ -340,9 +340,11 @@ def peek_query(
     pg_replication_slot_advance(slot, end_lsn) confirms exactly these transactions. With `max_messages` the peek ends at the
     first commit after this many messages.
     """
-    arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
+    arguments = ", ".join(
+        quote_literal(o) for option in options.make_arguments(server_version).items() for o in option
+    )
     return (
-        f"select data from pg_logical_slot_peek_binary_changes({_SQL_ASCII_CASE} {literal(slot)} end,"
+        f"select data from pg_logical_slot_peek_binary_changes({_SQL_ASCII_CASE} {quote_literal(slot)} end,"
         f" {_build_end_lsn_sql(end_lsn)}, {max_messages or 'null'}, {arguments})"
     )
 
@@ -356,13 +358,13 @@ def _build_end_lsn_sql(end_lsn: int) -> str:
     later peek would deliver this record again. So in this case the peek ends where the page begins.
     """
     page_lsn = end_lsn - end_lsn % _MIN_PAGE_BYTES
-    end_lsn_literal = literal(format_lsn(end_lsn))
+    end_lsn_literal = quote_literal(format_lsn(end_lsn))
     if not page_lsn < end_lsn <= page_lsn + _LONG_HEADER_BYTES:
         return end_lsn_literal
     return (
         f"case when {page_lsn} % current_setting('wal_block_size')::bigint = 0 and {end_lsn - page_lsn} <= case when"
         f" {page_lsn} % pg_size_bytes(current_setting('wal_segment_size')) = 0 then {_LONG_HEADER_BYTES} else {_SHORT_HEADER_BYTES} end"
-        f" then {literal(format_lsn(page_lsn))} else {end_lsn_literal} end::pg_lsn"
+        f" then {quote_literal(format_lsn(page_lsn))} else {end_lsn_literal} end::pg_lsn"
     )
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError
 from pgsieve.resources.postgres.slot import fetch_message_batches
-from pgsieve.resources.postgres.source import literal
+from pgsieve.resources.postgres.source import quote_literal
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
@@ -66,7 +66,7 @@ class SlotCopy:
         try:
             _call_function(
                 self._cursor,
-                f"pg_replication_slot_advance({literal(self._name)}, {literal(format_lsn(begin_lsn))})",
+                f"pg_replication_slot_advance({quote_literal(self._name)}, {quote_literal(format_lsn(begin_lsn))})",
             )
         except adbc_driver_manager.Error as error:
             raise CopyRefusedError(str(error)) from None
@@ -89,7 +89,8 @@ def copy_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
             # if it is in a transaction. The copy of the slot ends with this session.
             cursor = stack.enter_context(stack.enter_context(conninfo.connect_adbc()).cursor())
             _call_function(
-                cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)"
+                cursor,
+                f"pg_copy_logical_replication_slot({quote_literal(slot)}, {quote_literal(name)}, true)",
             )
             copy = SlotCopy(cursor, name)
         except (adbc_driver_manager.Error, PasswordCommandError):

@@ -30,12 +30,12 @@ from pgsieve.resources.postgres.errors import (
     SourceError,
     TransientError,
     is_transient,
-    message_without_values,
     remove_values,
+    remove_values_from_message,
 )
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.slot import warn_of_standby_wait
-from pgsieve.resources.postgres.source import Source, fetch_batches, literal, quote
+from pgsieve.resources.postgres.source import Source, fetch_batches, quote, quote_literal
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, LOCKED_RELATIONS_QUERY, limit_wait
 
 #: A chunk has at most about this many bytes.
@@ -209,7 +209,7 @@ def _limit_lock_wait(connection: psycopg.Connection[Any]) -> Iterator[None]:
     try:
         yield
     except psycopg.errors.LockNotAvailable as error:
-        raise LockedTableError(message_without_values(error), sqlstate=error.sqlstate) from None
+        raise LockedTableError(remove_values_from_message(error), sqlstate=error.sqlstate) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.Rec
     with remove_values(), conninfo.connect_adbc() as connection, connection.cursor() as cursor:
         cursor.execute("set transaction isolation level repeatable read, read only")
         try:
-            cursor.execute(f"set transaction snapshot {literal(snapshot)}")
+            cursor.execute(f"set transaction snapshot {quote_literal(snapshot)}")
         except adbc_driver_manager.Error as error:
             if is_transient(error):
                 raise

@@ -29,14 +29,14 @@ from pgsieve.resources.postgres.errors import (
     SourceSettingError,
     SourceUnreachableError,
     UntestedServerError,
-    cause_without_values,
+    convert_source_error,
+    find_connection_sqlstate,
     join_lines,
-    message_without_values,
-    source_error,
-    sqlstate_of_connection,
+    remove_values_from_cause,
+    remove_values_from_message,
 )
 from pgsieve.resources.postgres.pooler import find_pooler, is_pooled, name_pooler, shares_server_processes
-from pgsieve.resources.postgres.session_pool import current_pool
+from pgsieve.resources.postgres.session_pool import get_session_pool
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError, UnreadableConninfoError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def quote(*parts: str) -> str:
     return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
 
 
-def literal(value: str) -> str:
+def quote_literal(value: str) -> str:
     """A string as a quoted SQL literal."""
     return sql.Literal(value).as_string(None)
 
@@ -106,7 +106,7 @@ class Source:
         SourceSettingError if the server is too old. Raises UntestedServerError if the server is newer than the
         tested versions, unless `allow_untested_server` is set.
         """
-        pool, conninfo = None if options else current_pool(), self._full_conninfo
+        pool, conninfo = None if options else get_session_pool(), self._full_conninfo
         connection = pool.take(conninfo) if pool else None
         try:
             connection = connection or conninfo.connect(**options)
@@ -119,7 +119,7 @@ class Source:
             raise SourceUnreachableError(
                 f'source "{self.name}": no connection{pooler_text} ({join_lines(error)})',
                 hint=pooler.hint if pooler else hint,
-                sqlstate=sqlstate_of_connection(error),
+                sqlstate=find_connection_sqlstate(error),
             ) from None
         try:
             with pool.lend(conninfo, connection) if pool else connection:
@@ -132,8 +132,8 @@ class Source:
                     hint="run again once the server answers: nothing is lost",
                     sqlstate=error.sqlstate,
                 ) from None
-            message = f'source "{self.name}": {message_without_values(error)}'
-            raise source_error(error, message) from cause_without_values(error)
+            message = f'source "{self.name}": {remove_values_from_message(error)}'
+            raise convert_source_error(error, message) from remove_values_from_cause(error)
 
     @contextmanager
     def hold_lock(self, activity: str, seconds: float | None = None) -> Iterator[AdvisoryLock]:

@@ -28,13 +28,13 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import ReceivedMessages, Receiver, Wakeup
 from pgsieve.resources.postgres.slot import (
     SlotInUseError,
-    slot_state,
+    read_slot_state,
     translate_slot_errors,
     verify_slot,
     verify_wal_end,
 )
 from pgsieve.resources.postgres.source import Source, quote
-from pgsieve.resources.postgres.timeline import current_timeline, verify_timeline
+from pgsieve.resources.postgres.timeline import read_current_timeline, verify_timeline
 
 #: The number of bytes of messages that may wait for the consumer.
 BUFFER_BYTES = 64 * 1024 * 1024
@@ -214,7 +214,7 @@ class ReplicationStream:
                 source.connect(replication="database", cursor_factory=psycopg.ClientCursor)
             )
             with translate_slot_errors(source.name, slot, "read"):
-                state, timeline = slot_state(connection, slot), current_timeline(connection)
+                state, timeline = read_slot_state(connection, slot), read_current_timeline(connection)
                 status_seconds = _read_status_seconds(connection)
             if self._timeline not in {None, timeline}:
                 verify_timeline(source, self._timeline, self._confirmed_lsn, timeline)
@@ -275,7 +275,7 @@ def start_replication(
     """Run START_REPLICATION. In its strings, a quote is doubled; there are no other escapes (repl_scanner.l)."""
     arguments = ", ".join(
         f"{quote(name)} '{value.replace(chr(39), chr(39) * 2)}'"
-        for name, value in options.arguments(connection.info.server_version).items()
+        for name, value in options.make_arguments(connection.info.server_version).items()
     )
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
         # Without this, bytes that are not UTF-8 would end the whole stream; see `_SQL_ASCII_CASE` in slot.py.

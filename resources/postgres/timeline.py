@@ -18,7 +18,7 @@ import psycopg
 
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.postgres.errors import translate_errors
-from pgsieve.resources.postgres.slot import SlotError, resync_hint
+from pgsieve.resources.postgres.slot import SlotError, make_resync_hint
 from pgsieve.resources.postgres.source import Source
 
 
@@ -26,7 +26,7 @@ class TimelineError(SlotError):
     """The present server lacks some of the changes that were read from its former primary."""
 
 
-def current_timeline(connection: psycopg.Connection[Any]) -> int:
+def read_current_timeline(connection: psycopg.Connection[Any]) -> int:
     """The timeline that the server writes to, which is part of the names of its WAL files.
 
     PostgreSQL does not show the timeline that a standby replays. For a standby the result is the newer of two
@@ -55,7 +55,7 @@ def verify_timeline(
     raise TimelineError(
         f'source "{source.name}": Delta holds changes of timeline {timeline} up to {format_lsn(position_lsn)}, but that'
         f" {problem}, which is now on timeline {present_timeline}: this server lacks what was committed between",
-        hint=f"{resync_hint(subscriptions)}; synchronized_standby_slots on the primary prevents this",
+        hint=f"{make_resync_hint(subscriptions)}; synchronized_standby_slots on the primary prevents this",
         sqlstate="55000",
     )
 

@@ -85,7 +85,7 @@ def limit_wait(
         while not block_end.wait(POLL_SECONDS):
             message, transactions = "", list[str]()
             with suppress(SourceError):  # If no second session can be opened, the statement goes on waiting.
-                message, transactions = _awaited_transactions(source, session)
+                message, transactions = _find_awaited_transactions(source, session)
             if not transactions:
                 continue
             if max_wait_seconds is not None and time.monotonic() - start_time >= max_wait_seconds:
@@ -109,7 +109,7 @@ def limit_wait(
         watcher.join()
 
 
-def _awaited_transactions(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, list[str]]:
+def _find_awaited_transactions(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, list[str]]:
     """A message about the transactions that a session waits for, and their virtual transaction ids."""
     with source.connect() as connection:
         rows = connection.execute(_AWAITED_TRANSACTIONS_QUERY, [session.info.backend_pid]).fetchall()
@@ -117,22 +117,22 @@ def _awaited_transactions(source: "Source", session: psycopg.Connection[Any]) ->
 
 
 def _wait_message(source: "Source", rows: Sequence[tuple[Any, ...]]) -> str:
-    holders = ", ".join(dict.fromkeys(map(_holder_text, rows)))
+    holders = ", ".join(dict.fromkeys(map(_format_holder, rows)))
     return f'source "{source.name}": waits for open transactions: {holders}'
 
 
-def _holder_text(row: tuple[Any, ...]) -> str:
+def _format_holder(row: tuple[Any, ...]) -> str:
     _, _, pid, database, application, gid, start_time = row
     if gid is not None:
         return f'prepared transaction "{gid}" of database "{database}", since {start_time}'
     return f'server process {pid} ("{application or ""}" in database "{database}", since {start_time or "unknown"})'
 
 
-def exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, str]:
+def find_exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, str]:
     """Maps the oid of each table of the database that cannot be read now to the names of the sessions that lock it."""
     holders_by_table: dict[int, list[str]] = {}
     for row in connection.execute(_EXCLUSIVE_HOLDERS_QUERY).fetchall():
-        holders_by_table.setdefault(row[0], []).append(_holder_text(row))
+        holders_by_table.setdefault(row[0], []).append(_format_holder(row))
     return {relation: ", ".join(holders) for relation, holders in holders_by_table.items()}
 
 

@@ -22,7 +22,7 @@ _REPLAY_SECONDS = 60.0
 _FLUSH_SECONDS = 0.1
 
 
-def current_lsn(connection: psycopg.Connection[Any]) -> int:
+def read_current_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL flush position. A peek (a read of the slot) delivers the commits up to this position.
 
     A later commit may already be inserted but not yet flushed. A peek would miss it, but an advance would confirm
@@ -36,7 +36,7 @@ def current_lsn(connection: psycopg.Connection[Any]) -> int:
     return parse_lsn(row[0])
 
 
-def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
+def read_inserted_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL insert position. All transactions that have committed end before it.
 
     On a standby a commit becomes visible a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
@@ -55,7 +55,7 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
                 retry=retry_if_result(lambda replayed: replayed < lsn),
                 stop=stop_after_delay(_REPLAY_SECONDS),
                 wait=wait_exponential(0.01, max=1),
-            )(current_lsn, connection)
+            )(read_current_lsn, connection)
         except RetryError:
             raise TransientError(
                 f"the standby has not replayed the WAL that it received, up to {format_lsn(lsn)}",
@@ -65,8 +65,8 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
     return lsn
 
 
-def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The same as `current_lsn`, but at the end of a record, so that a peek or an advance up to it does not wait.
+def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
+    """The same as `read_current_lsn`, but at the end of a record, so that a peek or an advance up to it does not wait.
 
     The server also flushes full pages of WAL of open transactions, and a record may go on beyond the end of such a
     page. A peek up to the end of the page waits until the whole record is flushed (read_local_xlog_page() in
@@ -85,11 +85,11 @@ def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
             # The commit must be flushed, whatever the role's setting is, but must not wait for standbys.
             connection.execute("set local synchronous_commit to local")
             connection.execute("select pg_logical_emit_message(true, 'pgsieve', '')")
-    return position or current_lsn(connection)
+    return position or read_current_lsn(connection)
 
 
 def _read_record_end(connection: psycopg.Connection[Any]) -> int | None:
-    """The same as `current_lsn`, or None if it may lie within a record.
+    """The same as `read_current_lsn`, or None if it may lie within a record.
 
     This is so at the end of a page, if there is WAL on the next page.
     """
@@ -119,7 +119,7 @@ def read_next_xid(connection: psycopg.Connection[Any]) -> int:
     return int(row[0]) % 2**32
 
 
-def system_identifier(connection: psycopg.Connection[Any]) -> str:
+def read_system_identifier(connection: psycopg.Connection[Any]) -> str:
     """The system identifier of the publisher's cluster.
 
     Its physical standbys have the same identifier, and no other cluster.

@@ -109,7 +109,7 @@ def test_a_set_aside_table_fails_one_run_even_if_nothing_is_new(
     before = recorded_cut(shop)[0]
     states = TableStates(shop.lake, "one")
     for reason, ends in (("it is so", ("FAILURE", "SUCCESS")), ("for another reason", ("FAILURE",))):
-        ready = states.newest()["public", "notes"]
+        ready = states.read_newest()["public", "notes"]
         states.append([replace(ready, state=SyncState.SET_ASIDE, reason=reason)])
         for end in ends:
             assert shop.run("one").problems, "the command does not report the table each time"

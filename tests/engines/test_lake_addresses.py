@@ -72,4 +72,4 @@ def test_every_accepted_character_is_the_same_for_both_engines(
         assert lake.store.has_file(f"{path}/_delta_log/00000000000000000002.json")
         assert lake.local.remove(f"{lake.uri}/sales")
         assert not lake.local.exists(path)
-        assert lake.store.file_names(lake.uri) == []
+        assert lake.store.list_file_names(lake.uri) == []

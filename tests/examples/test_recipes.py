@@ -27,7 +27,7 @@ from deltalake import DeltaTable
 from psycopg.conninfo import conninfo_to_dict
 
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.resources.lake.jars import delta_packages, s3_packages
+from pgsieve.resources.lake.jars import list_delta_packages, list_s3_packages
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.embedded_s3 import run_embedded_s3
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -281,7 +281,7 @@ def test_manifests_use_existing_commands_keys_and_modules(
 def test_a_spark_server_is_started_with_the_settings_of_pgsieves_sessions() -> None:
     script = (DEPLOY / "spark/connect-server.sh").read_text(encoding="utf-8")
     sdk = "$sdk"
-    for package in (*delta_packages().coordinates, *s3_packages().coordinates):
+    for package in (*list_delta_packages().coordinates, *list_s3_packages().coordinates):
         name, _, version = package.rpartition(":")
         assert package in script or (f"{name}:{sdk}" in script and f"sdk={version}" in script), package
     assert f"{log_store.SETTING}={log_store.CLASS}" in script

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.resources.lake.jars import copy_jars, delta_packages
+from pgsieve.resources.lake.jars import copy_jars, list_delta_packages
 from tests.fixtures.shop import Shop
 
 USER = 54321
@@ -68,7 +68,7 @@ def test_a_run_needs_no_environment_and_leaves_no_files(shop: Shop, project: Pat
     """It takes long: two runs and a JVM, in processes of another user."""
     shop.path = project / "pgsieve.yaml"
     temporary = project / "temporary ü files"
-    copy_jars(project / "jars", [delta_packages()])
+    copy_jars(project / "jars", [list_delta_packages()])
     temporary.mkdir()
     shop.configure(lake="./lakeé")
     run = ("-m", "pgsieve.pipelines.command_line.cli", "-c", str(shop.path), "run", "one")

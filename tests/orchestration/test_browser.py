@@ -148,7 +148,7 @@ def test_a_table_that_is_set_aside_is_red_and_the_others_are_not(web: Web, page:
     """It takes half a minute: two runs of Dagster, and the pages of both tables."""
     _run(web)
     states = TableStates(build_project(load_config(web.path)).lake.open(), "sales")
-    ready = states.newest()["public", "customers"]
+    ready = states.read_newest()["public", "customers"]
     states.append([ready.with_problem("sales", "a value")])
     web.database.execute("insert into orders values (200, 'EMEA')")
     run = _materialize_all(web, page)

@@ -21,7 +21,7 @@ from pgsieve.pipelines.commands.results import SubscriptionRun
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import Config, load_config
-from pgsieve.pipelines.definitions import definitions, register_tables
+from pgsieve.pipelines.definitions import build_ui_definitions, register_tables
 from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -138,7 +138,7 @@ def test_the_web_interface_offers_every_published_table_for_a_copy(config: Confi
 
 
 def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
-    defs = definitions(config)
+    defs = build_ui_definitions(config)
     dg.Definitions.validate_loadable(defs)
     graph = defs.resolve_asset_graph()
     keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
@@ -171,7 +171,7 @@ def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
 @pytest.mark.usefixtures("first_run")
 def test_the_schedules_run_applies_new_changes(config: Config, database: psycopg.Connection) -> None:
     database.execute("insert into notes values (100, 'scheduled')")
-    defs = definitions(config)
+    defs = build_ui_definitions(config)
     schedule = defs.resolve_schedule_def("shop_increments_schedule")
     with open_instance(config) as dagster:
         tick = schedule.evaluate_tick(dg.build_schedule_context(dagster))
@@ -203,7 +203,7 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
     """It takes long: a backfill and runs of the whole graph."""
     database.execute("insert into items values (50, 'EMEA', 5)")
     before = {t.name: t.version for t in status(config).subscriptions[0].tables}
-    defs = definitions(config)
+    defs = build_ui_definitions(config)
     with open_instance(config) as dagster:
         result = dg.materialize(
             [defs.resolve_assets_def(dg.AssetKey(["sales", "initial_sync"]))],
@@ -229,7 +229,7 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
 @pytest.mark.usefixtures("first_run")
 def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config: Config) -> None:
     """It takes long: runs of the whole graph and of its checks."""
-    defs = definitions(config)
+    defs = build_ui_definitions(config)
     lake = defs.resources["pgsieve_lake"]
     assert isinstance(lake.engine, SparkEngine)
     path = lake.open().paths.replica("sales", "public", "items")

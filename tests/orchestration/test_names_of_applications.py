@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 
 from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.config.model import Config, load_config
-from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.definitions import build_ui_definitions
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import drop_slots
@@ -120,7 +120,7 @@ def test_a_run_copies_and_applies_tables_and_prints_their_names(
 
 
 def test_the_definitions_load_and_name_each_table_as_documented(application: Shop) -> None:
-    defs = definitions(_config(application))
+    defs = build_ui_definitions(_config(application))
     dg.Definitions.validate_loadable(defs)
     graph = defs.resolve_asset_graph()
     keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
@@ -137,7 +137,7 @@ def test_the_job_and_the_checks_of_dagster_reach_every_table(application: Shop) 
     for name in TABLES:
         application.database.execute(f"insert into {_sql(*name)} values (3, '2024-01-03', 'c')")
     config = _config(application)
-    defs = definitions(config)
+    defs = build_ui_definitions(config)
     with open_instance(config) as dagster:
         job = defs.resolve_job_def("App_increments")
         result = job.execute_in_process(instance=dagster)
@@ -163,7 +163,7 @@ def test_the_sensor_copies_new_tables_once_in_one_run(application: Shop) -> None
         application.database.execute(f"create table {_sql(*name)} (id int primary key)")
         application.database.execute(f"insert into {_sql(*name)} values (1)")
     config = _config(application)
-    defs = definitions(config)
+    defs = build_ui_definitions(config)
     sensor = defs.resolve_sensor_def("Mirror_new_tables")
     with open_instance(config) as dagster:
 

@@ -23,7 +23,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.translator import AssetKind, DagsterNames, PgsieveAsset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.definitions import build_ui_definitions
 from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
 
@@ -84,7 +84,7 @@ def test_definitions_merge_into_a_project_with_an_executor_and_a_lake(silent: Pa
 
 
 def test_definitions_alone_keep_their_names(silent: Path) -> None:
-    defs = definitions(load_config(silent))
+    defs = build_ui_definitions(load_config(silent))
     assert defs.executor is dg.in_process_executor
     assert _names(defs) == {
         "shop_increments",
@@ -112,7 +112,7 @@ def test_no_source_is_asked_while_definitions_load(silent: Path) -> None:
 
 def test_one_key_switches_schedules_sensors_and_freshness_policies_on(silent: Path) -> None:
     def running() -> tuple[set[str], bool]:
-        defs = definitions(load_config(silent))
+        defs = build_ui_definitions(load_config(silent))
         on = {s.name for s in defs.schedules or [] if s.default_status is dg.DefaultScheduleStatus.RUNNING}
         on |= {s.name for s in defs.sensors or [] if s.default_status is dg.DefaultSensorStatus.RUNNING}
         cut = defs.resolve_asset_graph().get(dg.AssetKey(["sales", "cut"]))
@@ -150,7 +150,7 @@ def test_an_unknown_row_filter_is_not_shown_as_none(shop: Shop) -> None:
     own: dict[str, Any] = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     shop.configure(subscriptions={"three": own})
     shop.copy()
-    stock = TableStates(shop.lake, "three").newest()["public", "stock"]
+    stock = TableStates(shop.lake, "three").read_newest()["public", "stock"]
     assert stock.definition is not None
     unknown = replace(stock, definition=replace(stock.definition, published=None))
     key = dg.AssetKey(["three", "public", "stock"])
@@ -218,7 +218,7 @@ def test_an_increment_evaluates_its_checks_and_names_its_figures_consistently(
 
 
 def _set_aside(shop: Shop, subscription: str, table: str, reason: str) -> None:
-    state = TableStates(shop.lake, subscription).newest()["public", table]
+    state = TableStates(shop.lake, subscription).read_newest()["public", table]
     TableStates(shop.lake, subscription).append([replace(state, state=SyncState.SET_ASIDE, reason=reason)])
 
 
@@ -368,7 +368,7 @@ def test_a_copy_that_leaves_a_table_out_fails_after_the_others(
     result = dg.materialize(
         [asset],
         instance=dagster,
-        resources=definitions(config).resources,
+        resources=build_ui_definitions(config).resources,
         tags=range_tags(tables),
         raise_on_error=False,
     )

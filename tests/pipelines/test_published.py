@@ -9,11 +9,11 @@ import pytest
 from pgsieve.pipelines.config.model import parse_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.pipelines.published import (
-    Published,
+    RecordedCatalogs,
     fetch_published,
+    find_recorded_tables,
+    get_published_path,
     load_published,
-    published_tables_path,
-    recorded_tables,
     refresh_published,
 )
 
@@ -25,35 +25,35 @@ subscriptions: {sales: {source: shop, publications: [p]}}
 
 
 def test_the_stored_form_is_read_back() -> None:
-    published = Published({"shop": (7, '{"tables": ["Größe"]}')}, {"shop": {("public", "t"): "Größe"}})
-    assert Published.from_json(published.to_json()) == published
+    published = RecordedCatalogs({"shop": (7, '{"tables": ["Größe"]}')}, {"shop": {("public", "t"): "Größe"}})
+    assert RecordedCatalogs.from_json(published.to_json()) == published
 
 
 def test_a_text_without_comments_is_read() -> None:
     """pgsieve wrote none at first."""
     text = '{"format": 1, "feeds": {"shop": {"lsn": 7, "catalog": {}}}}'
-    assert Published.from_json(text) == Published({"shop": (7, "{}")}, {"shop": {}})
+    assert RecordedCatalogs.from_json(text) == RecordedCatalogs({"shop": (7, "{}")}, {"shop": {}})
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 2, "feeds": {}}', '{"format": 1, "feeds": 3}'])
 def test_another_versions_text_is_ignored(text: str) -> None:
-    assert Published.from_json(text) == Published()
+    assert RecordedCatalogs.from_json(text) == RecordedCatalogs()
 
 
 def test_a_silent_source_keeps_its_part_and_a_removed_one_does_not(tmp_path: Path) -> None:
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
     comments = {("public", "t"): "a comment"}
-    before = Published({"shop": (7, "{}"), "gone": (9, "{}")}, {"shop": comments, "gone": comments})
+    before = RecordedCatalogs({"shop": (7, "{}"), "gone": (9, "{}")}, {"shop": comments, "gone": comments})
     read, (error,) = fetch_published(build_project(config), before)
-    assert read == Published({"shop": (7, "{}")}, {"shop": comments})
+    assert read == RecordedCatalogs({"shop": (7, "{}")}, {"shop": comments})
     assert "no connection" in error.message
     # A catalog that this version does not understand hides nothing else.
-    assert recorded_tables(build_project(config), read) == {"sales": {}}
+    assert find_recorded_tables(build_project(config), read) == {"sales": {}}
 
 
 def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
     (tmp_path / ".pgsieve").write_text("a file")
     *_, error = refresh_published(config, build_project(config))
-    assert error.message.startswith(f"{published_tables_path(config)} cannot be written")
-    assert load_published(config) == Published()
+    assert error.message.startswith(f"{get_published_path(config)} cannot be written")
+    assert load_published(config) == RecordedCatalogs()

@@ -59,7 +59,7 @@ def expect_refreshed(scenario: Scenario, shop: Shop, command: str) -> None:
     ]
     assert shop.cli(command)[0] == 0
     for subscription in ("alone", "beside", "filtered"):
-        newest = Sequences(shop.lake, subscription).newest()
+        newest = Sequences(shop.lake, subscription).read_newest()
         assert all(value.page_lsn for value in newest.values())
         assert {n: (str(v.last_value), str(v.is_called).lower()) for (_, n), v in newest.items()} == {
             name: scenario.subscriber(f"SELECT last_value, is_called::text FROM {name}")[0]

@@ -14,7 +14,7 @@ import pytest
 
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.evaluation.verdicts import compute_verdicts
-from pgsieve.decoding.row_filters.letter_case import CaseMapping, server_mappings
+from pgsieve.decoding.row_filters.letter_case import CaseMapping, make_mapping_finder
 from pgsieve.resources.postgres.case_mappings import read_case_mapping
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.locales import locales
@@ -85,7 +85,7 @@ def evaluated(
     columns = {
         name: FilterColumn(name, oid, 10 if name == "p" else -1, "default") for name, oid in names.items()
     }
-    mappings = server_mappings({"default": mapping})
+    mappings = make_mapping_finder({"default": mapping})
     rows = server.execute("SELECT t, l, u, i, p FROM sample ORDER BY id").fetchall()
     batch = pa.record_batch([pa.array(each) for each in zip(*rows, strict=True)], names=list(names))
     parsed = [parse_row_filter(text, columns, "public.sample", mappings) for text in filters]

@@ -93,7 +93,7 @@ def rows_at(
 
 def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
     """Compare the tables at a moment, and return their number. If the workload alters tables, copied ones may be refused."""
-    position = TransformedSlices(replica.lake, "sub").position()
+    position = TransformedSlices(replica.lake, "sub").read_position()
     complete = ReplicaProgress(replica.subscription, replica.lake).find_complete_lsn(position)
     # The log ends there: the last transactions changed none of these tables.
     lsn = min(seen.lsn, complete)

@@ -21,7 +21,7 @@ from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
-from pgsieve.decoding.changes.metadata_columns import METADATA
+from pgsieve.decoding.changes.metadata_columns import TYPE_OID_BY_KIND
 from pgsieve.resources.lake.delta.queries import query_table
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
@@ -32,8 +32,8 @@ from tests.fixtures.workloads import Workload, random_workload
 from tests.properties.test_random_workloads import run_workload
 
 #: The kinds of metadata columns, without and with those of deleted rows.
-_OF_CHANGES = {kind: f"_{kind}" for kind in METADATA if kind not in DELETED_ROW_COLUMNS}
-_OF_DELETES = {kind: f"_{kind}" for kind in METADATA}
+_OF_CHANGES = {kind: f"_{kind}" for kind in TYPE_OID_BY_KIND if kind not in DELETED_ROW_COLUMNS}
+_OF_DELETES = {kind: f"_{kind}" for kind in TYPE_OID_BY_KIND}
 
 Row = dict[str, Any]
 
@@ -66,8 +66,8 @@ def _verify_versions(replica: PgsieveReplica) -> int:
     """Compare the versions of all tables with the replicas at each cut. Return how many rows were compared."""
     lake, compared = replica.lake, 0
     assert lake.local is not None
-    cuts = Cuts(lake, "sub").all()
-    for name, state in TableStates(lake, "sub").newest().items():
+    cuts = Cuts(lake, "sub").read_all()
+    for name, state in TableStates(lake, "sub").read_newest().items():
         versions = list(_versions(replica, state))
         if state.state != SyncState.READY or not versions:
             continue

@@ -38,7 +38,7 @@ from pgsieve.decoding.publications.evolution import SchemaChangedError, find_mis
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.oracle import Session
 from tests.fixtures.tries import budget_seconds, try_workloads
 
@@ -151,7 +151,7 @@ class Followed:
     def run(self, end: int) -> None:
         """Follow the catalog, then apply everything that committed before `end`. Copy the table if either is ambiguous."""
         catalog = read_catalog(self.connection)
-        lsn = current_lsn(self.connection)
+        lsn = read_current_lsn(self.connection)
         replicated = self.subscription.tables(catalog)["public", "t"]
         present = self.subscription.definition(replicated, catalog)
         sent = PublishedRelation(
@@ -282,7 +282,7 @@ def run_workload(conninfo: str, seed: int) -> int:
         )
         followed = Followed(connection, Subscription(str(name), slot_stream))
         for _ in range(8):
-            end = current_lsn(connection)
+            end = read_current_lsn(connection)
             for _ in range(draw.choice([0, 1, 1, 1, 2, 3])):
                 publisher.transaction()
             if draw.random() < 0.3:
@@ -294,7 +294,7 @@ def run_workload(conninfo: str, seed: int) -> int:
                     followed.rows.clear()
                     followed.definition = None
             print("-- run")
-            followed.run(current_lsn(connection))
+            followed.run(read_current_lsn(connection))
             contents = sorted((tuple(row.values()) for row in followed.rows.values()), key=repr)
             assert contents == sorted(session("SELECT * FROM t"), key=repr)
     session.close()

@@ -44,7 +44,7 @@ def _with_histories(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _states(replica: PgsieveReplica, table: str, key: str) -> Iterator[tuple[int, list[Row]]]:
     """Replay the change history, and yield the rows after each commit. `key` names a unique column; '' compares whole rows."""
-    state = TableStates(replica.lake, "sub").newest()["public", table]
+    state = TableStates(replica.lake, "sub").read_newest()["public", table]
     assert state.definition is not None
     generation = state.definition.history.generation
     changes = replica.stored(
@@ -72,7 +72,7 @@ def _states(replica: PgsieveReplica, table: str, key: str) -> Iterator[tuple[int
 
 def _versions(replica: PgsieveReplica, table: str) -> list[Row]:
     """All versions of a table's rows, also those of histories that ended when a new one began."""
-    state = TableStates(replica.lake, "sub").newest()["public", table]
+    state = TableStates(replica.lake, "sub").read_newest()["public", table]
     assert state.definition is not None
     generations = range(state.definition.history.generation + 1)
     paths = (
@@ -112,7 +112,7 @@ def _check(replica: PgsieveReplica, table: str, key: str) -> list[Row]:
         assert _sorted(_after(versions, lsn, now.column_names)) == _sorted(
             [{name: row.get(name) for name in now.column_names} for row in rows]
         ), lsn
-    for cut in Cuts(replica.lake, "sub").all():
+    for cut in Cuts(replica.lake, "sub").read_all():
         then = _rows_at(replica, path, cut.tables["public", table])
         rows = _after(versions, cut.lsn - 1, then.column_names)
         assert _sorted(rows) == _sorted(then.to_pylist()), f"other rows at the cut of {cut.lsn}"
@@ -163,7 +163,7 @@ def test_versions_valid_at_each_commit_are_the_rows_of_that_time(scenario: Scena
             scenario.receive()
         stopped_rows = scenario.check("t", "u")
         for name, replica in scenario.replicas.items():
-            cut = Cuts(replica.lake, "sub").last()  # type: ignore[attr-defined]
+            cut = Cuts(replica.lake, "sub").read_last()  # type: ignore[attr-defined]
             assert cut is not None
             stopped[name].append((cut.lsn, stopped_rows))
     for name, replica in scenario.replicas.items():
@@ -227,7 +227,7 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
             assert _sorted([{n: row[n] for n in now.column_names} for row in current]) == _sorted(
                 now.to_pylist()
             )
-            for cut in Cuts(replica.lake, "sub").all()[-2:]:
+            for cut in Cuts(replica.lake, "sub").read_all()[-2:]:
                 path = replica.lake.paths.replica("sub", "public", "t")
                 then = _rows_at(replica, path, cut.tables["public", "t"])
                 # At the cut of the schema change, the versions already have the table's new columns.

@@ -63,7 +63,7 @@ def _check(
 ) -> None:
     """Assert that the table is set aside with PostgreSQL's words, and has the rows from before the slice."""
     for replica, result in zip(_replicas(scenario), results, strict=True):
-        state = TableStates(replica.lake, "sub").newest()["public", table]
+        state = TableStates(replica.lake, "sub").read_newest()["public", table]
         assert state.state == SyncState.SET_ASIDE, (table, state)
         assert state.reason
         assert f'conflict detected on relation "public.{table}": conflict={conflict}' in state.reason
@@ -111,7 +111,7 @@ def test_an_insert_of_a_key_that_the_replica_has_is_a_conflict(
     wait_until(lambda: len(_conflicts(scenario)) > former, lambda: "the subscriber has no conflict")
     words, table, key, lsn = _conflicts(scenario)[former]
     for replica in _replicas(scenario):
-        reason = TableStates(replica.lake, "sub").newest()["public", table].reason or ""
+        reason = TableStates(replica.lake, "sub").read_newest()["public", table].reason or ""
         assert words in reason
         assert key in reason
         finished = format_lsn(parse_lsn(lsn))
@@ -189,7 +189,7 @@ def test_a_conflict_disables_the_subscription_before_its_slice(
         assert 'conflict detected on relation "public.t": conflict=insert_exists' in (state.reason or "")
         assert "Key (a)=(1), in the transaction finished at" in (state.reason or "")
         assert result.tables["public", "t"].insert_exists == 1
-        assert TableStates(replica.lake, "sub").newest()["public", "t"].state == SyncState.READY
+        assert TableStates(replica.lake, "sub").read_newest()["public", "t"].state == SyncState.READY
 
 
 @pytest.mark.drawn

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
-from pgsieve.decoding.changes.metadata_columns import METADATA
+from pgsieve.decoding.changes.metadata_columns import TYPE_OID_BY_KIND
 from pgsieve.decoding.lsn import parse_lsn
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
@@ -28,7 +28,7 @@ _WRITERS = [
     ),
 ]
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
-_NAMES = {kind: f"_{kind}" for kind in METADATA if kind not in DELETED_ROW_COLUMNS}
+_NAMES = {kind: f"_{kind}" for kind in TYPE_OID_BY_KIND if kind not in DELETED_ROW_COLUMNS}
 _COPIED, _COMMITTED = ("copy_lsn", "copy_time"), ("commit_lsn", "commit_time", "ordinal")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgsieve.decoding.changes.metadata_columns import METADATA
+from pgsieve.decoding.changes.metadata_columns import TYPE_OID_BY_KIND
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.tries import drawn_seed
@@ -24,7 +24,7 @@ _WRITERS = [
     ),
 ]
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
-_NAMES = {kind: f"_{kind}" for kind in METADATA}
+_NAMES = {kind: f"_{kind}" for kind in TYPE_OID_BY_KIND}
 _BIG = "repeat('{}', 9000)"
 
 #: A row without its key: a number, and the first letter of a large value, or None for NULL.

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgsieve.pipelines.config.values import slot_name
+from pgsieve.pipelines.config.values import make_slot_name
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import escape, unescape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.source import literal, quote
+from pgsieve.resources.postgres.source import quote, quote_literal
 from tests.fixtures.names import WORST
 
 #: Up to NAMEDATALEN - 1 bytes of any characters except NUL.
@@ -65,7 +65,7 @@ def test_two_tables_never_share_a_folder(schema: str, table: str, schema2: str, 
 @given(IDENTIFIERS)
 def test_slot_names_are_accepted_by_the_server(name: str) -> None:
     # ReplicationSlotValidateName in src/backend/replication/slot.c
-    assert re.fullmatch(r"[a-z0-9_]{1,63}", slot_name("source", name))
+    assert re.fullmatch(r"[a-z0-9_]{1,63}", make_slot_name("source", name))
 
 
 @pytest.mark.parametrize("name", WORST)
@@ -74,8 +74,8 @@ def test_the_server_reads_a_quoted_name_unchanged(publisher_server: EmbeddedServ
         connection.execute(f"CREATE TEMPORARY TABLE {quote(name)} ({quote(name)} int)")
         columns = connection.execute(
             f"SELECT relname::text, attname::text FROM pg_class JOIN pg_attribute ON attrelid = oid AND attnum > 0 "
-            f"WHERE relname = {literal(name)} AND attrelid = {literal(quote(name))}::regclass"
+            f"WHERE relname = {quote_literal(name)} AND attrelid = {quote_literal(quote(name))}::regclass"
         ).fetchall()
         assert columns == [(name, name)]
-        assert connection.execute(f"SELECT {literal(name)}").fetchone() == (name,)
+        assert connection.execute(f"SELECT {quote_literal(name)}").fetchone() == (name,)
         connection.rollback()

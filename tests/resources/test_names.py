@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import escape, unescape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.source import literal, quote
+from pgsieve.resources.postgres.source import quote, quote_literal
 from tests.fixtures.lakes import no_session
 
 #: Names that PostgreSQL accepts: no NUL byte. The limit of 63 bytes is not checked here.
@@ -73,7 +73,7 @@ def test_names_and_strings_reach_the_server_unchanged(publisher_server: Embedded
         @example(name="\\", value="\\' or true --")
         def asked(name: str, value: str) -> None:
             named = quote(name.encode()[:63].decode(errors="ignore") or "x")
-            cursor = connection.execute(f"select {literal(value)} as {named}")
+            cursor = connection.execute(f"select {quote_literal(value)} as {named}")
             assert cursor.fetchone() == (value,)
             assert cursor.description is not None
             assert quote(cursor.description[0].name) == named

@@ -12,7 +12,7 @@ import pytest
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.executors import CALLING_THREAD, SparkExecutors, Threads
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.work import DRIVER, add_costs, measure, name_jobs
+from pgsieve.resources.work import DRIVER, add_costs, measure_work, name_jobs
 from tests.fixtures.pgsieve_replica import engine
 
 
@@ -21,8 +21,8 @@ def _row(number: int) -> pa.RecordBatch:
 
 
 def test_each_runner_counts_its_parts_and_written_rows() -> None:
-    with measure() as work:
-        with measure() as few:
+    with measure_work() as work:
+        with measure_work() as few:
             CALLING_THREAD.run(lambda number, _: [_row(number)], 2)
         Threads(2).run(lambda number, _: [_row(number)], 3)
     assert (few.engine_text, few.task_count, few.written_bytes) == (DRIVER, 2, 21)
@@ -32,7 +32,7 @@ def test_each_runner_counts_its_parts_and_written_rows() -> None:
 
 def test_the_work_of_parallel_threads_is_counted_too(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path), lambda: pytest.fail("no session is needed"))
-    with measure() as work:
+    with measure_work() as work:
         lake.map_in_parallel(lambda size: add_costs(DRIVER, 1, size), [1, 2, 3])
     add_costs(DRIVER, 1, 99)  # no caller counts it
     assert (work.task_count, work.written_bytes) == (3, 6)
@@ -51,7 +51,7 @@ def test_jobs_of_spark_are_grouped_by_subscription_and_described() -> None:
             SparkExecutors(lambda: session).run(lambda number, _: [_row(number)], 2)
             seen[table] = properties("spark.jobGroup.id"), properties("spark.job.description")
 
-    with measure() as work:
+    with measure_work() as work:
         threads = [Thread(target=copy_context().run, args=(written, table)) for table in ("orders", "items")]
         for each in threads:
             each.start()

@@ -144,7 +144,7 @@ class Batch:
         # The heads are read before the states. A process that changes a state writes to the replica afterwards. So if
         # a state changes after its head was read, the head's version is outdated, and the commit of this plan fails.
         head_by_table = read_heads(lake, name, changes_by_table)
-        state_by_table = TableStates(lake, name).newest()
+        state_by_table = TableStates(lake, name).read_newest()
         plans, head_by_advanced_table = [], {}
         for table, changes in changes_by_table.items():
             state, head = state_by_table.get(table), head_by_table[table]

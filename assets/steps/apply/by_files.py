@@ -228,10 +228,12 @@ class _Decider:
         deleted_rows = self._deletion.decide(removed_rows)
         if deleted_rows is None:
             return None
-        counts = pending.adjust_row_counts(net.counts(had_row))
+        counts = pending.adjust_row_counts(net.count_rows(had_row))
         has_changes = outcome.has_row_changes or pending.truncated_at is not None
         new_rows = find_net_rows(
-            keyed_changes.places[keyed_changes.first_effective_index :], net, has_row & (net.last != NONE)
+            keyed_changes.places[keyed_changes.first_effective_index :],
+            net,
+            has_row & (net.last_changes != NONE),
         )
         return ReplicaChange(
             new_rows,
@@ -275,12 +277,12 @@ class _Decider:
         outcome = changes.compute_net_change(count_rows)
         net = outcome.net_change
         deleted_rows = self._deletion.decide(
-            select_first_matches(matches, net.deleted[outcome.looked_up_rows])
+            select_first_matches(matches, net.deletion_counts[outcome.looked_up_rows])
         )
         if deleted_rows is None:
             return None
-        places, deleted_count = changes.places[net.inserted], int(net.deleted.sum())
-        counts = {"inserted": len(places), "deleted": deleted_count, "missing": net.missing}
+        places, deleted_count = changes.places[net.inserting_changes], int(net.deletion_counts.sum())
+        counts = {"inserted": len(places), "deleted": deleted_count, "missing": net.missing_count}
         has_changes = bool(len(places) or deleted_count or pending.truncated_at is not None)
         return ReplicaChange(
             NetRows(places, {}, np.full(len(places), NONE)), deleted_rows, counts, has_changes
@@ -351,8 +353,8 @@ class FilesWriter:
         base_version = self.pending.head.version
         files_to_rewrite = net_change.deleted_rows.rewritten_files if net_change is not None else ()
         replica_schema, target_file_bytes = (
-            committer.table_schema(path),
-            committer.target_file_bytes(path, {}),
+            committer.read_table_schema(path),
+            committer.find_target_file_bytes(path, {}),
         )
         runner = lake.policy.choose_runner(self.pending.size_bytes)
         ended_rows = net_change.ended_rows if net_change is not None else ()

@@ -30,7 +30,7 @@ from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult,
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
-from pgsieve.decoding.changes.keys import SoughtKeys, has_bounds, key_parts
+from pgsieve.decoding.changes.keys import SoughtKeys, assign_key_parts, is_orderable
 from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.delta.deletion_vectors import (
@@ -171,7 +171,7 @@ class KeyPartsWriter:
         selection = RowSelection(pending.extent, Stamp(stored_changes.stamp_column))
         replica_schema, target_file_bytes = (
             committer.local.arrow_schema(path),
-            committer.target_file_bytes(path, {}),
+            committer.find_target_file_bytes(path, {}),
         )
         files_task = FilesTask(store, path, schema, replica_schema, target_file_bytes, (), (), (), selection)
         rows = runner.exchange(
@@ -234,9 +234,9 @@ def _read_bounds(store: Store, file: str, key_schema: pa.Schema) -> dict[str, Bo
     """Map each key column to its lowest and highest value in a file of the change history; None if it has no keys."""
     # Statistics are found by a path such as `new.id`. If a column's name has a dot, its path may be that of another one.
     type_by_column = {
-        key.name: key.type for key in key_schema if "." not in key.name and has_bounds(key.type)
+        key.name: key.type for key in key_schema if "." not in key.name and is_orderable(key.type)
     }
-    stored_bounds = store.row_group_bounds(
+    stored_bounds = store.read_row_group_bounds(
         file,
         {f"{side}.{name}": column_type for side in SIDES for name, column_type in type_by_column.items()},
     )
@@ -328,7 +328,7 @@ class _Reader:
     def _make_messages(self, sender: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Yield a message for each part of the keys, which has the rows of this part."""
         # NumPy sorts numbers of two bytes without comparing them.
-        parts_of_rows = key_parts(keys, self.key_part_count).astype(np.uint16)
+        parts_of_rows = assign_key_parts(keys, self.key_part_count).astype(np.uint16)
         order = np.argsort(parts_of_rows, kind="stable")
         rows = rows.take(pa.array(order)).combine_chunks()
         ends = np.cumsum(np.bincount(parts_of_rows, minlength=self.key_part_count)).tolist()
@@ -369,20 +369,20 @@ class _Decider:
             return
         keyed_changes = join_changes([_unpack_changes([table for _, table in changes], truncates)])
         sought_keys, matches = (
-            SoughtKeys.of(_label_keys(keyed_changes.keys)),
+            SoughtKeys.from_keys(_label_keys(keyed_changes.keys)),
             dict[int, tuple[Numbers, Numbers]](),
         )
         for sender, tables in tables_by_sender.items():
             if sender >= batch_parts.group_part_count:
                 table = pa.concat_tables(tables)
-                row_indices, key_indices = sought_keys.within(table.drop_columns("row"))
+                row_indices, key_indices = sought_keys.find_rows(table.drop_columns("row"))
                 matches[sender] = np.asarray(table["row"])[row_indices], key_indices
         outcome = keyed_changes.decide(
             (key_indices for _, key_indices in matches.values()), empties_replica=self.empties_replica
         )
         net_change, has_row = outcome.net, outcome.has_row
         new_places = keyed_changes.places[keyed_changes.first_effective_index :][
-            net_change.last[has_row & (net_change.last != NONE)]
+            net_change.last_changes[has_row & (net_change.last_changes != NONE)]
         ]
         receivers = _find_parts(new_places, changes)
         for receiver in np.unique(receivers).tolist():
@@ -392,7 +392,7 @@ class _Decider:
         for receiver, (row_indices, key_indices) in matches.items():
             if len(removed_row_numbers := row_indices[is_replaced[key_indices]]):
                 yield make_message(receiver, 0, removed_row_numbers.tobytes())
-        counts = net_change.counts(outcome.had_row) | {
+        counts = net_change.count_rows(outcome.had_row) | {
             "conflicts": int(outcome.conflict is not None),
             "changes": int(outcome.has_row_changes),
         }

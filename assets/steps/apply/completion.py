@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.decoding.changes.columns import struct_field
-from pgsieve.decoding.changes.extent import change_places
+from pgsieve.decoding.changes.extent import compute_places
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -61,12 +61,14 @@ class NetRows:
 def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
     """Find the new rows of the keys in the mask `has_row`; `places` has the place of each effective change."""
     keys = np.flatnonzero(has_row)
-    keys = keys[np.argsort(net.last[keys])]
+    keys = keys[np.argsort(net.last_changes[keys])]
     sent_places = {
         name: np.where(changes[keys] == NONE, NONE, places[changes[keys]])
-        for name, changes in net.sent.items()
+        for name, changes in net.changes_by_column.items()
     }
-    return NetRows(places[net.last[keys]], sent_places, np.where(net.updated[keys], net.base[keys], NONE))
+    return NetRows(
+        places[net.last_changes[keys]], sent_places, np.where(net.is_updated[keys], net.base_keys[keys], NONE)
+    )
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class _MissingValues:
         rows_to_complete = rows_to_complete[np.argsort(sent_places[rows_to_complete], kind="stable")]
         (name,), places = column_schema.names, sent_places[rows_to_complete]
         for _, read in self.store.group_readers(self.groups):
-            file_places = change_places(read(["slice", "number"]), self.slice_ends)
+            file_places = compute_places(read(["slice", "number"]), self.slice_ends)
             order = np.argsort(file_places, kind="stable")
             begin, end = (np.searchsorted(places, file_places[order], side) for side in ("left", "right"))
             times = np.where(file_places[order] < 0, 0, end - begin)

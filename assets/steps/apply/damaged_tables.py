@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.cuts import Cut, find_version_in_cut
 from pgsieve.assets.steps.records.failures import describe_error
-from pgsieve.assets.steps.records.own_versions import refuse_put_back_tables, subscription_records
+from pgsieve.assets.steps.records.own_versions import list_subscription_records, refuse_put_back_tables
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -32,9 +32,9 @@ def set_aside_damaged_tables(
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:
-        cut.refuse_earlier(record)
-        refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
-    states = record.newest()
+        cut.refuse_earlier_states(record)
+        refuse_put_back_tables(lake, list_subscription_records(lake, subscription.name), [cut])
+    states = record.read_newest()
     applied_states = [state for state in states.values() if state.is_applied]
 
     def find_damage(state: TableState) -> str | None:
@@ -51,7 +51,7 @@ def set_aside_damaged_tables(
         if problem is not None
     ]
     record.append(damaged_states)
-    return record.newest() if damaged_states else states
+    return record.read_newest() if damaged_states else states
 
 
 @dataclass

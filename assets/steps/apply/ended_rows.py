@@ -49,7 +49,7 @@ class EndedRows:
             for name in metadata_columns.names:
                 index = schema.get_field_index(name)
                 batch = batch.set_column(index, schema.field(index), _join_chunks(part_metadata[name]))
-            yield stamp.apply(batch)
+            yield stamp.set_time(batch)
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class RowEndings:
         `removed_rows` are the replica's rows for which the batch writes another row of the same key.
         """
         net, metadata, other_key = self.net_change, self._metadata, self.keyed_changes.keys.num_rows
-        is_ended = self.has_row & (net.last == NONE)
+        is_ended = self.has_row & (net.last_changes == NONE)
         metadata_by_key = np.full(other_key + 1, NONE)
-        metadata_by_key[net.keys[is_ended]] = net.ended[is_ended]
+        metadata_by_key[net.keys[is_ended]] = net.end_changes[is_ended]
         metadata_by_key[other_key] = metadata.num_rows - 1
         matches, ended_rows = _merge_matches(removed_rows, self.truncated_rows, other_key), list[EndedRows]()
         for match in matches:
@@ -106,11 +106,11 @@ class RowEndings:
     def make_completions(self, schema: pa.Schema) -> list[Completion]:
         """Make the metadata of the rows that the batch both writes and ends; `schema` has the replica's columns."""
         net = self.net_change
-        keys = np.flatnonzero(self.has_row & (net.last != NONE) & (net.ended != NONE))
-        keys = keys[np.argsort(net.last[keys])]
-        metadata = self._metadata.take(pa.array(net.ended[keys]))
+        keys = np.flatnonzero(self.has_row & (net.last_changes != NONE) & (net.end_changes != NONE))
+        keys = keys[np.argsort(net.last_changes[keys])]
+        metadata = self._metadata.take(pa.array(net.end_changes[keys]))
         metadata = conform(metadata, pa.schema([schema.field(name) for name in metadata.column_names]))
-        places = self.keyed_changes.places[net.last[keys]]
+        places = self.keyed_changes.places[net.last_changes[keys]]
         return [Completion(name, places, _join_chunks(metadata[name])) for name in metadata.column_names]
 
 

@@ -16,7 +16,7 @@ from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult,
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import struct_field
 from pgsieve.decoding.changes.keys import PresentKeys
-from pgsieve.decoding.changes.merge_source import merge_source
+from pgsieve.decoding.changes.merge_source import make_merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, mask_living_rows
 from pgsieve.decoding.changes.net_change import NONE, NetChange
 from pgsieve.resources.lake.committers import InProcessCommitter
@@ -96,7 +96,7 @@ class FewChangesWriter:
         return self._merge_by_key(changes)
 
     def _select_effective_changes(self, changes: pa.Table) -> pa.Table:
-        return changes.filter(pa.array(self.pending.extent.effective_changes(changes)))
+        return changes.filter(pa.array(self.pending.extent.mask_effective_changes(changes)))
 
     def _merge_by_key(self, changes: pa.Table) -> TableResult:
         """Merge the net change of each key."""
@@ -115,12 +115,12 @@ class FewChangesWriter:
         )
         assert keyed_changes is not None
         present_keys = self._find_present_keys(keyed_changes)
-        outcome = keyed_changes.decide([present_keys.living], empties_replica=False)
+        outcome = keyed_changes.decide([present_keys.living_numbers], empties_replica=False)
         merge = Merge.from_numbered_columns(
             key, columns, pending.unsent_columns, [name for name, _ in soft_delete_columns]
         )
         source = self._make_merge_source(changes, schema, keyed_changes, present_keys, outcome.net, merge)
-        counts = pending.adjust_row_counts(outcome.net.counts(outcome.had_row))
+        counts = pending.adjust_row_counts(outcome.net.count_rows(outcome.had_row))
         if len(present_keys.numbers):
             commit = Commit(self.end, expected_version=pending.head.version)
             self.few_changes.committer.merge(self.path, source, merge, commit)
@@ -147,34 +147,36 @@ class FewChangesWriter:
         merge: Merge,
     ) -> pa.Table:
         """Make the source of a MERGE: the net change, in the columns of `merge`."""
-        source = merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
+        source = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
         # If an UPDATE moved a row to another key, the replica has the values that were not sent under the former key.
-        former_key_indices = np.flatnonzero(source.base != NONE)
+        former_key_indices = np.flatnonzero(source.base_keys != NONE)
         numbers, former_rows = self.few_changes.committer.find_rows(
-            self.path, keyed_changes.keys.take(pa.array(source.base[former_key_indices])), schema
+            self.path, keyed_changes.keys.take(pa.array(source.base_keys[former_key_indices])), schema
         )
         former_row_indices = np.full(len(source.keys), NONE)
         former_row_indices[former_key_indices[numbers]] = changes.num_rows + np.arange(len(numbers))
         rows = pa.concat_tables([self._make_new_rows(changes, schema.names), former_rows])
 
-        end_metadata = keyed_changes.make_ended_metadata(source.ended, self._stamp)
+        end_metadata = keyed_changes.make_ended_metadata(source.end_changes, self._stamp)
 
         def take_values(name: str) -> pa.ChunkedArray:
-            row_indices = source.sent.get(name, source.last)
+            row_indices = source.changes_by_column.get(name, source.last_changes)
             row_indices = np.where(row_indices == NONE, former_row_indices, row_indices)
             values = rows[name].take(pa.array(row_indices, mask=row_indices == NONE))
             return (
-                pc.if_else(pa.array(source.ended != NONE), end_metadata[name].cast(values.type), values)
+                pc.if_else(pa.array(source.end_changes != NONE), end_metadata[name].cast(values.type), values)
                 if name in end_metadata.column_names
                 else values
             )
 
-        keys = present_keys.stored_keys(keyed_changes.keys).take(pa.array(source.keys))
+        keys = present_keys.take_stored_keys(keyed_changes.keys).take(pa.array(source.keys))
         return pa.table(
             {
                 **{k: keys[name] for name, k in merge.key_source_by_column.items()},
                 **{v: take_values(name) for name, v in merge.value_source_by_column.items()},
-                **{u: source.retains_value[name] for name, u in merge.unsent_flag_by_column.items()},
+                **{
+                    u: source.retains_value_by_column[name] for name, u in merge.unsent_flag_by_column.items()
+                },
                 "action": source.actions,
             }
         )
@@ -186,7 +188,7 @@ class FewChangesWriter:
     def _make_new_rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
         """Make the new row of each change, with the time of the apply. The row of a DELETE has only NULLs."""
         rows = pa.table({name: struct_field(changes["new"], name) for name in columns})
-        return self._stamp.apply(rows)
+        return self._stamp.set_time(rows)
 
     def _append(self, rows: pa.Table, counts: Mapping[str, int], *, has_changes: bool) -> TableResult:
         """Append the rows, or replace the replica by them after a TRUNCATE.

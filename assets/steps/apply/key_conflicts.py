@@ -28,7 +28,7 @@ from pgsieve.assets.steps.apply.in_process import FewChanges
 from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, make_keyed_changes
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alteration_lsn
-from pgsieve.assets.steps.records.failures import name_transaction
+from pgsieve.assets.steps.records.failures import add_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.replica_output import list_texts
@@ -52,11 +52,8 @@ class KeyConflictError(PgsieveError):
         self, name: tuple[str, str], conflict_name: str, key: Mapping[str, str], commit_lsn: int
     ) -> None:
         columns, values = ", ".join(key), ", ".join(key.values())
-        problem = (
-            f'conflict detected on relation "{".".join(name)}": conflict={conflict_name}:'
-            f" Key already exists in the replica, Key ({columns})=({values})"
-        )
-        super().__init__(name_transaction(problem, commit_lsn), sqlstate="23505")
+        problem = f'conflict detected on relation "{".".join(name)}": conflict={conflict_name}: Key already exists in the replica, Key ({columns})=({values})'
+        super().__init__(add_transaction(problem, commit_lsn), sqlstate="23505")
         self.conflict_name = conflict_name
         self.commit_lsn = commit_lsn
 
@@ -145,7 +142,7 @@ class ConflictSearch:
         present_keys = keyed_changes.find_present_keys(
             lambda keys: changes.find_present_keys(self.path, keys, deleted_column)
         )
-        return keyed_changes.decide([present_keys.living], empties_replica=False).conflict
+        return keyed_changes.decide([present_keys.living_numbers], empties_replica=False).conflict
 
     def _find_by_spark(self) -> KeyConflict | None:
         """Search the changes of the batch by Spark; returns the first conflict, or None."""
@@ -153,5 +150,5 @@ class ConflictSearch:
             changes = SparkChanges(self.lake, self.path, self.changes_path, self.definition, self.pending)
             keyed_changes = changes.read_keyed_changes()
             return keyed_changes.decide(
-                [changes.find_present_keys(keyed_changes).living], empties_replica=False
+                [changes.find_present_keys(keyed_changes).living_numbers], empties_replica=False
             ).conflict

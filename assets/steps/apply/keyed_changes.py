@@ -15,14 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, struct_field
-from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, change_places
-from pgsieve.decoding.changes.keys import PresentKeys, key_numbers
-from pgsieve.decoding.changes.metadata_columns import (
-    Metadata,
-    Stamp,
-    metadata_of_truncated_rows,
-    metadata_schema,
-)
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, compute_places
+from pgsieve.decoding.changes.keys import PresentKeys, number_keys
+from pgsieve.decoding.changes.metadata_columns import Metadata, Stamp, make_truncate_metadata, metadata_schema
 from pgsieve.decoding.changes.net_change import (
     DELETE,
     INSERT,
@@ -32,8 +27,8 @@ from pgsieve.decoding.changes.net_change import (
     Mask,
     NetChange,
     Numbers,
+    compute_net_change,
     insert_deletes,
-    net_changes,
 )
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.stores.store import Store
@@ -87,8 +82,12 @@ class KeyedChanges:
     def nbytes(self) -> int:
         """How much memory the arrays take."""
         changes, rows = self.changes, [self.keys, *([] if self.end_metadata is None else [self.end_metadata])]
-        numbers = sum(array.nbytes for array in (self.places, self.commit_lsns, changes.old, changes.new))
-        masks = changes.operations.nbytes + sum(is_sent.nbytes for is_sent in changes.sent.values())
+        numbers = sum(
+            array.nbytes for array in (self.places, self.commit_lsns, changes.old_keys, changes.new_keys)
+        )
+        masks = changes.operations.nbytes + sum(
+            is_sent.nbytes for is_sent in changes.is_sent_by_column.values()
+        )
         return sum(int(array.nbytes) for array in rows) + numbers + masks
 
     @property
@@ -99,7 +98,7 @@ class KeyedChanges:
         rows that matter for another reason, for example because an UPDATE moves the row to another key.
         """
         if not self._cached_lookup_masks:
-            self._cached_lookup_masks.append(self.changes.lookup_masks(self.keys.num_rows))
+            self._cached_lookup_masks.append(self.changes.compute_lookup_masks(self.keys.num_rows))
         return self._cached_lookup_masks[0]
 
     @property
@@ -120,8 +119,8 @@ class KeyedChanges:
 
     def _take_changes(self, begin: int, end: int) -> KeyChanges:
         changes, part = self.changes, slice(begin, end)
-        sent = {name: is_sent[part] for name, is_sent in changes.sent.items()}
-        return KeyChanges(changes.operations[part], changes.old[part], changes.new[part], sent)
+        sent = {name: is_sent[part] for name, is_sent in changes.is_sent_by_column.items()}
+        return KeyChanges(changes.operations[part], changes.old_keys[part], changes.new_keys[part], sent)
 
     def find_present_keys(self, lookup: Callable[[pa.Table], PresentKeys]) -> PresentKeys:
         """Find the rows of the replica that have one of the keys in `sought_keys`.
@@ -141,10 +140,10 @@ class KeyedChanges:
         """
         if self.end_metadata is None:
             return pa.table({})
-        return stamp.apply(self.end_metadata.take(pa.array(ending_changes, mask=ending_changes == NONE)))
+        return stamp.set_time(self.end_metadata.take(pa.array(ending_changes, mask=ending_changes == NONE)))
 
     def _make_conflict(self, change_index: int) -> KeyConflict:
-        key = self.keys.take(pa.array(self.changes.new[change_index : change_index + 1]))
+        key = self.keys.take(pa.array(self.changes.new_keys[change_index : change_index + 1]))
         lsns, is_insert = self.commit_lsns, bool(self.changes.operations[change_index] == INSERT)
         return KeyConflict(is_insert, key, int(lsns[change_index]), int(lsns[0]))
 
@@ -158,7 +157,9 @@ class KeyedChanges:
         net, conflict = self._compute_net_change(had_row)
         if empties_replica:
             had_row = np.zeros_like(had_row)
-        return ChangesOutcome(net, conflict, had_row, net.upserted | (net.updated & had_row[net.base]))
+        return ChangesOutcome(
+            net, conflict, had_row, net.is_upserted | (net.is_updated & had_row[net.base_keys])
+        )
 
     def mask_present_keys(self, present_keys: Iterable[Numbers]) -> Mask:
         """Return a mask of the keys that are among `present_keys`.
@@ -180,7 +181,7 @@ class KeyedChanges:
         for begin, end in zip(
             (0, *self.truncate_indices), (*self.truncate_indices, len(self.places)), strict=True
         ):
-            net, conflict_index = net_changes(
+            net, conflict_index = compute_net_change(
                 self._take_changes(begin, end), is_present, retain_ended=self.end_metadata is not None
             )
             if conflict is None and conflict_index is not None:
@@ -205,7 +206,7 @@ class ChangesOutcome:
     @property
     def has_row_changes(self) -> bool:
         """Whether there is anything to commit."""
-        return bool(self.net.expected.any() or self.has_row.any())
+        return bool(self.net.is_expected.any() or self.has_row.any())
 
 
 @dataclass(frozen=True)
@@ -307,7 +308,7 @@ def join_changes(
         [part.move_indices + begin for part, begin in zip(parts, begins, strict=False)]
     )
     keys = [*(part.keys for part in parts), *(part.former_keys for part in parts)]
-    numbers_of_keys = key_numbers(pa.concat_tables(keys))
+    numbers_of_keys = number_keys(pa.concat_tables(keys))
     change_count = int(begins[-1])
     operations = np.concatenate([part.operations for part in parts])
     new_numbers, old_numbers = (
@@ -351,8 +352,8 @@ def extract_changes(
     soft_delete_columns: Metadata = (),
 ) -> UnorderedChanges:
     """Extract the row changes and the TRUNCATEs of a batch; the parameters are those of `make_keyed_changes`."""
-    places, lsns = change_places(changes, extent.slices), np.asarray(changes["commit_lsn"])
-    is_chosen, is_truncate = extent.mask(changes), pc.equal(changes["operation"], "truncate")
+    places, lsns = compute_places(changes, extent.slices), np.asarray(changes["commit_lsn"])
+    is_chosen, is_truncate = extent.mask_changes(changes), pc.equal(changes["operation"], "truncate")
     columns = ["commit_lsn", "ordinal", *(["commit_time"] if soft_delete_columns else [])]
     truncates = changes.select(columns).filter(pc.and_(is_truncate, pa.array(is_chosen)))
     is_chosen &= ~np.asarray(is_truncate)
@@ -422,9 +423,9 @@ def _sort_changes(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table)
             changes.keys,
             KeyChanges(
                 key_changes.operations[order],
-                key_changes.old[order],
-                key_changes.new[order],
-                {name: is_sent[order] for name, is_sent in key_changes.sent.items()},
+                key_changes.old_keys[order],
+                key_changes.new_keys[order],
+                {name: is_sent[order] for name, is_sent in key_changes.is_sent_by_column.items()},
             ),
             changes.places[order],
             changes.commit_lsns[order],
@@ -454,7 +455,7 @@ def _replace_truncates(
     key_changes, source_indices = insert_deletes(
         changes.changes, changes.truncate_indices, changes.keys.num_rows
     )
-    truncated_metadata = metadata_of_truncated_rows(truncates, soft_delete_columns)
+    truncated_metadata = make_truncate_metadata(truncates, soft_delete_columns)
     return KeyedChanges(
         changes.keys,
         key_changes,

@@ -17,9 +17,9 @@ from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, diges
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
 from pgsieve.decoding.changes.multiset import (
     MultisetChange,
-    mask_first,
-    multiset_change,
-    needed_rows,
+    compute_multiset_change,
+    count_needed_rows,
+    mask_first_occurrences,
     rows_before_and_after,
 )
 from pgsieve.decoding.changes.net_change import NONE, Numbers
@@ -98,7 +98,7 @@ class KeylessChanges:
         changes, row_count = self.keyed_changes.effective_changes, self.keyed_changes.keys.num_rows
         old_rows = rows_before_and_after(changes)[0]
         for looked_up in (
-            np.flatnonzero(needed_rows(changes, row_count)),
+            np.flatnonzero(count_needed_rows(changes, row_count)),
             np.unique(old_rows[old_rows != NONE]),
         ):
             counts = np.zeros(row_count, np.int64)
@@ -106,8 +106,8 @@ class KeylessChanges:
                 counts[looked_up] = count_rows(
                     WantedDigests(self.keyed_changes.keys.take(pa.array(looked_up)))
                 )
-            net = multiset_change(changes, counts)
-            if not net.missing:
+            net = compute_multiset_change(changes, counts)
+            if not net.missing_count:
                 break
         return MultisetOutcome(net, counts, looked_up)
 
@@ -136,7 +136,7 @@ def select_first_matches(matches: Sequence[FileMatches], wanted_counts: Numbers)
     """Select the first matches of each row number; `wanted_counts` has for each row number how many to select."""
     remaining_counts, first_matches = wanted_counts.copy(), list[FileMatches]()
     for match in matches:
-        is_first = mask_first(match.key_indices, remaining_counts)
+        is_first = mask_first_occurrences(match.key_indices, remaining_counts)
         if is_first.any():
             first_matches.append(
                 replace(

@@ -30,7 +30,7 @@ def follow_layout(
     Maps each table whose replica was changed to the Delta versions before and after the change.
     """
     record, layout = SubscriptionRecord(lake, subscription.name), subscription.layout
-    state, properties_json = record.read_state(), layout.properties_json()
+    state, properties_json = record.read_state(), layout.format_properties()
     if state.properties == properties_json:
         return {}
     versions_by_table = {}
@@ -39,7 +39,10 @@ def follow_layout(
     for table_state in states:
         path = lake.paths.replica(subscription.name, *table_state.name)
         if table_state.is_applied and lake.records.exists(path):
-            properties = {**default_by_property, **layout.table_layout(table_state.name).delta_properties()}
+            properties = {
+                **default_by_property,
+                **layout.find_table_layout(table_state.name).make_delta_properties(),
+            }
             old_version = retry_after_conflict(lake.set_properties)(path, properties)
             if old_version is not None:
                 versions_by_table[table_state.name] = old_version, lake.records.version(path)

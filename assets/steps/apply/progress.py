@@ -28,16 +28,16 @@ class ReplicaProgress:
     def find_tables_beyond_cut(self) -> set[Name]:
         """Find the tables that have changed since the newest cut: by changes, or because they were copied."""
         lake, subscription = self.lake, self.subscription.name
-        cut = Cuts(lake, subscription).last()
-        slices = TransformedSlices(lake, subscription).slices(cut.lsn if cut else 0)
+        cut = Cuts(lake, subscription).read_last()
+        slices = TransformedSlices(lake, subscription).read_slices(cut.lsn if cut else 0)
         names = {change.name for changes in slices.values() for change in changes if change.has_changes}
         copied_table_by_path = {}
-        for name, state in TableStates(lake, subscription).newest().items():
+        for name, state in TableStates(lake, subscription).read_newest().items():
             if state.state != SyncState.READY:
                 continue
             if cut is None or name not in cut.tables:
                 names.add(name)
-            elif not cut.is_after(state):
+            elif not cut.has_state(state):
                 copied_table_by_path[lake.paths.replica(subscription, *name)] = name, cut.tables[name]
         with lake.consistent_read(*copied_table_by_path):
             return names | {
@@ -48,7 +48,7 @@ class ReplicaProgress:
 
     def read_transformed_lsn(self) -> int:
         """Read the LSN at which the last transformed slice ends."""
-        return TransformedSlices(self.lake, self.subscription.name).position()
+        return TransformedSlices(self.lake, self.subscription.name).read_position()
 
     def find_complete_lsn(self, transformed_lsn: int) -> int:
         """Find the LSN up to which no slice is left to transform.
@@ -58,7 +58,7 @@ class ReplicaProgress:
         slices meanwhile.
         """
         lake, slot_stream = self.lake, self.subscription.slot_stream
-        change_log_lsn = ChangeLog(lake, slot_stream).position() or 0
+        change_log_lsn = ChangeLog(lake, slot_stream).read_position() or 0
         if change_log_lsn <= transformed_lsn:
             return change_log_lsn
         has_slices = lake.records.slices(ChangeLog(lake, slot_stream).path, transformed_lsn) or any(
@@ -76,12 +76,12 @@ class ReplicaProgress:
         It is the LSN of the newest cut, or the end of a later slice if all changes up to this end are applied.
         """
         lake, name = self.lake, self.subscription.name
-        cut = Cuts(lake, name).last()
+        cut = Cuts(lake, name).read_last()
         applied_lsn = cut.lsn if cut else 0
-        states = {n: state for n, state in TableStates(lake, name).newest().items() if state.is_applied}
+        states = {n: state for n, state in TableStates(lake, name).read_newest().items() if state.is_applied}
         slices = {
             end: [change for change in changes if change.has_changes and change.name in states]
-            for end, changes in TransformedSlices(lake, name).slices(applied_lsn).items()
+            for end, changes in TransformedSlices(lake, name).read_slices(applied_lsn).items()
         }
         changed_tables = {change.name for changes in slices.values() for change in changes}
         head_by_table = read_heads(lake, name, sorted(changed_tables))

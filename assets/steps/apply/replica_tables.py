@@ -27,9 +27,15 @@ from pgsieve.assets.steps.apply.table_result import TableResult
 from pgsieve.assets.steps.history.repaired_tables import find_repaired_tables, record_partial_histories
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.own_versions import present_versions
+from pgsieve.assets.steps.records.own_versions import read_present_versions
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
+from pgsieve.assets.steps.records.table_states import (
+    Name,
+    SyncState,
+    TableState,
+    TableStates,
+    find_newest_version,
+)
 from pgsieve.assets.steps.records.transformed_slices import TableChanges, TransformedSlices
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.sent_as import SentCounts, sum_counts
@@ -108,10 +114,10 @@ class _Apply:
         self, subscription: Subscription, lake: Lake, log: Log, only_tables: Sequence[Name] | None
     ) -> None:
         self._subscription, self._lake, self._log, self._only_tables = subscription, lake, log, only_tables
-        self.result = ApplyResult(cut=Cuts(lake, subscription.name).last())
+        self.result = ApplyResult(cut=Cuts(lake, subscription.name).read_last())
         record = TransformedSlices(lake, subscription.name)
-        self._transformed_lsn = record.position()
-        self._slices = record.slices(self.result.cut.lsn if self.result.cut else 0)
+        self._transformed_lsn = record.read_position()
+        self._slices = record.read_slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._prepare_replicas()
         # If another process makes a table ready during this apply, the apply goes on without this table: the table would
         # lack the earlier batches.
@@ -146,7 +152,7 @@ class _Apply:
         if record_partial_histories(
             self._subscription.name, self._lake, [states[name] for name in self._repaired_tables], self._log
         ):
-            states = TableStates(self._lake, self._subscription.name).newest()
+            states = TableStates(self._lake, self._subscription.name).read_newest()
         if versions_by_table := follow_layout(self._subscription, self._lake, states.values()):
             # Only properties have changed: the new versions have the same rows as the cut's.
             versions = cut.tables if cut else {}
@@ -159,7 +165,7 @@ class _Apply:
                     if (versions.get(name), new_version) == (old_version, old_version + 1)
                 },
             )
-            self.result.cut = Cuts(self._lake, self._subscription.name).last()
+            self.result.cut = Cuts(self._lake, self._subscription.name).read_last()
         return states
 
     def _count_sent_as(self, states: Mapping[Name, TableState]) -> dict[Name, SentCounts]:
@@ -293,7 +299,7 @@ class _Replicas:
         #: The positions that the change histories have reached; tables that were copied since the cut are missing.
         histories = cut.histories.items() if cut else ()
         self._position_by_history = {
-            n: at for n, at in histories if n in states and cut and cut.is_after(states[n])
+            n: at for n, at in histories if n in states and cut and cut.has_state(states[n])
         }
         self.row_versions = VersionsDuringApply(subscription, lake, cut, log)
         #: The greatest position of the replicas that were read.
@@ -341,7 +347,7 @@ class _Replicas:
         if max(max_copy_lsn, self._max_position) <= lsn and self._read_copied_versions(lsn):
             ready_tables = [name for name, state in self.states.items() if state.state == SyncState.READY]
             tables = {name: self._versions[name] for name in ready_tables}
-            states_version = newest_version(self.states.values())
+            states_version = find_newest_version(self.states.values())
             versioned, scd2 = (
                 {name: number for name, number in numbers.items() if name in tables}
                 for numbers in (self.row_versions.position_by_table, self.row_versions.version_by_table)
@@ -361,7 +367,7 @@ class _Replicas:
         for name, state in self.states.items():
             if state.state != SyncState.READY:
                 continue
-            is_copied = self._cut is None or not self._cut.is_after(state)
+            is_copied = self._cut is None or not self._cut.has_state(state)
             if name not in self._versions or (is_copied and self._versions[name] == cut_versions.get(name)):
                 path_by_table[name] = self._lake.paths.replica(self._subscription.name, *name)
         head_by_table = dict(
@@ -398,7 +404,7 @@ def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, new_
     result.cut = replace(
         cut,
         histories=new_cut.histories,
-        records=present_versions(lake, subscription),
+        records=read_present_versions(lake, subscription),
         versioned=new_cut.versioned,
         scd2=new_cut.scd2,
     )
@@ -408,7 +414,7 @@ def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, new_
 
 def renew_cut(lake: Lake, subscription: Subscription, version_by_table: Mapping[Name, int]) -> None:
     """Write the newest cut again with other Delta versions of some tables, which have the same rows."""
-    if (cut := Cuts(lake, subscription.name).last()) is not None:
+    if (cut := Cuts(lake, subscription.name).read_last()) is not None:
         renewed_versions = {name: version_by_table.get(name, version) for name, version in cut.tables.items()}
         _write_cut(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed_versions))
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.completion import Completion
 from pgsieve.assets.steps.history.shared_rows import SharedRows
-from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, change_places
+from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, compute_places
 from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import Mask, Numbers
 from pgsieve.decoding.changes.versions import VALIDITY_SCHEMA, Commits, add_validity
@@ -78,7 +78,7 @@ class RowSelection:
     def read_placed_rows(self, read: Reader, row_type: pa.DataType) -> tuple[Numbers, pa.RecordBatch] | None:
         """Read the same rows as `read_rows`, with the places of their changes."""
         changes = read(PLACE_COLUMNS)
-        places = change_places(changes, self.extent.slices)
+        places = compute_places(changes, self.extent.slices)
         is_chosen = self._mask_inserts(changes) if self.places is None else is_in(places, self.places)
         if not is_chosen.any():
             return None
@@ -89,13 +89,13 @@ class RowSelection:
         )
         for completion in self.completions:
             batch = completion.fill(batch, places)
-        batch = self.stamp.apply(batch)
+        batch = self.stamp.set_time(batch)
         if self.shared_rows is not None:
             self.shared_rows.add_new_rows(places, batch)
         return places, batch if self.validity is None else self.validity.add_to(batch, places)
 
     def _mask_inserts(self, changes: pa.Table) -> Mask:
-        is_insert: Mask = self.extent.effective_changes(changes) & np.asarray(
+        is_insert: Mask = self.extent.mask_effective_changes(changes) & np.asarray(
             pc.equal(changes["operation"], "insert")
         )
         return is_insert

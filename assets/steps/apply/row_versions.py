@@ -2,8 +2,8 @@
 
 In: the changes of the change history that the replica has, and the table of versions. Out: one commit of the table of
 versions per batch, which ends versions and adds new ones. The versions are computed on whole columns
-(`pgsieve.decoding.changes.net_change.row_versions`). Raises LakeError, and OvertakenError if another process has committed
-to the table first.
+(`pgsieve.decoding.changes.net_change.compute_row_versions`). Raises LakeError, and OvertakenError if another process
+has committed to the table first.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ from pgsieve.assets.steps.history.versions import (
     StoredVersions,
     VersionChange,
     VersionTable,
+    describe_versions_failure,
     find_present_versions,
-    versions_failure,
 )
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut
@@ -37,7 +37,13 @@ from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
-from pgsieve.decoding.changes.net_change import NONE, Numbers, RowVersions, insert_deletes, row_versions
+from pgsieve.decoding.changes.net_change import (
+    NONE,
+    Numbers,
+    RowVersions,
+    compute_row_versions,
+    insert_deletes,
+)
 from pgsieve.decoding.changes.versions import VALID_TO_LSN, VALIDITY_ENCODINGS, Commits
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
@@ -94,7 +100,7 @@ class VersionsDuringApply:
             try:
                 self._begin(table, state, is_repaired=name in repaired_tables)
             except TABLE_ERRORS as error:
-                problem_by_table[name] = versions_failure(self._lake, error, name, table.path)
+                problem_by_table[name] = describe_versions_failure(self._lake, error, name, table.path)
         return problem_by_table
 
     def _begin(self, table: VersionTable, state: TableState, *, is_repaired: bool) -> None:
@@ -146,7 +152,7 @@ class VersionsDuringApply:
                         applied_changes.get(name),
                     )
             except TABLE_ERRORS as error:
-                return name, versions_failure(self._lake, error, name, self._find_path(states[name]))
+                return name, describe_versions_failure(self._lake, error, name, self._find_path(states[name]))
             return name, None
 
         problems = self._lake.map_in_parallel(
@@ -229,7 +235,7 @@ class VersionsWriter:
             replica_position = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, replica_position), datetime.now(UTC))
             return
-        table.follow_columns()
+        table.add_new_columns()
         changes = lake.find_stored_slices(self.history_path, pending.slice_ends, must_exist=True)
         if changes is None:
             raise LakeError(f'Delta table "{self.history_path}": only Spark reads it', sqlstate="55000")
@@ -267,13 +273,13 @@ class VersionsWriter:
         places = np.concatenate([keyed_changes.places, np.full(len(keyed_changes.truncate_lsns), NONE)])[
             change_indices
         ]
-        commit_numbers = commits.numbers(lsns)
+        commit_numbers = commits.find_numbers(lsns)
         truncate_commit = (
-            int(commits.numbers(np.array(keyed_changes.truncate_lsns[:1]))[0])
+            int(commits.find_numbers(np.array(keyed_changes.truncate_lsns[:1]))[0])
             if keyed_changes.truncate_lsns
             else None
         )
-        versions = row_versions(changes, commit_numbers, has_version)
+        versions = compute_row_versions(changes, commit_numbers, has_version)
         return _VersionOutcome(versions, commit_numbers, places, commits, matches, truncate_commit)
 
     def _get_keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
@@ -319,7 +325,7 @@ class VersionsWriter:
 
     def _find_ended_versions(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
         """Find the present versions that end, by file, and the numbers of the commits that end them."""
-        ends = outcome.versions.ends
+        ends = outcome.versions.former_end_commits
         if outcome.truncate_commit is None:
             matches = [match.select_keys(ends != NONE) for match in outcome.matches]
             matches = [match for match in matches if len(match.row_numbers)]
@@ -342,27 +348,29 @@ class VersionsWriter:
         table, versions = self.table, outcome.versions
         lake, target_file_bytes = (
             table.lake,
-            self._stored_versions.committer.target_file_bytes(table.path, {}),
+            self._stored_versions.committer.find_target_file_bytes(table.path, {}),
         )
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
-        runner, is_present = lake.policy.choose_runner(self.pending.size_bytes), versions.until == NONE
+        runner, is_present = lake.policy.choose_runner(self.pending.size_bytes), versions.end_commits == NONE
         for has_kind in (is_present, ~is_present):
             version_indices = np.flatnonzero(has_kind)
-            version_indices = version_indices[np.argsort(outcome.places[versions.last[version_indices]])]
+            version_indices = version_indices[
+                np.argsort(outcome.places[versions.last_changes[version_indices]])
+            ]
             if not len(version_indices):
                 continue
-            places = outcome.places[versions.last[version_indices]]
+            places = outcome.places[versions.last_changes[version_indices]]
             sent_places = {
                 name: np.where(
                     changes[version_indices] == NONE, NONE, outcome.places[changes[version_indices]]
                 )
-                for name, changes in versions.sent.items()
+                for name, changes in versions.changes_by_column.items()
             }
-            rows = NetRows(places, sent_places, versions.base[version_indices])
+            rows = NetRows(places, sent_places, versions.base_keys[version_indices])
             validity = Validity(
                 places,
-                outcome.commit_numbers[versions.last[version_indices]],
-                versions.until[version_indices],
+                outcome.commit_numbers[versions.last_changes[version_indices]],
+                versions.end_commits[version_indices],
                 outcome.commits,
             )
             shared_parts = (

@@ -21,18 +21,18 @@ from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_ch
 from pgsieve.assets.steps.apply.keyless_changes import DIGESTED_CHANGE_SCHEMA, KeylessChanges
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import PendingChanges
-from pgsieve.assets.steps.records.columns import struct_field, write_struct_ddl
+from pgsieve.assets.steps.records.columns import format_struct_ddl, get_struct_field
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, digest_sides
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS
-from pgsieve.decoding.changes.keys import PresentKeys, SoughtKeys, has_bounds
-from pgsieve.decoding.changes.merge_source import merge_source
+from pgsieve.decoding.changes.keys import PresentKeys, SoughtKeys, is_orderable
+from pgsieve.decoding.changes.merge_source import make_merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, mask_living_rows
 from pgsieve.decoding.changes.net_change import NONE, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import quote_name
-from pgsieve.resources.lake.executors import arrow_schema, spark_schema
+from pgsieve.resources.lake.executors import to_arrow_schema, to_spark_schema
 from pgsieve.resources.lake.lake import Lake
 
 #: The net change of up to this many changes is broadcast to all executors.
@@ -67,7 +67,7 @@ class SparkChanges:
         key = self.definition.key
 
         def select_side(name: str) -> Column:
-            fields = F.struct(*(struct_field(name, n).alias(n) for n in names))
+            fields = F.struct(*(get_struct_field(name, n).alias(n) for n in names))
             return F.when(F.col(name).isNotNull(), fields).alias(name)
 
         soft_delete_columns = self.definition.soft_delete_columns
@@ -96,7 +96,7 @@ class SparkChanges:
         changes = (
             self._read_changes()
             .select(*DIGESTED_CHANGE_SCHEMA.names)
-            .mapInArrow(replace_by_digests, spark_schema(DIGESTED_CHANGE_SCHEMA))
+            .mapInArrow(replace_by_digests, to_spark_schema(DIGESTED_CHANGE_SCHEMA))
         )
         return KeylessChanges.from_digests(changes.toArrow(), self.pending.extent)
 
@@ -109,14 +109,14 @@ class SparkChanges:
 
         def match_digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                yield pa.RecordBatch.from_arrays([pa.array(sought.within(batch)[1])], schema=schema)
+                yield pa.RecordBatch.from_arrays([pa.array(sought.find_rows(batch)[1])], schema=schema)
 
         # mapInArrow takes a name with a dot for a path.
         columns = (
             F.col(quote_name(name)).alias(f"c{number}") for number, name in enumerate(self.definition.names)
         )
         rows = self.lake.read_table(self.path).select(*columns)
-        counts = rows.mapInArrow(match_digests, spark_schema(schema)).groupBy("place").count().toArrow()
+        counts = rows.mapInArrow(match_digests, to_spark_schema(schema)).groupBy("place").count().toArrow()
         row_counts[np.asarray(counts["place"])] = np.asarray(counts["count"])
         return row_counts
 
@@ -137,8 +137,8 @@ class SparkChanges:
 
         `copy_counts` has for each chosen place how often its row is repeated; None for once.
         """
-        result_ddl = f"place bigint, row {write_struct_ddl(self.definition.columns)}"
-        schema = arrow_schema(self.lake.spark.createDataFrame([], result_ddl).schema)
+        result_ddl = f"place bigint, row {format_struct_ddl(self.definition.columns)}"
+        schema = to_arrow_schema(self.lake.spark.createDataFrame([], result_ddl).schema)
         select_rows = partial(_select_by_place, selection, schema, copy_counts)
         return self._read_changes().select(*PLACE_COLUMNS, side).mapInArrow(select_rows, result_ddl)
 
@@ -166,7 +166,7 @@ class SparkChanges:
         rows = self._read_candidate_rows(keys, value_columns)
         fields = {row_field.name: row_field for row_field in rows.schema}
         columns = [*_make_labels("k", keys.column_names), *_make_labels("v", value_columns)]
-        first_fields = spark_schema(pa.schema([("number", pa.int64()), ("lives", pa.bool_())]))
+        first_fields = to_spark_schema(pa.schema([("number", pa.int64()), ("lives", pa.bool_())]))
         schema = StructType([*first_fields, *(fields[name] for name in columns)])
         return rows.mapInArrow(_KeySearch.from_keys(keys, numbers, columns).select_rows_of_keys, schema)
 
@@ -191,7 +191,7 @@ class SparkChanges:
         rows = self.lake.read_table(self.path).select(*columns)
         # `_KeySearch` compares the keys. These conditions only let Spark skip files by their statistics.
         for name, k in zip(names, _make_labels("k", names), strict=True) if is_bounded else ():
-            if has_bounds(keys[name].type):
+            if is_orderable(keys[name].type):
                 bounds = pc.min_max(keys[name])
                 if bounds["min"].is_valid:
                     rows = rows.where(
@@ -212,10 +212,10 @@ class SparkChanges:
         - `e0`, `e1`, …: the metadata of a row that has ended
         """
         unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
-        numbers = merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
-        stored_keys = present_keys.stored_keys(keyed_changes.keys)
+        numbers = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
+        stored_keys = present_keys.take_stored_keys(keyed_changes.keys)
         places = np.append(keyed_changes.places[keyed_changes.first_effective_index :], 0)
-        metadata = keyed_changes.make_ended_metadata(numbers.ended, self._stamp)
+        metadata = keyed_changes.make_ended_metadata(numbers.end_changes, self._stamp)
 
         def find_places(change: Numbers) -> pa.Array:
             return pa.array(places[change], mask=change == NONE)
@@ -226,38 +226,48 @@ class SparkChanges:
                     k: stored_keys[name].take(pa.array(numbers.keys))
                     for name, k in merge.key_source_by_column.items()
                 },
-                "base": pa.array(numbers.base, mask=numbers.base == NONE),
-                **{f"s{i}": find_places(numbers.sent[name]) for i, name in enumerate(unsent_columns)},
-                **{merge.unsent_flag_by_column[name]: numbers.retains_value[name] for name in unsent_columns},
-                "last": find_places(numbers.last),
+                "base": pa.array(numbers.base_keys, mask=numbers.base_keys == NONE),
+                **{
+                    f"s{i}": find_places(numbers.changes_by_column[name])
+                    for i, name in enumerate(unsent_columns)
+                },
+                **{
+                    merge.unsent_flag_by_column[name]: numbers.retains_value_by_column[name]
+                    for name in unsent_columns
+                },
+                "last": find_places(numbers.last_changes),
                 **{e: metadata[name] for name, e in labels.items()},
-                "is_ended": numbers.ended != NONE,
+                "is_ended": numbers.end_changes != NONE,
                 "action": numbers.actions,
             }
         )
         decided_keys = self.lake.spark.createDataFrame(table)
-        value_changes = np.concatenate([numbers.last, *numbers.sent.values()])
-        former_key_numbers = np.unique(numbers.base[numbers.base != NONE])
+        value_changes = np.concatenate([numbers.last_changes, *numbers.changes_by_column.values()])
+        former_key_numbers = np.unique(numbers.base_keys[numbers.base_keys != NONE])
         value_places = np.unique(places[value_changes[value_changes != NONE]])
         upserts = self._make_upserts(
             decided_keys, value_places, keyed_changes.keys, former_key_numbers, merge
         )
-        ended_values = {
-            v: F.col(labels[name]) if name in labels else F.lit(None)
-            for name, v in merge.value_source_by_column.items()
-        }
-        ended_rows = decided_keys.where("last is null").select(
-            *merge.key_source_by_column.values(),
-            *(value.cast(upserts.schema[v].dataType).alias(v) for v, value in ended_values.items()),
-            *merge.unsent_flag_by_column.values(),
-            "action",
-        )
-        source = upserts.unionByName(ended_rows)
+        source = upserts.unionByName(self._make_ended_rows(decided_keys, upserts, merge))
         if keyed_changes.truncated_metadata is None:
             return source
         replaced_keys = keyed_changes.keys.take(pa.array(numbers.keys))
         return source.unionByName(
             self._make_truncated_rows(keyed_changes.truncated_metadata, replaced_keys, source, merge)
+        )
+
+    def _make_ended_rows(self, decided_keys: DataFrame, upserts: DataFrame, merge: Merge) -> DataFrame:
+        """Make the rows of the source for keys without a new row. They change only the metadata of ended rows."""
+        labels = _label_metadata_columns(self.definition)
+        ended_values = {
+            v: F.col(labels[name]) if name in labels else F.lit(None)
+            for name, v in merge.value_source_by_column.items()
+        }
+        return decided_keys.where("last is null").select(
+            *merge.key_source_by_column.values(),
+            *(value.cast(upserts.schema[v].dataType).alias(v) for v, value in ended_values.items()),
+            *merge.unsent_flag_by_column.values(),
+            "action",
         )
 
     def _make_upserts(
@@ -279,7 +289,7 @@ class SparkChanges:
         rows = placed_rows.join(
             F.broadcast(decided_keys) if is_small else decided_keys, F.col("place") == F.col("last")
         )
-        value_by_column = {name: struct_field("row", name) for name in self.definition.names}
+        value_by_column = {name: get_struct_field("row", name) for name in self.definition.names}
         if len(former_key_numbers):
             former_rows = self._read_replica_rows(
                 keys.take(pa.array(former_key_numbers)), former_key_numbers, unsent_columns
@@ -290,7 +300,7 @@ class SparkChanges:
             rows = rows.join(former_rows, F.col("base") == F.col("number"), "left")
         for i, name in enumerate(unsent_columns):
             sent_values = placed_rows.select(
-                F.col("place").alias(f"p{i}"), struct_field("row", name).alias(f"sent{i}")
+                F.col("place").alias(f"p{i}"), get_struct_field("row", name).alias(f"sent{i}")
             )
             rows = rows.join(sent_values, F.col(f"s{i}") == F.col(f"p{i}"), "left")
             replica_value = F.col(f"wv{i}") if len(former_key_numbers) else F.lit(None)
@@ -313,7 +323,7 @@ class SparkChanges:
 
         Rows with one of `keys` are left out, as `source` has them already.
         """
-        (metadata,) = self._stamp.apply(truncated_metadata).to_pylist()
+        (metadata,) = self._stamp.set_time(truncated_metadata).to_pylist()
         rows = self._read_candidate_rows(keys, is_bounded=False)
         columns = _make_labels("k", keys.column_names)
         schema = StructType([row_field for row_field in rows.schema if row_field.name in columns])
@@ -352,7 +362,7 @@ class _KeySearch:
     def from_keys(cls, keys: pa.Table, key_numbers: Numbers, columns: Sequence[str]) -> "_KeySearch":
         """Make a search for keys with these numbers."""
         labelled_keys = keys.rename_columns(_make_labels("k", keys.column_names))
-        return cls(SoughtKeys.of(labelled_keys), key_numbers, columns)
+        return cls(SoughtKeys.from_keys(labelled_keys), key_numbers, columns)
 
     def select_rows_of_keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Select the rows with one of the keys: the key's number, whether the row lives, and `columns`."""
@@ -376,7 +386,7 @@ class _KeySearch:
     def _find_rows(self, batch: pa.RecordBatch) -> tuple[Numbers, Numbers]:
         keys = self.sought_keys.keys
         rows = pa.Table.from_batches([batch]).select(keys.column_names)
-        return self.sought_keys.within(conform(rows, keys.schema))
+        return self.sought_keys.find_rows(conform(rows, keys.schema))
 
 
 def _make_literal(bound: pa.Scalar) -> Column:

@@ -93,7 +93,8 @@ class PendingChanges:
         """
         since = (self.since_lsn, -1)
         return max(
-            (c.truncated_at for c in self.slices if c.truncated_at and c.truncated_at > since), default=None
+            (c.last_truncate for c in self.slices if c.last_truncate and c.last_truncate > since),
+            default=None,
         )
 
     @property

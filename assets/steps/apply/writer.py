@@ -49,7 +49,7 @@ class ReplicaWriter:
         keyed_changes = changes.read_keyed_changes()
         present_keys = changes.find_present_keys(keyed_changes)
         is_emptied = empties_replica(self.definition, pending)
-        outcome = keyed_changes.decide([present_keys.living], empties_replica=is_emptied)
+        outcome = keyed_changes.decide([present_keys.living_numbers], empties_replica=is_emptied)
         if self.conflict_search:
             self.conflict_search.refuse_change(outcome.conflict)
         if not (pending.count("update", "delete") or soft_delete_columns):
@@ -60,9 +60,9 @@ class ReplicaWriter:
             self.definition.key, names, pending.unsent_columns, [name for name, _ in soft_delete_columns]
         )
         source = changes.make_merge_source(keyed_changes, present_keys, outcome.net, merge)
-        counts = pending.adjust_row_counts(outcome.net.counts(outcome.had_row))
+        counts = pending.adjust_row_counts(outcome.net.count_rows(outcome.had_row))
         if len(present_keys.numbers) or keyed_changes.truncated_metadata is not None:
-            is_merged = self._merge(checkpoint(source), merge.clauses(quote_name))
+            is_merged = self._merge(checkpoint(source), merge.make_clauses(quote_name))
             return self._make_result(**(counts if is_merged else {}))
         rows = source.where("action = 'upsert'")
         rows = rows.select(*(F.col(v).alias(name) for name, v in merge.value_source_by_column.items()))
@@ -80,17 +80,22 @@ class ReplicaWriter:
         outcome = keyless_changes.compute_net_change(changes.count_rows)
         net_change = outcome.net_change
         new_rows = changes.read_rows(
-            "new", keyless_changes.places[net_change.inserted], np.ones(len(net_change.inserted), np.int64)
+            "new",
+            keyless_changes.places[net_change.inserting_changes],
+            np.ones(len(net_change.inserting_changes), np.int64),
         )
-        deleted_count, inserted_count = int(net_change.deleted.sum()), len(net_change.inserted)
+        deleted_count, inserted_count = (
+            int(net_change.deletion_counts.sum()),
+            len(net_change.inserting_changes),
+        )
         if not deleted_count:
-            counts = {"inserted": inserted_count, "missing": net_change.missing}
+            counts = {"inserted": inserted_count, "missing": net_change.missing_count}
             return self._append(new_rows.select("row.*"), counts, has_changes=bool(inserted_count))
         # A MERGE cannot delete only some of several equal rows. So it deletes all of them, and inserts those that remain.
-        deleted_rows = np.flatnonzero(net_change.deleted)
+        deleted_rows = np.flatnonzero(net_change.deletion_counts)
         places, remaining_counts = (
             keyless_changes.find_delete_places(deleted_rows),
-            (outcome.counts - net_change.deleted)[deleted_rows],
+            (outcome.counts - net_change.deletion_counts)[deleted_rows],
         )
         rows_to_delete = changes.read_rows("old", places, np.ones(len(places), np.int64))
         rows_to_reinsert = changes.read_rows(
@@ -100,7 +105,7 @@ class ReplicaWriter:
             rows_to_reinsert.unionByName(new_rows).select(F.lit("insert").alias("action"), "row")
         )
         is_merged = self._merge(checkpoint(source), make_keyless_clauses(source, self.definition.names))
-        counts = {"inserted": inserted_count, "deleted": deleted_count, "missing": net_change.missing}
+        counts = {"inserted": inserted_count, "deleted": deleted_count, "missing": net_change.missing_count}
         return self._make_result(**(counts if is_merged else {}))
 
     def _append_inserts(self, changes: SparkChanges, count: int | None) -> TableResult:

@@ -31,7 +31,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
     read_rows_by_spark,
 )
 from pgsieve.decoding.changes.deleted_rows import DELETED
-from pgsieve.decoding.changes.metadata_columns import Metadata, metadata_column, select_living
+from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, keep_living_rows
 from pgsieve.decoding.checksums.segments import (
     Checksums,
     RowHash,
@@ -151,7 +151,7 @@ class TableSides:
     @property
     def _deleted_column(self) -> str | None:
         """The column that marks deleted rows; None if the replica does not keep them."""
-        return metadata_column(self.soft_delete_columns, DELETED)
+        return find_metadata_column(self.soft_delete_columns, DELETED)
 
     def _read_replica(self) -> DataFrame:
         rows = self.lake.read_version(self.path, self.version)
@@ -179,7 +179,7 @@ class TableSides:
         schema = make_replica_schema(self.columns)
         with self.lake.access.translate_errors(self.path):
             for batch in reader.read_version_batches(self.path, self.version):
-                yield select_living(batch, schema, self._deleted_column)
+                yield keep_living_rows(batch, schema, self._deleted_column)
 
     def _make_queries(self, segments: SegmentSelection | None) -> list[str]:
         if segments is None:

@@ -25,13 +25,13 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.examination import find_locked_tables
-from pgsieve.decoding.changes.metadata_columns import select_living
+from pgsieve.decoding.changes.metadata_columns import keep_living_rows
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, find_published_relation
 from pgsieve.decoding.publications.filters import parse_table_filter
 from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
-from pgsieve.decoding.row_filters.letter_case import CaseMappings, MappingRequests
+from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder, MappingRequests
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.replica_output import list_texts
 from pgsieve.resources.lake.lake import Lake
@@ -102,7 +102,7 @@ def parse_filters(
     subscription: Subscription,
     replicated_table: ReplicatedTable,
     texts: Sequence[str],
-    mappings: CaseMappings | None = None,
+    mappings: CaseMappingFinder | None = None,
 ) -> list[RowFilter]:
     """Parse row filters.
 
@@ -119,8 +119,7 @@ def parse_filters(
     for missing_columns in (row_filter.columns - usable_columns for row_filter in filters):
         if missing_columns:
             raise PgsieveError(
-                f"the row filter of {table.qualified_name} reads columns that the replica lacks, or has in another type:"
-                f" {', '.join(sorted(missing_columns))}",
+                f"the row filter of {table.qualified_name} reads columns that the replica lacks, or has in another type: {', '.join(sorted(missing_columns))}",
                 sqlstate="42703",
             )
     return filters
@@ -133,7 +132,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
         catalog = slot_stream.with_defined_publications(read_catalog(connection))
         catalog = add_case_mappings(connection, catalog, slot_stream.subscriptions[subscription.name])
     state, replicated_table = (
-        TableStates(lake, subscription.name).newest().get(name),
+        TableStates(lake, subscription.name).read_newest().get(name),
         subscription.tables(catalog).get(name),
     )
     if replicated_table is None or state is None or state.state != SyncState.READY:
@@ -206,7 +205,7 @@ class _FilteredReplica:
         with lake.access.translate_errors(path):
             if (reader := lake.policy.find_reader(path)) is not None:
                 batches = (
-                    select_living(batch, replica_schema, deleted_column)
+                    keep_living_rows(batch, replica_schema, deleted_column)
                     for batch in reader.read_version_batches(path, reader.version(path))
                 )
                 results = pa.Table.from_batches(examine(batches), _BATCH_RESULT)

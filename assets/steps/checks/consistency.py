@@ -19,7 +19,7 @@ from pgsieve.assets.steps.checks.comparison import CHECKSUM_SESSIONS, Difference
 from pgsieve.assets.steps.initial_sync.one_table import make_select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.log import Log, no_log
-from pgsieve.assets.steps.records.failures import describe_error, is_locked_out, is_of_foreign_table
+from pgsieve.assets.steps.records.failures import describe_error, is_foreign_server_error, is_lock_error
 from pgsieve.assets.steps.records.table_states import (
     Name,
     SyncState,
@@ -229,7 +229,7 @@ def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterato
             slot_stream.source.make_executor_conninfo(),
             catalog,
             tables,
-            TableStates(lake, subscription.name).newest(),
+            TableStates(lake, subscription.name).read_newest(),
             snapshot,
             seed if has_same_hashes(connection, seed) else None,
             find_tables_with_hidden_rows(
@@ -320,7 +320,7 @@ def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableCons
         problem = add_copy_command(subscription, name, describe_error(moment.lake, error))
         return TableConsistency(*name, lsn, problem=problem)
     except PgsieveError as error:
-        if not (is_locked_out(error) or is_of_foreign_table(error)):
+        if not (is_lock_error(error) or is_foreign_server_error(error)):
             raise
         return TableConsistency(*name, lsn, problem=error.message)
 

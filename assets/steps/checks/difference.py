@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from pgsieve.decoding.changes.equality import encoded_rows
+from pgsieve.decoding.changes.equality import encode_rows
 from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.spark_writes import number_columns
 
@@ -77,7 +77,7 @@ def add_octets(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> D
 
     def encode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            octets = encoded_rows(batch.select(list(columns)), one_zero=one_zero).cast(pa.binary())
+            octets = encode_rows(batch.select(list(columns)), unify_zeros=one_zero).cast(pa.binary())
             yield pa.RecordBatch.from_arrays([*batch.columns, octets], [*names, OCTETS])
 
     return frame.mapInArrow(encode, StructType([*frame.schema, StructField(OCTETS, BinaryType())]))
@@ -88,7 +88,7 @@ def find_few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
     names = [f"c{index}" for index in range(expected.num_columns)]
     both_sides = pa.concat_tables([expected, replica]).rename_columns(names)
     signs = np.where(np.arange(both_sides.num_rows) < expected.num_rows, 1, -1)
-    octets = [encoded_rows(batch, one_zero=True) for batch in both_sides.to_batches()]
+    octets = [encode_rows(batch, unify_zeros=True) for batch in both_sides.to_batches()]
     grouped = pa.table(
         {
             OCTETS: pa.chunked_array(octets, pa.large_binary()),

@@ -27,17 +27,17 @@ from pgsieve.decoding.protocol.messages import (
 )
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import LockHeldError, SourceError
-from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
 from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     SlotState,
     fetch_first_message,
     is_decoding_error,
     peek_query,
-    slot_state,
+    read_slot_state,
 )
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn, read_flushed_lsn
 
 #: To peek at a slot, its lock is needed, which another process may hold for a long time. A peek waits for it at most
 #: this long.
@@ -84,9 +84,9 @@ class Freshness:
 def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
     """How far the replicas of a subscription are behind."""
     slot_stream = subscription.slot_stream
-    log_position = ChangeLog(lake, slot_stream).position()
+    log_position = ChangeLog(lake, slot_stream).read_position()
     with slot_stream.source.connect() as connection:
-        slot = slot_state(connection, slot_stream.slot)
+        slot = read_slot_state(connection, slot_stream.slot)
         if log_position is None or slot is None:
             return Freshness(0, log_position or 0, f'replication slot "{slot_stream.slot}" does not exist')
         applied_lsn, waiting_since = find_unapplied(ReplicaProgress(subscription, lake), log_position)
@@ -111,7 +111,7 @@ def find_unapplied(progress: ReplicaProgress, durable_lsn: int) -> tuple[int, da
     `durable_lsn` is the LSN at which the change log ends. The time is None if the change log has nothing more to apply.
     """
     subscription, lake = progress.subscription, progress.lake
-    cut = Cuts(lake, subscription.name).last()
+    cut = Cuts(lake, subscription.name).read_last()
     if cut is not None and cut.lsn >= durable_lsn:
         return cut.lsn, None  # The cut has all changes of the change log, so no other record has to be read.
     applied_lsn, transformed_lsn = progress.find_applied_lsn(), progress.read_transformed_lsn()
@@ -143,7 +143,7 @@ def find_unread_time(
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_decoding_error(error):
                 raise
     return _find_earliest_unread_time(
-        connection, lake, slot_stream, ChangeLog(lake, slot_stream).position() or 0
+        connection, lake, slot_stream, ChangeLog(lake, slot_stream).read_position() or 0
     )
 
 
@@ -151,7 +151,9 @@ def _find_first_commit_time(lake: Lake, slot_stream: SlotStream, applied_lsn: in
     """The time of the first commit in the change log at or after an LSN; None if there is none."""
     path = ChangeLog(lake, slot_stream).path
     slices = lake.records.slices(path, applied_lsn)
-    first_time = lake.column_bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
+    first_time = (
+        lake.find_column_bound("min", path, "commit_time", f"slice = {slices[0]:d}") if slices else None
+    )
     return None if first_time is None else first_time.astimezone(UTC)
 
 
@@ -165,10 +167,10 @@ def _find_first_waiting_time(
     slot. It is valid until the slot is confirmed further. If no transaction is waiting, it is valid only until WAL is
     written.
     """
-    wal_end_lsn = flushed_lsn(connection)
+    wal_end_lsn = read_flushed_lsn(connection)
     if wal_end_lsn <= state.confirmed_lsn:
         return None  # All WAL is confirmed.
-    catalog = slot_stream.with_defined_publications(present_catalog(connection))
+    catalog = slot_stream.with_defined_publications(read_present_catalog(connection))
     publication_names = tuple(slot_stream.without_missing_publications(catalog).slot_publications(catalog))
     result = _RESULT_BY_SLOT.get((slot_stream.source, slot_stream.slot))
     if result is None or not result.is_valid_for(state.confirmed_lsn, publication_names, wal_end_lsn):
@@ -213,6 +215,6 @@ def _find_earliest_unread_time(
 
     A process that reads the slot writes the change log at least every ten seconds, even if there are no changes.
     """
-    if current_lsn(connection) <= durable_lsn:
+    if read_current_lsn(connection) <= durable_lsn:
         return None
-    return lake.last_commit_time(ChangeLog(lake, slot_stream).path)
+    return lake.read_last_commit_time(ChangeLog(lake, slot_stream).path)

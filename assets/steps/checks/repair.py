@@ -31,7 +31,7 @@ from pgsieve.assets.steps.checks.consistency import (
 from pgsieve.assets.steps.checks.difference import OCTETS, add_octets, count_differing_rows
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observations import aggregate_metrics
-from pgsieve.assets.steps.records.columns import struct_field
+from pgsieve.assets.steps.records.columns import get_struct_field
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.deleted_rows import DELETED
@@ -161,7 +161,7 @@ def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
 
     def make_rows(side: str, action: str) -> DataFrame:
         metadata = end_metadata if action == "end" else {"filtered": F.lit(False)}
-        values = {name: struct_field("row", name) for name in names}
+        values = {name: get_struct_field("row", name) for name in names}
         values |= {
             name: metadata.get(kind, F.lit(None)).cast(metadata_type(kind).spark_type)
             for name, kind in kind_by_column.items()
@@ -176,4 +176,4 @@ def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
     key, added_rows = list(merge.key_source_by_column.values()), make_rows("expected", "upsert")
     removed_rows = add_octets(make_rows("actual", "end"), key, one_zero=True)
     ended_rows = removed_rows.join(add_octets(added_rows, key, one_zero=True), OCTETS, "left_anti")
-    return added_rows.unionByName(ended_rows.drop(OCTETS)), merge.clauses(quote_name)
+    return added_rows.unionByName(ended_rows.drop(OCTETS)), merge.make_clauses(quote_name)

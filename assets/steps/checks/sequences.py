@@ -84,7 +84,7 @@ def compare_sequences(subscription: Subscription, record: Sequences) -> list[Seq
     """Compare the recorded sequences with those of the publisher. Empty if none is or was published."""
     # The record is read before the publisher's values. Otherwise a value that was recorded in between could be newer than
     # the publisher's value.
-    recorded_by_name = record.newest()
+    recorded_by_name = record.read_newest()
     slot_stream = subscription.slot_stream
     with slot_stream.source.connect() as connection:
         published_values = read_received_sequences(connection, slot_stream, subscription.name)

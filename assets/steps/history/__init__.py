@@ -1,7 +1,12 @@
-"""Keeps histories of a table's rows, which `history` in pgsieve.yaml chooses (`pgsieve.assets.steps.history_choices`).
+"""Keeps the histories of a table's rows that the user has chosen: `history` in pgsieve.yaml, or `history_choices`.
 
-There are two kinds: the change history, and the versions of rows (`scd2`), each with the time in which it is valid.
-`copied_rows` begins a change history with the rows of a copy. `versions` writes the table of versions; `ends_in_memory` and
-`shared_rows` take rows for it from the memory of an apply. `repaired_tables` finds replicas with repaired rows that their
-histories lack. `expected_histories` describes the histories that the next run will keep.
+There are two kinds of history: the change history, which has all changes of the table; and the versions of rows (`scd2`),
+which have the time in which each version is valid.
+
+- `copied_rows` begins a change history with the rows of a copy.
+- `versions` writes the table of versions.
+- `shared_rows` keeps rows that an apply has in memory, and `ends_in_memory` ends the versions of these rows, so that the
+  rows need not be read again.
+- `repaired_tables` finds replicas in which `check --repair` has corrected rows. Their histories lack the corrections.
+- `expected_histories` describes the histories that the next run will keep.
 """

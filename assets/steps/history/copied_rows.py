@@ -1,7 +1,9 @@
 """Begins the change history of a table with the rows of its copy.
 
-In: a replica that has just been copied, so it has exactly the transactions that committed before the copy's LSN. Out: one
-commit of the replica's rows to the change history, with the copy's LSN as its position. Raises LakeError.
+In: a replica that has just been copied, so it has exactly the transactions that committed before the copy's LSN
+Out: one commit to the change history, which has the replica's rows, and the copy's LSN as its position
+
+Raises LakeError.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.columns import write_changes_ddl
+from pgsieve.assets.steps.records.columns import format_changes_ddl
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.copied_rows import CopiedRows
@@ -39,7 +41,7 @@ def begin_history(
     if position >= state.lsn:
         return
     replica_path, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
-    size = lake.records.size_bytes(replica_path)
+    replica_bytes = lake.records.size_bytes(replica_path)
     committer, reader = (
         lake.policy.choose_file_committer(history_path, schema),
         lake.policy.find_reader(replica_path),
@@ -51,40 +53,47 @@ def begin_history(
         file_rows = list_file_rows(
             reader, replica_path, pa.schema(list(schema.field("new").type)), rows.to_changes
         )
-    batches: list[BatchSource] = [partial(_single_batch, rows.begin()), *file_rows]
+    batches: list[BatchSource] = [partial(_yield_batch, rows.make_snapshot_change()), *file_rows]
     row_writer = RowWriter(
         lake.store, history_path, schema, DEFAULT_FILE_BYTES, [[batch] for batch in batches]
     )
     committer.commit(
-        lambda: row_writer.write_on(lake.policy.choose_runner(size)),
+        lambda: row_writer.write_on(lake.policy.choose_runner(replica_bytes)),
         history_path,
         schema,
         Commit(state.lsn, expected_position=position, properties=CHANGES_PROPERTIES),
     )
 
 
-def _single_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _yield_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield batch
 
 
 def _begin_by_spark(
-    lake: Lake, replica_path: str, history_path: str, rows: CopiedRows, definition: Definition, position: int
+    lake: Lake,
+    replica_path: str,
+    history_path: str,
+    copied_rows: CopiedRows,
+    definition: Definition,
+    position: int,
 ) -> None:
-    ddl, names = write_changes_ddl(definition.columns), list(lake.columns(replica_path))
-    first_change = lake.spark.createDataFrame(pa.Table.from_batches([rows.begin()]).to_pylist(), ddl)
-    copied_changes = number_columns(lake.read_table(replica_path)).mapInArrow(
-        _make_change_function(rows, names), ddl
+    ddl, column_names = format_changes_ddl(definition.columns), list(lake.columns(replica_path))
+    first_change = lake.spark.createDataFrame(
+        pa.Table.from_batches([copied_rows.make_snapshot_change()]).to_pylist(), ddl
     )
-    commit = Commit(rows.lsn, expected_position=position, properties=CHANGES_PROPERTIES)
+    copied_changes = number_columns(lake.read_table(replica_path)).mapInArrow(
+        _make_change_function(copied_rows, column_names), ddl
+    )
+    commit = Commit(copied_rows.lsn, expected_position=position, properties=CHANGES_PROPERTIES)
     lake.write(first_change.unionByName(copied_changes), history_path, commit)
 
 
 def _make_change_function(
-    rows: CopiedRows, names: list[str]
+    copied_rows: CopiedRows, column_names: list[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function that turns batches of the replica's rows into changes; `names` are the replica's columns."""
+    """A function that turns batches of the replica's rows into changes; `column_names` are the replica's columns."""
 
     def make_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (rows.to_changes(batch.rename_columns(names)) for batch in batches)
+        return (copied_rows.to_changes(batch.rename_columns(column_names)) for batch in batches)
 
     return make_changes

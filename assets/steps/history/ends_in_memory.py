@@ -1,7 +1,11 @@
-"""Ends versions of rows without reading the rows again: the apply of the replica has them in memory.
+"""Ends versions of rows without reading the rows again, because the apply of the replica has the rows in memory.
 
-Only the columns that say when a version began are read from the files of versions. In: the rows that the apply has
-removed from the replica, by key, and the places of the versions of the same keys, file by file. Out: ended versions.
+Only the columns that say when a version began are read from the files of versions.
+
+In: - the rows that the apply has removed from the replica, by the numbers of their keys
+    - for each file of versions, the row numbers of the versions with the same keys
+Out: ended versions
+
 Raises OSError and Arrow's errors.
 """
 
@@ -19,9 +23,11 @@ from pgsieve.resources.lake.derived_rows import read_rows
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 
-def mask_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> Mask:
-    """The mask of the keys that have a row in memory (`rows`); it has an element for each key in `matches` too."""
-    highest_key = max((int(keys.max(initial=0)) for keys in (m.key_indices for m in matches)), default=0)
+def mask_keys_in_memory(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> Mask:
+    """The mask of the keys that have a row in `rows`. It is long enough to have an element for each key in `matches`, too."""
+    highest_key = max(
+        (int(keys.max(initial=0)) for keys in (match.key_indices for match in matches)), default=0
+    )
     highest_key = max(highest_key, *(int(keys.max(initial=0)) for keys, _ in rows), 0)
     has_row = np.zeros(highest_key + 1, np.bool_)
     for keys, _ in rows:
@@ -31,11 +37,14 @@ def mask_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> M
 
 @dataclass(frozen=True)
 class EndsInMemory:
-    """Versions that end, with their rows in memory (`rows`).
+    """Versions that end, and whose rows are in memory.
 
-    `beginnings` has the begin of each version. For each key number, `beginning_indices` has the row of `beginnings` for
-    the key's version, and `ending_commits` the number in `commits` of the commit that ends it; both have `NONE` if no
-    version of the key ends.
+    - `rows` are the rows, with the numbers of their keys.
+    - `beginnings` has the time and the LSN at which each version began.
+    - `beginning_indices` has an element for each key number: the index in `beginnings` of the key's version, or `NONE` if
+      no version of the key ends.
+    - `ending_commits` has an element for each key number: the number in `commits` of the commit that ends the version, or
+      `NONE`.
     """
 
     schema: pa.Schema
@@ -52,20 +61,24 @@ class EndsInMemory:
         folder: str,
         schema: pa.Schema,
         rows: Sequence[NumberedRows],
-        ended: Sequence[tuple[FileMatches, Numbers]],
+        ended_versions: Sequence[tuple[FileMatches, Numbers]],
         single_commit_files: Collection[str],
         commits: Commits,
     ) -> "EndsInMemory":
-        """End the versions `ended`: for each file, the versions in it and the number of the commit that ends each.
+        """Read from the files of versions when the versions began that end now.
 
-        `single_commit_files` are the names of the files in which all versions began with the same commit. Of such a
-        file only the begin of the first version is read.
+        `ended_versions` has a pair for each file: the versions in the file that end, and the number of the commit that
+        ends each of them. `single_commit_files` are the names of the files in which all versions began with the same
+        commit. For such a file it suffices to read the first of these versions.
         """
         beginning_schema = pa.schema([schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
-        count = len(mask_keys(rows, [match for match, _ in ended]))
-        beginning_indices, ending_commits = np.full(count, NONE, np.int64), np.full(count, NONE, np.int64)
+        key_count = len(mask_keys_in_memory(rows, [match for match, _ in ended_versions]))
+        beginning_indices, ending_commits = (
+            np.full(key_count, NONE, np.int64),
+            np.full(key_count, NONE, np.int64),
+        )
         parts, beginning_count = [beginning_schema.empty_table().combine_chunks()], 0
-        for match, file_ending_commits in ended:
+        for match, file_ending_commits in ended_versions:
             has_one_commit = match.name in single_commit_files
             row_numbers = match.row_numbers[:1] if has_one_commit else match.row_numbers
             batches = [
@@ -90,11 +103,13 @@ class EndsInMemory:
                 ended_rows = rows if is_ended.all() else rows.filter(pa.array(is_ended))
                 beginnings = self.beginnings.take(pa.array(self.beginning_indices[ended_keys]))
                 yield end_versions(
-                    self._complete(ended_rows, beginnings), self.ending_commits[ended_keys], self.commits
+                    self._make_present_versions(ended_rows, beginnings),
+                    self.ending_commits[ended_keys],
+                    self.commits,
                 )
 
-    def _complete(self, rows: pa.RecordBatch, beginnings: pa.RecordBatch) -> pa.RecordBatch:
-        """Put together present versions from their rows (`rows`) and their begin (`beginnings`); other columns are NULL."""
+    def _make_present_versions(self, rows: pa.RecordBatch, beginnings: pa.RecordBatch) -> pa.RecordBatch:
+        """Combine rows and the beginnings of their versions to present versions. All other columns are NULL."""
         columns = [
             rows[field.name]
             if field.name in rows.schema.names

@@ -7,7 +7,7 @@ and why it cannot keep others. Raises LakeError.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pgsieve.assets.steps.history.versions import VersionTable, versions_problem
+from pgsieve.assets.steps.history.versions import VersionTable, find_versions_problem
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, add_copy_command
 from pgsieve.assets.steps.subscription import Definition, Subscription
@@ -26,7 +26,7 @@ def describe_histories(
 
     `definition` is the table's present definition; `state` may have an older one. `newest_cut` is the newest cut.
     """
-    choice = subscription.histories.table_choice(name)
+    choice = subscription.histories.find_choice(name)
     copied_state = state if state is not None and state.is_applied else None
     if choice.initial:
         if copied_state is None or (
@@ -53,7 +53,7 @@ def _describe_versions(
     if table is None:
         assert state.definition is not None
         replica = lake.paths.replica(subscription.name, *state.name)
-        problem = versions_problem(lake, state.definition, replica)
+        problem = find_versions_problem(lake, state.definition, replica)
         assert problem is not None
         yield f"no versions of its rows are kept: {problem[0]}; {problem[1]}"
         return

@@ -1,8 +1,9 @@
 """Keeps the rows that an apply has in memory, so that the versions of rows need not decode them again.
 
-In: the rows that this process adds to the files of a replica and removes from them, batch by batch. Out: the new rows by
-the places of their changes, and the removed rows by their keys. Rows are missing if there were too many for the memory, or
-if executors wrote the files.
+In: the rows that this process adds to the files of a replica and removes from them, batch by batch
+Out: the new rows by the places of their changes (`pgsieve.decoding.changes.extent`), and the removed rows by their keys
+
+Rows are missing if all rows together need too much memory, or if executors of Spark wrote the files.
 """
 
 from dataclasses import dataclass, field
@@ -27,8 +28,9 @@ def _make_none() -> None:
 class SharedRows:
     """The rows that a batch adds to a replica (`new_rows`) and removes from it (`removed_rows`).
 
-    New rows have the places of their changes, removed rows the numbers of their keys. All rows together take at most
-    `max_bytes`. If the new rows do not all fit, none of them is kept. Of the removed rows, those that fit are kept.
+    New rows have the places of their changes, and removed rows have the numbers of their keys. All rows together take at
+    most `max_bytes`. If there is not enough room for all new rows, none of them is kept. Removed rows are kept as long as
+    there is room.
     """
 
     max_bytes: int

@@ -1,8 +1,13 @@
 """Writes the versions of a table's rows (`scd2`) to a Delta table of their own, and begins them anew after a copy.
 
-A version of a row is valid from one commit to another; a present version has not ended yet. In: a copied table and its
-replica. Out: one commit with the replica's position, which ends all present versions and begins one for each row of the
-replica. `pgsieve.assets.steps.apply.row_versions` writes the changes between copies. Raises LakeError and OvertakenError.
+A version of a row is valid from one commit to another. A present version has not ended yet.
+
+In: a copied table and its replica
+Out: one commit with the replica's position. It ends all present versions, and begins a version for each row of the
+replica.
+
+This module also has `VersionChange`, which ends versions. `pgsieve.assets.steps.apply.row_versions` uses it to write the
+changes between copies. Raises LakeError and OvertakenError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +19,7 @@ from itertools import starmap
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.history.ends_in_memory import EndsInMemory, mask_keys
+from pgsieve.assets.steps.history.ends_in_memory import EndsInMemory, mask_keys_in_memory
 from pgsieve.assets.steps.history.shared_rows import NumberedRows
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import CURED_BY_COPY, describe_error_fully
@@ -28,7 +33,7 @@ from pgsieve.decoding.changes.versions import (
     VALIDITY_ENCODINGS,
     VALIDITY_SCHEMA,
     Commits,
-    OpenedVersions,
+    CurrentVersions,
     end_versions,
     lsn_before,
     versions_schema,
@@ -47,18 +52,20 @@ from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
-#: If a table of versions is larger, versions that end are marked in deletion vectors, and written again as ended versions.
-#: To rewrite their files would write all other rows of the files again too.
+#: If a table of versions has at most this many bytes, the files with versions that end are rewritten. In a larger table
+#: this would write too many other rows again. There, the versions are marked in deletion vectors, and written as ended
+#: versions into new files.
 _MAX_REWRITTEN_BYTES = 1024 * 1024
-#: Ended versions up to this many bytes stay in memory while a file's other versions are written.
-_MEMORY_BYTES = 64 * 1024 * 1024
+#: While a file is rewritten, up to this many bytes of its ended versions stay in memory. They are written after the file's
+#: other versions.
+_MAX_ENDED_BYTES_IN_MEMORY = 64 * 1024 * 1024
 #: The hint for a table of versions that cannot be read or written. pgsieve does not delete the table, as no other table may
 #: have its versions.
 _MOVE_HINT = "move its folder elsewhere: a copy of the table begins it anew"
 
 
-def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[str, str] | None:
-    """Why no versions of a table's rows can be kept, and what to do; None if they can. `replica` is the replica's path."""
+def find_versions_problem(lake: Lake, definition: Definition, replica_path: str) -> tuple[str, str] | None:
+    """Why no versions of a table's rows can be kept, and what to do; None if they can. `replica_path` is the replica's path."""
     if not definition.key:
         return (
             "it has no key, so it is unknown which rows are versions of the same row",
@@ -69,13 +76,13 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
             "its deleted rows are kept (`deletes: soft`)",
             "say `deletes: hard` for it in the layout: a version ends where its row is deleted",
         )
-    validity = {name.lower() for name in VALIDITY_SCHEMA.names}
-    if taken := [name for name in definition.names if name.lower() in validity]:
+    validity_names = {name.lower() for name in VALIDITY_SCHEMA.names}
+    if conflicting_names := [name for name in definition.names if name.lower() in validity_names]:
         return (
-            f"it has a column {quote_identifier(taken[0])} of its own",
+            f"it has a column {quote_identifier(conflicting_names[0])} of its own",
             "rename the column, or publish a column list without it",
         )
-    if lake.policy.find_local_writer(replica) is None:
+    if lake.policy.find_local_writer(replica_path) is None:
         return (
             "only Spark writes its replica",
             "leave `scd2` out for it; the change history has all versions of its rows",
@@ -96,7 +103,7 @@ class StoredVersions:
         """The committer of the table; raises LakeError if another writer has altered the table."""
         committer = self.lake.policy.choose_file_committer(self.path, self.schema)
         if committer is None:
-            raise _altered_table_error(self.path)
+            raise _make_altered_table_error(self.path)
         return committer
 
 
@@ -114,10 +121,10 @@ class VersionTable:
     def from_state(cls, subscription: Subscription, lake: Lake, state: TableState) -> "VersionTable | None":
         """The versions of the rows of the table with this state; None if no versions are kept for the table."""
         definition = state.definition
-        if definition is None or not subscription.histories.table_choice(state.name).scd2:
+        if definition is None or not subscription.histories.find_choice(state.name).scd2:
             return None
-        replica = lake.paths.replica(subscription.name, *state.name)
-        if versions_problem(lake, definition, replica) is not None:
+        replica_path = lake.paths.replica(subscription.name, *state.name)
+        if find_versions_problem(lake, definition, replica_path) is not None:
             return None
         columns = pa.schema(arrow_types(subscription, state.name, definition))
         return cls(lake, subscription.name, state.name, definition, columns)
@@ -138,14 +145,17 @@ class VersionTable:
         """The table for writing."""
         return StoredVersions(self.lake, self.path, self.schema)
 
-    def follow_columns(self) -> None:
+    def add_new_columns(self) -> None:
         """Add the replica's new columns to the table; they are NULL in the versions that it has already."""
         lake = self.lake
-        if not lake.records.exists(self.path) or (local := lake.policy.find_local_writer(self.path)) is None:
+        if (
+            not lake.records.exists(self.path)
+            or (local_writer := lake.policy.find_local_writer(self.path)) is None
+        ):
             return
         if not set(self.schema.names) <= set(lake.columns(self.path)):
             with lake.access.translate_errors(self.path):
-                retry_after_conflict(local.append)(self.path, self.schema.empty_table())
+                retry_after_conflict(local_writer.append)(self.path, self.schema.empty_table())
 
     @property
     def label(self) -> str:
@@ -153,7 +163,7 @@ class VersionTable:
         return f"the versions of {quote_qualified(*self.name)}"
 
     def begin_and_log(self, log: Log, lsn: int, time: datetime | None, *, skips_reached: bool) -> None:
-        """Call `begin_anew`, and log if it wrote something. `versions_failure` explains the errors that it raises."""
+        """Call `begin_anew`, and log if it wrote something. `describe_versions_failure` explains the errors that it raises."""
         had_table = self.lake.records.exists(self.path)
         if self.begin_anew(lsn, time, skips_reached=skips_reached):
             predicate = "are ended, and begin anew" if had_table else "begin"
@@ -166,7 +176,7 @@ class VersionTable:
         already. Returns True if versions were written.
         """
         self._end_former_generation(lsn, time)
-        self.follow_columns()
+        self.add_new_columns()
         return bool(retry_after_conflict(self._begin_anew)(lsn, time, skips_reached))
 
     def _begin_anew(self, lsn: int, time: datetime | None, skips_reached: bool) -> bool:
@@ -174,27 +184,27 @@ class VersionTable:
         has_reached_lsn = (head.position or 0) >= lsn
         if has_reached_lsn and skips_reached:
             return False
-        replica = lake.paths.replica(self.subscription, *self.name)
-        local = lake.policy.find_reader(replica)
-        if local is None:
-            raise _altered_table_error(replica)
-        with lake.access.translate_errors(replica):
-            opened_rows = list_file_rows(
-                local, replica, self.columns, OpenedVersions(lsn, time, self.schema).to_versions
+        replica_path = lake.paths.replica(self.subscription, *self.name)
+        local_reader = lake.policy.find_reader(replica_path)
+        if local_reader is None:
+            raise _make_altered_table_error(replica_path)
+        with lake.access.translate_errors(replica_path):
+            batch_sources = list_file_rows(
+                local_reader, replica_path, self.columns, CurrentVersions(lsn, time, self.schema).to_versions
             )
         stored_versions = self.stored_versions
         change = VersionChange.plan_all_ends(stored_versions, lsn, time)
 
         def write_rows() -> list[pa.Table]:
-            size = lake.records.size_bytes(replica)
+            replica_bytes = lake.records.size_bytes(replica_path)
             row_writer = RowWriter(
                 lake.store,
                 self.path,
                 self.schema,
-                stored_versions.committer.target_file_bytes(self.path, {}),
-                [[each] for each in opened_rows],
+                stored_versions.committer.find_target_file_bytes(self.path, {}),
+                [[batch_source] for batch_source in batch_sources],
             )
-            return [row_writer.write_on(lake.policy.choose_runner(size))]
+            return [row_writer.write_on(lake.policy.choose_runner(replica_bytes))]
 
         change.commit(stored_versions, write_rows, None if has_reached_lsn else lsn, head.version)
         return True
@@ -218,18 +228,18 @@ class VersionTable:
         retry_after_conflict(end_present_versions)()
 
 
-def versions_failure(lake: Lake, error: Exception, name: Name, path: str) -> str:
+def describe_versions_failure(lake: Lake, error: Exception, name: Name, path: str) -> str:
     """Why a table's versions at `path` cannot be kept, and what to do.
 
     A copy of the table does not replace a table of versions: the user has to move it away first. Raises the errors that
     `describe_error_fully` raises.
     """
     problem = describe_error_fully(lake, error, name)
-    is_own = isinstance(error, CURED_BY_COPY) and error.message.startswith(f'Delta table "{path}"')
-    return f"{problem}; {_MOVE_HINT}" if is_own else problem
+    is_about_versions = isinstance(error, CURED_BY_COPY) and error.message.startswith(f'Delta table "{path}"')
+    return f"{problem}; {_MOVE_HINT}" if is_about_versions else problem
 
 
-def _altered_table_error(path: str) -> LakeError:
+def _make_altered_table_error(path: str) -> LakeError:
     return LakeError(
         f'Delta table "{path}": another writer has altered it, so pgsieve cannot write it any more',
         hint=_MOVE_HINT,
@@ -268,7 +278,7 @@ class _FileWithEnds:
 
 @dataclass(frozen=True)
 class _EndingTask:
-    """Writes versions that end into new files. Other rows of rewritten files go into files of their own.
+    """Writes versions that end into new files. If a file is rewritten, its other rows go into further files.
 
     The task is sent to executors. `file_bytes` is the size in bytes at which a new file begins.
     """
@@ -292,31 +302,31 @@ class _EndingTask:
         )
 
     def _rewrite(self, file: _FileWithEnds, guard: Guard) -> Iterator[pa.RecordBatch]:
-        ended_batches, file_rows = list[pa.RecordBatch](), list[pa.RecordBatch]()
+        ended_batches, written_files = list[pa.RecordBatch](), list[pa.RecordBatch]()
 
         def read_other_versions() -> Iterator[pa.RecordBatch]:
-            begin = size = 0
+            first_row = ended_bytes = 0
             for batch in guard(self.store.read_batches(join_path(self.folder, file.name), self.schema)):
-                first, last = np.searchsorted(file.row_numbers, (begin, begin + batch.num_rows))
-                ending_rows, begin = file.row_numbers[first:last] - begin, begin + batch.num_rows
+                first, last = np.searchsorted(file.row_numbers, (first_row, first_row + batch.num_rows))
+                ending_rows, first_row = file.row_numbers[first:last] - first_row, first_row + batch.num_rows
                 if len(ending_rows):
                     ended_batches.append(
                         end_versions(
                             batch.take(pa.array(ending_rows)), file.ending_commits[first:last], self.commits
                         )
                     )
-                    size += ended_batches[-1].nbytes
-                if size > _MEMORY_BYTES:
-                    file_rows.extend(self._write(ended_batches))
+                    ended_bytes += ended_batches[-1].nbytes
+                if ended_bytes > _MAX_ENDED_BYTES_IN_MEMORY:
+                    written_files.extend(self._write(ended_batches))
                     ended_batches.clear()
-                    size = 0
+                    ended_bytes = 0
                 if len(ending_rows) < batch.num_rows:
                     is_kept = np.ones(batch.num_rows, np.bool_)
                     is_kept[ending_rows] = False
                     yield batch.filter(pa.array(is_kept))
 
         yield from self._write(read_other_versions())
-        yield from file_rows
+        yield from written_files
         yield from self._write(ended_batches)
 
     def _write(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -358,7 +368,7 @@ class VersionChange:
         ).decide(matches)
         if deleted_rows is None:
             if not committer.can_rewrite_files(table.path, columns):
-                raise _altered_table_error(table.path)
+                raise _make_altered_table_error(table.path)
             deleted_rows = DeletedRows(matches)
         return cls(deleted_rows, ending_commits, commits)
 
@@ -391,11 +401,11 @@ class VersionChange:
             ends_in_memory, ends_in_files = self._divide_by_memory(
                 self.replica_rows if has_all_columns else ()
             )
-            size, files = (
-                committer.target_file_bytes(path, {}),
-                list(starmap(self._file_with_ends, ends_in_files)),
+            file_bytes, files = (
+                committer.find_target_file_bytes(path, {}),
+                list(starmap(self._make_file_with_ends, ends_in_files)),
             )
-            ending_task = _EndingTask(lake.store, path, schema, size, self.commits, files)
+            ending_task = _EndingTask(lake.store, path, schema, file_bytes, self.commits, files)
             runner = lake.policy.choose_runner(sum(match.size_bytes for match, _ in ends_in_files))
             file_tables = [runner.run(ending_task, len(files))] if files else []
             if ends_in_memory:
@@ -405,13 +415,13 @@ class VersionChange:
                     lake.store, path, schema, rows, ends_in_memory, single_commit_files, self.commits
                 )
                 file_tables.append(
-                    RowWriter(lake.store, path, schema, size, [[ends]], VALIDITY_ENCODINGS).write_on(
+                    RowWriter(lake.store, path, schema, file_bytes, [[ends]], VALIDITY_ENCODINGS).write_on(
                         CALLING_THREAD
                     )
                 )
             return pa.concat_tables([FILE_SCHEMA.empty_table(), *file_tables, *write_new_versions()])
 
-        schema = committer.table_schema(path) if lake.records.exists(path) else table.schema
+        schema = committer.read_table_schema(path) if lake.records.exists(path) else table.schema
         if not self.ended_rows.are_marked:
             removed_size_by_path = {match.log_path: match.size_bytes for match in self.ended_rows.matches}
             committer.commit(
@@ -424,7 +434,7 @@ class VersionChange:
             return
         marked_files = committer.prepare_marked_files(path, self.ended_rows.matches, expected_version)
         if marked_files is None:
-            raise _altered_table_error(path)
+            raise _make_altered_table_error(path)
         committer.commit_marked(write_all_files, path, marked_files, position, expected_version)
 
     def _divide_by_memory(self, rows: Sequence[NumberedRows]) -> tuple[list[_Ends], list[_Ends]]:
@@ -432,9 +442,11 @@ class VersionChange:
         ends = list(zip(self.ended_rows.matches, self.ending_commits, strict=True))
         if not rows:
             return [], ends
-        has_row = mask_keys(rows, self.ended_rows.matches)
-        ends_in_memory = [each for each in ends if has_row[each[0].key_indices].all()]
-        return ends_in_memory, [each for each in ends if not has_row[each[0].key_indices].all()]
+        has_row = mask_keys_in_memory(rows, self.ended_rows.matches)
+        ends_in_memory = [file_ends for file_ends in ends if has_row[file_ends[0].key_indices].all()]
+        return ends_in_memory, [
+            file_ends for file_ends in ends if not has_row[file_ends[0].key_indices].all()
+        ]
 
-    def _file_with_ends(self, match: FileMatches, ending_commits: Numbers) -> _FileWithEnds:
+    def _make_file_with_ends(self, match: FileMatches, ending_commits: Numbers) -> _FileWithEnds:
         return _FileWithEnds(match.name, match.row_numbers, ending_commits, not self.ended_rows.are_marked)

@@ -30,12 +30,14 @@ from pgsieve.assets.steps.initial_sync.readiness import defer_tables, is_announc
 from pgsieve.assets.steps.log import Log, no_log
 from pgsieve.assets.steps.records.failures import is_transient
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
-from pgsieve.assets.steps.subscription import (
-    Definition,
-    Subscription,
-    planned_sources,
+from pgsieve.assets.steps.records.table_states import (
+    Name,
+    SyncState,
+    TableState,
+    TableStates,
+    find_newest_version,
 )
+from pgsieve.assets.steps.subscription import Definition, Subscription, planned_sources
 from pgsieve.assets.steps.validation.waiting import (
     find_table_problems,
     find_unreadable_tables,
@@ -51,7 +53,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import TransientError
-from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS, OpenTransactionsError
 
@@ -78,8 +80,8 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     Raises PgsieveError for a problem that concerns all tables, such as a missing publication.
     """
     with subscription.slot_stream.source.connect() as connection:
-        catalog = make_subscription_catalog(connection, subscription, present_catalog(connection))
-        tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).newest()
+        catalog = make_subscription_catalog(connection, subscription, read_present_catalog(connection))
+        tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).read_newest()
         table_by_needed_name, problem_by_table = find_tables_without_copy(
             connection, subscription, catalog, tables, states
         )
@@ -92,7 +94,7 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
         [
             replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0, reason=None)
             for s in unpublished_states
-        ],
+        ]
     )
     if hold_back_tables(subscription, lake, problem_by_table):
         return []
@@ -226,11 +228,11 @@ class InitialCopy:
             if only_lacking:
                 tables_needed = set(find_tables_to_copy(self.subscription, self.lake))
                 names = [name for name in names if name in tables_needed]
-            former_states = self._states.newest()
+            former_states = self._states.read_newest()
             self._states.append(
                 [TableState(*n, SyncState.DATA_SYNC) for n in names if not is_announced(former_states.get(n))]
             )
-            return names, newest_version(self._states.newest().values())
+            return names, find_newest_version(self._states.read_newest().values())
 
     def _copy_batch(self, names: Sequence[Name], states_version: int, progress: str) -> BatchResult:
         """Copy a batch of tables while this process holds the subscription's lock.
@@ -242,7 +244,7 @@ class InitialCopy:
         batch = BatchCopy(self.subscription, self.lake, self.log, self.wait_seconds)
         try:
             with self.subscription.slot_stream.source.hold_lock(self.subscription.name):
-                states = self._states.newest().values()
+                states = self._states.read_newest().values()
                 ready_tables = {
                     s.name for s in states if s.state == SyncState.READY and s.version > states_version
                 }
@@ -267,8 +269,7 @@ def _make_final_error(
         f" and {quantity(len(remaining_tables) - 1, 'other table')}" if len(remaining_tables) > 1 else "",
     )
     return TransientError(
-        f'source "{subscription.slot_stream.source.name}": cannot copy table {first_table}{other_tables} of subscription'
-        f' "{subscription.name}" now: {fault.message}',
+        f'source "{subscription.slot_stream.source.name}": cannot copy table {first_table}{other_tables} of subscription "{subscription.name}" now: {fault.message}',
         hint="run again once the server and the network work again: copied tables stay copied",
         sqlstate=fault.sqlstate,
     )

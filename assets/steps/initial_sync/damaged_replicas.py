@@ -11,7 +11,7 @@ from pgsieve.assets.steps.records.failures import describe_error
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import table_maintenance
+from pgsieve.resources.lake.maintenance import make_table_maintenance
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ReplacedReplica:
             tuple(path for path, log_version in version_by_path.items() if log_version is None),
             any(
                 cut.tables.get(self.name, -1) > newest_version or (cut.states or 0) > (states_version or 0)
-                for cut in Cuts(lake, self.subscription).all()
+                for cut in Cuts(lake, self.subscription).read_all()
             ),
             self.path if newest_version >= 0 and lake.has_row_checks(self.path) else None,
         )
@@ -87,7 +87,7 @@ class ReplacedReplica:
         if damage.has_wrong_cuts:
             cuts_path = Cuts(lake, self.subscription).path
             with lake.access.translate_errors(cuts_path):
-                retry_after_conflict(lambda: table_maintenance(lake, cuts_path).delete("true"))()
+                retry_after_conflict(lambda: make_table_maintenance(lake, cuts_path).delete("true"))()
         for path in damage.log_paths:
             lake.remove_log(path)
 

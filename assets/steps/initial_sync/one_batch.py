@@ -28,7 +28,7 @@ from pgsieve.assets.steps.initial_sync.readiness import (
     make_state_after_copy,
 )
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import is_locked_out, is_transient
+from pgsieve.assets.steps.records.failures import is_lock_error, is_transient
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.validation.waiting import (
@@ -122,7 +122,7 @@ class BatchCopy:
         """Copy tables, and make them ready. `progress` is a text for the log: how many tables are copied already."""
         source, former_states, names_to_copy = (
             self.subscription.slot_stream.source,
-            self._states.newest(),
+            self._states.read_newest(),
             list(names),
         )
         try:
@@ -211,9 +211,7 @@ class BatchCopy:
             return
         if names := find_subscribed_tables(connection, tables):
             self.log(
-                f'subscription "{self.subscription.name}" requested copy_data with origin = NONE but might copy data that had '
-                f"a different origin: other subscriptions write to {', '.join(quote_qualified(*name) for name in names)}; "
-                "verify that the rows there did not come from other origins"
+                f'subscription "{self.subscription.name}" requested copy_data with origin = NONE but might copy data that had a different origin: other subscriptions write to {", ".join(quote_qualified(*name) for name in names)}; verify that the rows there did not come from other origins'
             )
 
     def _plan_chunks(
@@ -333,7 +331,7 @@ class BatchCopy:
     ) -> dict[Name, CopyResult]:
         """Leave tables that other sessions still lock to the next run; returns their results."""
         result_by_table = dict[Name, CopyResult]()
-        for name in [name for name, fault in fault_by_table.items() if is_locked_out(fault)]:
+        for name in [name for name, fault in fault_by_table.items() if is_lock_error(fault)]:
             table = selected_tables.table_by_name[name].table
             if lock_fault := find_lock_error(
                 self.subscription.slot_stream.source, {table.oid, *table.leaves}

@@ -28,10 +28,10 @@ from pgsieve.assets.steps.initial_sync.rows import (
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observations import observe_metrics
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.failures import describe_error_fully, is_of_foreign_table
+from pgsieve.assets.steps.records.failures import describe_error_fully, is_foreign_server_error
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.validation.waiting import describe_waiting_reason
-from pgsieve.decoding.changes.metadata_columns import METADATA, metadata_copy_expression
+from pgsieve.decoding.changes.metadata_columns import TYPE_OID_BY_KIND, make_copy_expression
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
@@ -39,12 +39,7 @@ from pgsieve.decoding.values.types import ColumnType, copy_expression
 from pgsieve.decoding.wording import shorten
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
-from pgsieve.resources.lake.delta.errors import (
-    ExecutorError,
-    LakeError,
-    OvertakenError,
-    retry_after_conflict,
-)
+from pgsieve.resources.lake.delta.errors import ExecutorError, LakeError, OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
@@ -53,7 +48,7 @@ from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot
 from pgsieve.resources.postgres.source import quote
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from pgsieve.resources.work import DRIVER, add_costs, name_jobs
 
 #: A copy logs its progress at most once in this time.
@@ -131,9 +126,9 @@ def make_copy_select_list(
     """
     expressions = make_select_list(subscription, replicated_table)
     for metadata_kind in subscription.metadata(replicated_table.table):
-        expression = metadata_copy_expression(metadata_kind, snapshot.lsn, snapshot.time)
+        expression = make_copy_expression(metadata_kind, snapshot.lsn, snapshot.time)
         expressions.append(
-            copy_expression(expression, METADATA[metadata_kind], -1) + f" as c{len(expressions)}"
+            copy_expression(expression, TYPE_OID_BY_KIND[metadata_kind], -1) + f" as c{len(expressions)}"
         )
     return expressions
 
@@ -190,7 +185,7 @@ class SnapshotCopy:
         except OvertakenError:
             written_replica = _WrittenReplica(is_overtaken=True)
         except PgsieveError as error:
-            failure, is_copied_again = _add_hint(replicated_table, error), is_of_foreign_table(error)
+            failure, is_copied_again = _add_hint(replicated_table, error), is_foreign_server_error(error)
             name = (table.schema, table.name)
             problem = (
                 describe_waiting_reason(failure)
@@ -239,7 +234,9 @@ class SnapshotCopy:
         with translate_errors(
             self.subscription.slot_stream.source.name, f'copy table "{table.qualified_name}"'
         ):
-            properties = self.subscription.layout.table_layout((table.schema, table.name)).delta_properties()
+            properties = self.subscription.layout.find_table_layout(
+                (table.schema, table.name)
+            ).make_delta_properties()
             progress = Progress(table.qualified_name, len(chunks.queries), chunks.bytes, self.log)
             with name_jobs(self.subscription.name, f"initial sync of {table.schema}.{table.name}"):
                 commit = Commit(
@@ -266,7 +263,7 @@ class SnapshotCopy:
         # Without a former copy and without `scd2` there is no table of versions of rows. Knowing that saves a request to
         # the store.
         has_versions = planned_table.former_definition is not None or bool(
-            self.subscription.histories.table_choice(name).scd2
+            self.subscription.histories.find_choice(name).scd2
         )
         replica = ReplacedReplica(
             lake, self.subscription.name, name, planned_table.generation, has_versions=has_versions
@@ -298,11 +295,10 @@ class SnapshotCopy:
         position, lsn = self.lake.records.position(path), self.snapshot.lsn
         if position is not None and position >= lsn:
             with self.subscription.slot_stream.source.connect() as connection:
-                if position <= current_lsn(connection):
+                if position <= read_current_lsn(connection):
                     raise OvertakenError(path)
             raise PgsieveError(
-                f'table "{table.qualified_name}": its replica holds changes up to {format_lsn(position)}, but the publisher is only'
-                f" at {format_lsn(lsn)}",
+                f'table "{table.qualified_name}": its replica holds changes up to {format_lsn(position)}, but the publisher is only at {format_lsn(lsn)}',
                 hint="replicate another cluster into another `lake`, or drop the subscription with --delete-tables",
                 sqlstate="55000",
             )
@@ -344,7 +340,7 @@ class SnapshotCopy:
         progress: Progress,
     ) -> int:
         """Let the executors write the rows into files, and commit the files in this process."""
-        file_bytes = committer.target_file_bytes(path, commit.properties)
+        file_bytes = committer.find_target_file_bytes(path, commit.properties)
 
         def write_files() -> pa.Table:
             with self.read_limit:
@@ -371,7 +367,7 @@ def _add_hint(replicated_table: ReplicatedTable, error: PgsieveError) -> Pgsieve
 
     Any other error is returned as it is.
     """
-    if is_of_foreign_table(error):
+    if is_foreign_server_error(error):
         problem = f'cannot read table "{replicated_table.table.qualified_name}" ({error.message})'
         return ForeignServerError(problem, hint=error.hint, sqlstate=error.sqlstate)
     class_name = error.class_name if isinstance(error, ExecutorError) else type(error).__name__

@@ -13,17 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgsieve.assets.steps.history.copied_rows import begin_history
-from pgsieve.assets.steps.history.versions import VersionTable, versions_failure
+from pgsieve.assets.steps.history.versions import VersionTable, describe_versions_failure
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult, is_beyond
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
-from pgsieve.assets.steps.subscription import (
-    History,
-    Subscription,
-    arrow_types,
-)
+from pgsieve.assets.steps.subscription import History, Subscription, arrow_types
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
@@ -60,7 +56,7 @@ def make_announced_state(
     """Make the state of a table before its copy. It announces the LSN of the snapshot."""
     definition = subscription.definition(replicated_table, catalog)
     history = former_state.definition.history if former_state and former_state.definition else History()
-    has_copied_rows = bool(subscription.histories.table_choice(_name_table(replicated_table)).initial)
+    has_copied_rows = bool(subscription.histories.find_choice(_name_table(replicated_table)).initial)
     definition_of_copy = replace(
         definition,
         history=replace(history.with_columns(definition.columns), whole=has_copied_rows),
@@ -147,7 +143,7 @@ class Readiness:
 
         These are the tables with a replica that is at the LSN which the table's state announces.
         """
-        lake, states = self.lake, self._states.newest()
+        lake, states = self.lake, self._states.read_newest()
         path_by_table = {name: self._find_path(name) for name in names if is_announced(states.get(name))}
         with lake.consistent_read(*path_by_table.values()):
             complete_states = [
@@ -256,8 +252,8 @@ class Readiness:
             try:
                 table.begin_and_log(self.log, state.lsn, time, skips_reached=True)
             except TABLE_ERRORS as error:
-                return versions_failure(lake, error, state.name, table.path)
-        elif subscription.histories.table_choice(state.name).scd2:
+                return describe_versions_failure(lake, error, state.name, table.path)
+        elif subscription.histories.find_choice(state.name).scd2:
             name = quote_qualified(*state.name)
             self.log(f"the versions of {name} are not kept: `pgsieve validate` says why")
         return None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsieve.assets.steps.records.columns import write_ddl
+from pgsieve.assets.steps.records.columns import format_ddl
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.values.replica_output import list_texts
 from pgsieve.decoding.values.types import ColumnType, convert_copy
@@ -62,7 +62,7 @@ class SelectedRows:
 def read_rows_by_spark(spark: SparkSession, selected_rows: SelectedRows) -> DataFrame:
     """Make a DataFrame of the selected rows. It has a partition for each query."""
     schema, query_count = (
-        write_ddl((column.name, column.type.spark_type) for column in selected_rows.columns),
+        format_ddl((column.name, column.type.spark_type) for column in selected_rows.columns),
         len(selected_rows.queries),
     )
     if not query_count:

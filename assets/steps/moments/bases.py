@@ -1,7 +1,7 @@
 """Finds the base of each table at an LSN: a Delta version of its replica, and slices of its change history.
 
 In: the records of a subscription
-Out: a `Base` for each table that the subscription had at the LSN
+Out: a `TableBase` for each table that the subscription had at the LSN
 
 The version has the transactions that committed before its position, and the change history has later transactions. The
 history has all of them, unless retention has deleted a part of it, or the table was copied again in between. Raises
@@ -60,10 +60,10 @@ class TableBase:
 def find_bases(moment: Moment) -> list[TableBase]:
     """The bases of a subscription's tables at a moment."""
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
-    cuts = Cuts(lake, subscription).all()
-    states = TableStates(lake, subscription).all()
+    cuts = Cuts(lake, subscription).read_all()
+    states = TableStates(lake, subscription).read_all()
     reached_lsn = max(
-        TransformedSlices(lake, subscription).position(), moment.complete_lsn, *(cut.lsn for cut in cuts)
+        TransformedSlices(lake, subscription).read_position(), moment.complete_lsn, *(cut.lsn for cut in cuts)
     )
     if not states or not reached_lsn:
         raise MomentError(
@@ -86,9 +86,9 @@ def find_bases(moment: Moment) -> list[TableBase]:
         if (base := search.find_base(name, states_of_table)) is not None
     ]
     if not tables:
-        oldest = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
+        oldest_cut_clause = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
         raise MomentError(
-            f'subscription "{subscription}": no table was copied by {format_lsn(lsn)}, or no cut of that time is kept{oldest}',
+            f'subscription "{subscription}": no table was copied by {format_lsn(lsn)}, or no cut of that time is kept{oldest_cut_clause}',
             hint="how long cuts are kept is `retention.versions` in pgsieve.yaml",
             sqlstate="22023",
         )
@@ -131,7 +131,7 @@ class _BaseSearch:
         if cut_version is None and not is_copied_since:
             return None
         if ready_state is None:
-            raise self._unreadable_error(
+            raise self._make_unreadable_error(
                 name,
                 "the record of its columns at that time is gone: an earlier version's `pgsieve maintain` deleted it",
             )
@@ -143,9 +143,9 @@ class _BaseSearch:
             and self.cut_before.lsn == self.moment.lsn
         ):
             state = self._find_fitting_state(
-                name, states, ready_state, self._lake.columns_of_version(path, cut_version)
+                name, states, ready_state, self._lake.read_columns_of_version(path, cut_version)
             )
-            return TableBase(path, cut_version, state, self.moment.lsn, self._history_path(name, state))
+            return TableBase(path, cut_version, state, self.moment.lsn, self._find_history_path(name, state))
         return self._find_changed_base(
             name, path, states, ready_state, None if is_copied_since else cut_version
         )
@@ -162,18 +162,18 @@ class _BaseSearch:
         delta_rs = self._require_delta_rs(name)
         version, position = self._find_newest_version(name, delta_rs, path, cut_version)
         if not ready_state.lsn <= position <= self.moment.lsn:
-            raise self._unreadable_error(name, "its replica's version of that time is gone")
+            raise self._make_unreadable_error(name, "its replica's version of that time is gone")
         if cut_version != version:
-            self._refuse_vacuumed(name, delta_rs, path, version)
+            self._refuse_missing_files(name, delta_rs, path, version)
         state = self._find_fitting_state(
-            name, states, ready_state, self._lake.columns_of_version(path, version)
+            name, states, ready_state, self._lake.read_columns_of_version(path, version)
         )
         since_lsn = (
             max(position, self.cut_before.lsn)
             if self.cut_before is not None and cut_version is not None
             else position
         )
-        base = TableBase(path, version, state, since_lsn, self._history_path(name, state))
+        base = TableBase(path, version, state, since_lsn, self._find_history_path(name, state))
         return self._add_slices(base, states) if since_lsn < self.moment.lsn else base
 
     def _add_slices(self, base: TableBase, states: Sequence[TableState]) -> TableBase:
@@ -182,19 +182,19 @@ class _BaseSearch:
         slice_ends = self._find_slice_ends(name, base)
         deleted_up_to = SubscriptionRecord(lake, self.moment.subscription).read_state().deleted_up_to
         if deleted_up_to is None:
-            raise self._unreadable_error(
+            raise self._make_unreadable_error(
                 name,
                 "an earlier version of pgsieve did not record which changes it deleted; `pgsieve maintain` records it from now on",
             )
         if base.since_lsn < deleted_up_to:
-            raise self._unreadable_error(
+            raise self._make_unreadable_error(
                 name,
                 f"its changes up to {format_lsn(deleted_up_to)} are deleted, as `retention.changes` says",
             )
         self._refuse_gap(name, base.state, states, slice_ends)
         earlier_ends = [end for end in slice_ends if end < self.moment.lsn]
-        ends_needed = [*earlier_ends, *slice_ends[len(earlier_ends) :][:1]]
-        return TableBase(base.path, base.version, base.state, base.since_lsn, base.history_path, ends_needed)
+        needed_ends = [*earlier_ends, *slice_ends[len(earlier_ends) :][:1]]
+        return TableBase(base.path, base.version, base.state, base.since_lsn, base.history_path, needed_ends)
 
     def _find_slice_ends(self, name: Name, base: TableBase) -> list[int]:
         """The ends of the slices with changes after the base. Slices that have only copied rows are left out."""
@@ -212,12 +212,12 @@ class _BaseSearch:
                 end
                 for end in slice_ends
                 if end not in copied_slices
-                or delta_rs.least_value(base.history_path, "slice", f"slice = {end:d} and {IS_CHANGE}")
+                or delta_rs.find_least_value(base.history_path, "slice", f"slice = {end:d} and {IS_CHANGE}")
                 is not None
             ]
 
     def _refuse_gap(
-        self, name: Name, ready_state: TableState, states: Sequence[TableState], ends: Sequence[int]
+        self, name: Name, ready_state: TableState, states: Sequence[TableState], slice_ends: Sequence[int]
     ) -> None:
         """Raise MomentError if changes may be missing in the history, because the table was not replicated for a while.
 
@@ -225,12 +225,16 @@ class _BaseSearch:
         slice.
         """
         max_state_version = None if self.cut_after is None else self.cut_after.states
-        states_before = [
+        states_until_cut = [
             state for state in states if max_state_version is None or state.version <= max_state_version
         ]
-        if states_before and states_before[-1].is_applied and states_before[-1].lsn == ready_state.lsn:
+        if (
+            states_until_cut
+            and states_until_cut[-1].is_applied
+            and states_until_cut[-1].lsn == ready_state.lsn
+        ):
             return
-        next_copy = min(
+        next_copy_lsn = min(
             (
                 state.lsn
                 for state in states
@@ -238,16 +242,18 @@ class _BaseSearch:
             ),
             default=None,
         )
-        followed_lsn = max((end for end in ends if next_copy is None or end <= next_copy), default=0)
+        followed_lsn = max(
+            (end for end in slice_ends if next_copy_lsn is None or end <= next_copy_lsn), default=0
+        )
         if followed_lsn < self.moment.lsn:
-            end_of_gap = (
+            gap_description = (
                 "and has not been copied since"
-                if next_copy is None
-                else f"and was copied at {format_lsn(next_copy)}"
+                if next_copy_lsn is None
+                else f"and was copied at {format_lsn(next_copy_lsn)}"
             )
-            raise self._unreadable_error(
+            raise self._make_unreadable_error(
                 name,
-                f"it was set aside or left the publications, {end_of_gap}: its changes in between are lost",
+                f"it was set aside or left the publications, {gap_description}: its changes in between are lost",
             )
 
     def _find_newest_version(
@@ -255,7 +261,7 @@ class _BaseSearch:
     ) -> tuple[int, int]:
         """The newest version that has a position at or before the LSN, and this position. It is found by bisection."""
         if not self._lake.records.exists(path):
-            raise self._unreadable_error(name, "its replica is gone")
+            raise self._make_unreadable_error(name, "its replica is gone")
         newest_version = self._lake.records.version(path)
         high_version = (
             newest_version
@@ -284,7 +290,7 @@ class _BaseSearch:
             position_by_version[version] = -1 if position is None else position
         return position_by_version[version]
 
-    def _refuse_vacuumed(self, name: Name, delta_rs: LocalRecords, path: str, version: int) -> None:
+    def _refuse_missing_files(self, name: Name, delta_rs: LocalRecords, path: str, version: int) -> None:
         """Raise MomentError if files of the version were deleted.
 
         Vacuum keeps only the files of recent versions, and of versions that are in cuts.
@@ -292,7 +298,7 @@ class _BaseSearch:
         with self._lake.access.translate_errors(path):
             files = list_files(delta_rs.open_version(path, version))
         if not all(self._lake.store.has_file(join_path(path, file)) for file in files):
-            raise self._unreadable_error(
+            raise self._make_unreadable_error(
                 name, f"files of version {version} of its replica are deleted, as `retention.versions` says"
             )
 
@@ -315,10 +321,10 @@ class _BaseSearch:
         states_with_equal_columns = [state for state, names in candidates if names == set(columns)]
         states_with_fewer_columns = [state for state, names in candidates if names < set(columns)]
         if not (states_with_equal_columns or states_with_fewer_columns):
-            raise self._unreadable_error(name, "the record of its columns at that time is gone")
+            raise self._make_unreadable_error(name, "the record of its columns at that time is gone")
         return [*states_with_equal_columns, *states_with_fewer_columns][0]
 
-    def _history_path(self, name: Name, state: TableState) -> str:
+    def _find_history_path(self, name: Name, state: TableState) -> str:
         assert state.definition is not None
         return self._lake.paths.change_history(
             self.moment.subscription, *name, state.definition.history.generation
@@ -326,9 +332,9 @@ class _BaseSearch:
 
     def _require_delta_rs(self, name: Name) -> LocalRecords:
         reason = "only Spark reaches the lake, and pgsieve cannot read a moment between two cuts there"
-        return self._lake.require_local(self._unreadable_error(name, reason, "0A000"))
+        return self._lake.require_local(self._make_unreadable_error(name, reason, "0A000"))
 
-    def _unreadable_error(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
+    def _make_unreadable_error(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
         """The error that a table cannot be read at the moment, with the reason."""
         cuts = [format_lsn(cut.lsn) for cut in (self.cut_before, self.cut_after) if cut is not None]
         return MomentError(

@@ -1,4 +1,4 @@
-"""Moments as users name them: converts an LSN or a time to the LSN before which the moment's transactions committed.
+"""Converts a moment that a user names, an LSN or a time, to an LSN. The moment has all that committed before this LSN.
 
 A time stands for all transactions, in the order of the WAL, before the first transaction that has a later commit time.
 PostgreSQL's recovery with recovery_target_time stops at the same place (recoveryStopsBefore() in
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from pgsieve.assets.steps.records.table_states import TableStates, history_paths
+from pgsieve.assets.steps.records.table_states import TableStates, list_history_paths
 from pgsieve.decoding.changes.copied_rows import IS_CHANGE
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.lake import Lake
 
 #: A time in microseconds, written in the SQL of DataFusion, and in that of Spark.
-_DATAFUSION_TIME = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
-_SPARK_TIME = "timestamp_micros({})"
+_DATAFUSION_TIME_TEMPLATE = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+_SPARK_TIME_TEMPLATE = "timestamp_micros({})"
 
 
 class MomentError(PgsieveError):
@@ -30,8 +30,8 @@ class MomentError(PgsieveError):
 class Moment:
     """A moment: the LSN at which the replicas of a subscription are read.
 
-    The caller knows that everything before the LSN `complete_lsn` was read. Slices and cuts may end earlier, if nothing
-    has changed since.
+    `complete_lsn` is an LSN up to which everything was read from the slot, as the caller has found out. The last slice
+    and the last cut may end before this LSN, if nothing has changed since then.
     """
 
     lake: Lake
@@ -72,7 +72,7 @@ def _parse_time(text: str) -> datetime:
 def _find_lsn(states: TableStates, time: datetime) -> int:
     """The LSN before which the transactions of a time committed."""
     lake, subscription = states.lake, states.subscription
-    all_paths = history_paths(lake.paths.change_history, subscription, states.newest())
+    all_paths = list_history_paths(lake.paths.change_history, subscription, states.read_newest())
     paths = [path for path in all_paths if lake.records.exists(path)]
     microseconds = round(time.timestamp() * 1_000_000)
     later_lsns = _find_lsn_bounds(lake, paths, "min", "commit_time > {time}", microseconds)
@@ -99,11 +99,13 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
 def _find_lsn_bounds(
     lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], condition: str, microseconds: int
 ) -> list[int]:
-    """For each history that has changes which meet a condition, the least or the greatest commit LSN of these changes."""
+    """The least or the greatest commit LSN of the changes that meet a condition, for each history that has such changes."""
     bounds, condition = [], f"{condition} and {IS_CHANGE}"
     for path in paths:
-        time_template = _SPARK_TIME if lake.policy.find_reader(path) is None else _DATAFUSION_TIME
-        lsn = lake.column_bound(
+        time_template = (
+            _SPARK_TIME_TEMPLATE if lake.policy.find_reader(path) is None else _DATAFUSION_TIME_TEMPLATE
+        )
+        lsn = lake.find_column_bound(
             bound, path, "commit_lsn", condition.format(time=time_template.format(microseconds))
         )
         if lsn is not None:

@@ -110,7 +110,7 @@ def read_at(
 
 def read_frames(moment: Moment, scratch: str | None = None) -> dict[str, DataFrame]:
     """Maps each table to its replica at a moment, as a DataFrame."""
-    return {each.qualified_name: each.read_frame() for each in find_tables(moment, scratch)}
+    return {table.qualified_name: table.read_frame() for table in find_tables(moment, scratch)}
 
 
 def find_tables(
@@ -131,10 +131,10 @@ def find_tables(
             tables.append(TableVersion(base.name, lake, base.path, base.version))
     if not bases_with_changes:
         return tables
-    target = lake.with_address(
+    target_lake = lake.with_address(
         mkdtemp(dir=_make_scratch_folder(lake)) if scratch is None else scratch, temporary=True
     )
-    return [*tables, *clone_up_to(moment, bases_with_changes, target)]
+    return [*tables, *clone_up_to(moment, bases_with_changes, target_lake)]
 
 
 def _make_scratch_folder(lake: Lake) -> Path:
@@ -156,46 +156,61 @@ def remove_stale_clones(lake: Lake) -> None:
         remove_abandoned_folders(Path(lake.uri, _CLONES_FOLDER))
 
 
-def clone_up_to(moment: Moment, bases: Sequence[TableBase], target: Lake) -> list[TableVersion]:
+def clone_up_to(moment: Moment, bases: Sequence[TableBase], target_lake: Lake) -> list[TableVersion]:
     """Clone the bases into another lake, and apply their changes up to a moment."""
     subscription = moment.subscription
-    target.access.begin_writing()
-    clones = moment.lake.map_in_parallel(partial(_clone, moment, target), bases)
-    TableStates(target, subscription).append(base.state for base in bases)
-    _apply(subscription, target, [change for changes in clones for change in changes])
+    target_lake.access.begin_writing()
+    changes_of_bases = moment.lake.map_in_parallel(partial(_clone_table, moment, target_lake), bases)
+    TableStates(target_lake, subscription).append(base.state for base in bases)
+    _apply_changes(subscription, target_lake, [change for changes in changes_of_bases for change in changes])
     tables = []
-    for base, changes in zip(bases, clones, strict=True):
-        path = target.paths.replica(subscription, *base.name)
-        change_count = sum(sum(each.sent_counts.values()) + each.truncate_count for each in changes)
-        tables.append(TableVersion(base.name, target, path, target.records.version(path), change_count))
+    for base, changes in zip(bases, changes_of_bases, strict=True):
+        path = target_lake.paths.replica(subscription, *base.name)
+        change_count = sum(
+            sum(slice_changes.sent_counts.values()) + slice_changes.truncate_count
+            for slice_changes in changes
+        )
+        tables.append(
+            TableVersion(base.name, target_lake, path, target_lake.records.version(path), change_count)
+        )
     return tables
 
 
-def _clone(moment: Moment, target: Lake, base: TableBase) -> list[TableChanges]:
+def _clone_table(moment: Moment, target_lake: Lake, base: TableBase) -> list[TableChanges]:
     """Clone a table, and copy the slices that it lacks beside it; returns its changes by slice."""
     lake, subscription = moment.lake, moment.subscription
-    path = target.paths.replica(subscription, *base.name)
-    with lake.access.translate_errors(base.path), target.access.translate_errors(path):
+    path = target_lake.paths.replica(subscription, *base.name)
+    with lake.access.translate_errors(base.path), target_lake.access.translate_errors(path):
         table = TableVersion(base.name, lake, base.path, base.version).open_table()
-        clone(table, base.path, lake.store, path, target.store)
-    history = target.paths.change_history(subscription, *base.name, base.definition.history.generation)
-    changes = [copy_slice(lake, target, base, end, moment.lsn, history) for end in base.slice_ends]
-    return [each for each in changes if each.has_changes]
+        clone(table, base.path, lake.store, path, target_lake.store)
+    history = target_lake.paths.change_history(subscription, *base.name, base.definition.history.generation)
+    changes = [
+        copy_slice(lake, target_lake, base, slice_end, moment.lsn, history) for slice_end in base.slice_ends
+    ]
+    return [slice_changes for slice_changes in changes if slice_changes.has_changes]
 
 
-def _apply(subscription: str, target: Lake, changes: Sequence[TableChanges]) -> None:
+def _apply_changes(subscription: str, target_lake: Lake, changes: Sequence[TableChanges]) -> None:
     """Apply changes in batches, as a run does. Raises MomentError if some of them cannot be applied."""
-    slices: dict[int, list[TableChanges]] = {}
+    changes_by_slice: dict[int, list[TableChanges]] = {}
     for change in sorted(changes, key=lambda each: each.slice_end):
-        slices.setdefault(change.slice_end, []).append(change)
-    for ends in (part for batch in divide_slices(list(slices)) for part in divide_batch(batch, slices)):
-        batch = Batch(subscription, target, ends[-1], [change for end in ends for change in slices[end]])
+        changes_by_slice.setdefault(change.slice_end, []).append(change)
+    for slice_ends in (
+        part_ends
+        for batch in divide_slices(list(changes_by_slice))
+        for part_ends in divide_batch(batch, changes_by_slice)
+    ):
+        batch = Batch(
+            subscription,
+            target_lake,
+            slice_ends[-1],
+            [change for slice_end in slice_ends for change in changes_by_slice[slice_end]],
+        )
         plan, _, _ = batch.plan(None)
         for result in batch.apply(plan):
             if result.problem is not None:
                 raise MomentError(
-                    f'subscription "{subscription}": table "{quote_qualified(*result.name)}" cannot be brought up to'
-                    f" {format_lsn(ends[-1])}: {result.problem}",
+                    f'subscription "{subscription}": table "{quote_qualified(*result.name)}" cannot be brought up to {format_lsn(slice_ends[-1])}: {result.problem}',
                     hint="the replica could not apply this change either; choose an earlier LSN, or one after the next copy",
                     sqlstate="55000",
                 )

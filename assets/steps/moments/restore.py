@@ -18,50 +18,50 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 
 
-def restore(moment: Moment, folder: str) -> list[TableVersion]:
+def restore_tables(moment: Moment, folder: str) -> list[TableVersion]:
     """Restore the tables of a subscription, as they were at a moment, into a folder."""
     lake, subscription = moment.lake, moment.subscription
-    target = lake.with_address(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
-    if lake.is_reached_by_spark_only or target.is_reached_by_spark_only:
+    target_lake = lake.with_address(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
+    if lake.is_reached_by_spark_only or target_lake.is_reached_by_spark_only:
         raise MomentError(
             f'subscription "{subscription}" cannot be restored to "{folder}": Spark alone reaches one of them',
             hint="read the tables with `read_at`, and write them with Spark",
             sqlstate="0A000",
         )
-    _refuse_occupied(lake, target)
-    table_bases, records_path = find_bases(moment), f"{target.uri}/{OWN_FOLDER}"
-    target.access.begin_writing()
-    with target.access.translate_errors(target.uri):
-        target.store.touch(f"{records_path}/unfinished")
+    _refuse_occupied_folder(lake, target_lake)
+    table_bases, records_path = find_bases(moment), f"{target_lake.uri}/{OWN_FOLDER}"
+    target_lake.access.begin_writing()
+    with target_lake.access.translate_errors(target_lake.uri):
+        target_lake.store.touch(f"{records_path}/unfinished")
     try:
-        tables = clone_up_to(moment, table_bases, target)
+        tables = clone_up_to(moment, table_bases, target_lake)
     except PgsieveError:
-        for path in (f"{target.uri}/{subscription}", records_path):
-            target.remove(path)
+        for path in (f"{target_lake.uri}/{subscription}", records_path):
+            target_lake.remove(path)
         raise
-    target.access.make_durable()
+    target_lake.access.make_durable()
     # Change histories and table states were needed only to apply the changes.
-    for path in (f"{target.uri}/{subscription}/_changes", target.paths.table_states(subscription)):
-        target.remove(path)
-    target.access.make_durable()
-    target.remove(records_path)
+    for path in (f"{target_lake.uri}/{subscription}/_changes", target_lake.paths.table_states(subscription)):
+        target_lake.remove(path)
+    target_lake.access.make_durable()
+    target_lake.remove(records_path)
     return tables
 
 
-def _refuse_occupied(lake: Lake, target: Lake) -> None:
+def _refuse_occupied_folder(lake: Lake, target_lake: Lake) -> None:
     """Raise MomentError if a folder is not empty, is within the lake, or contains the lake."""
-    lake_prefix, target_prefix = (f"{each.uri.rstrip('/')}/" for each in (lake, target))
+    lake_prefix, target_prefix = (f"{any_lake.uri.rstrip('/')}/" for any_lake in (lake, target_lake))
     if lake_prefix.startswith(target_prefix) or target_prefix.startswith(lake_prefix):
         raise MomentError(
-            f'"{target.uri}" is within the lake, or the lake is within it',
+            f'"{target_lake.uri}" is within the lake, or the lake is within it',
             hint="choose another folder",
             sqlstate="22023",
         )
-    with target.access.translate_errors(target.uri):
-        names = target.store.file_names(target.uri)
+    with target_lake.access.translate_errors(target_lake.uri):
+        names = target_lake.store.list_file_names(target_lake.uri)
     if names:
         raise MomentError(
-            f'folder "{target.uri}" is not empty',
+            f'folder "{target_lake.uri}" is not empty',
             hint=f"choose an empty one; if it has `{OWN_FOLDER}`, a restore into it did not end: remove it",
             sqlstate="55000",
         )

@@ -23,20 +23,20 @@ from pgsieve.decoding.changes.tally import Tally, count_changes_and_bytes, empty
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.executors import arrow_schema, spark_schema
+from pgsieve.resources.lake.executors import to_arrow_schema, to_spark_schema
 from pgsieve.resources.lake.lake import Lake, StoredSlices
 
 
 @dataclass
-class _CopiedPart:
-    """Copies a part of a slice: the changes that committed before `lsn`. It can be sent to executors.
+class _SliceCopier:
+    """Copies a part of a slice: the changes that committed before `moment_lsn`. It can be sent to executors.
 
     It counts the changes while they pass (`tally`), and keeps the order keys of TRUNCATEs (`truncates`). In the copy,
     the slice of the changes ends at `end_lsn`.
     """
 
     end_lsn: int
-    lsn: int
+    moment_lsn: int
     key: Sequence[str]
     tally: Tally = field(default_factory=empty_tally)
     truncates: list[OrderKey] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _CopiedPart:
     def copy_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the changes that are copied. `slice` has to be their first column."""
         for batch in batches:
-            part = batch.filter(pc.less(batch.column("commit_lsn"), self.lsn))
+            part = batch.filter(pc.less(batch.column("commit_lsn"), self.moment_lsn))
             count_changes_and_bytes(part, self.key, self.tally)
             truncates = part.filter(pc.equal(part.column("operation"), "truncate"))
             self.truncates += zip(
@@ -59,72 +59,77 @@ class _CopiedPart:
 
 
 def copy_slice(
-    lake: Lake, target: Lake, base: TableBase, end: int, lsn: int, history_path: str
+    lake: Lake, target_lake: Lake, base: TableBase, slice_end: int, moment_lsn: int, history_path: str
 ) -> TableChanges:
-    """Copy the rows of the slice at `end` that committed before `lsn` into a history of another lake.
+    """Copy the rows of the slice at `slice_end` that committed before `moment_lsn` into a history of another lake.
 
-    If `lsn` is earlier than `end`, the copied slice ends at `lsn`. Returns the record about these rows that a run would
-    write.
+    If `moment_lsn` is earlier than `slice_end`, the copied slice ends at `moment_lsn`. Returns the record about these
+    rows that a run would write.
     """
-    stored_slices = lake.find_stored_slices(base.history_path, [end], must_exist=True)
+    stored_slices = lake.find_stored_slices(base.history_path, [slice_end], must_exist=True)
     committer = (
         None
         if stored_slices is None
-        else target.policy.choose_file_committer(history_path, stored_slices.schema)
+        else target_lake.policy.choose_file_committer(history_path, stored_slices.schema)
     )
     if stored_slices is None or committer is None:
-        return _copy_by_spark(lake, target, base, end, lsn, history_path)
-    part = _CopiedPart(min(end, lsn), lsn, base.definition.key)
+        return _copy_by_spark(lake, target_lake, base, slice_end, moment_lsn, history_path)
+    slice_copier = _SliceCopier(min(slice_end, moment_lsn), moment_lsn, base.definition.key)
 
-    def write() -> pa.Table:
+    def write_changes() -> pa.Table:
         files = write_files(
             history_path,
             stored_slices.schema,
-            part.copy_batches(_read_slice(lake, stored_slices, end)),
-            target.store,
+            slice_copier.copy_batches(_read_slice(lake, stored_slices, slice_end)),
+            target_lake.store,
         )
         return pa.Table.from_batches(files, FILE_SCHEMA)
 
-    committer.commit(write, history_path, stored_slices.schema, Commit(part.end_lsn))
-    return _make_table_changes(base, part.end_lsn, [part.format_note()])
+    committer.commit(write_changes, history_path, stored_slices.schema, Commit(slice_copier.end_lsn))
+    return _make_table_changes(base, slice_copier.end_lsn, [slice_copier.format_note()])
 
 
-def _read_slice(lake: Lake, stored_slices: StoredSlices, end: int) -> Iterator[pa.RecordBatch]:
+def _read_slice(lake: Lake, stored_slices: StoredSlices, slice_end: int) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a slice, with all columns of their history. `slice` is the first column."""
     assert stored_slices.schema.names[0] == "slice"
-    for _, read in lake.store.group_readers(stored_slices.row_groups):
-        rows = read(stored_slices.schema.names)
-        if (part := rows.filter(pc.equal(rows["slice"], end))).num_rows:
-            yield from conform(part, stored_slices.schema).to_batches()
+    for _, read_columns in lake.store.group_readers(stored_slices.row_groups):
+        rows = read_columns(stored_slices.schema.names)
+        if (slice_rows := rows.filter(pc.equal(rows["slice"], slice_end))).num_rows:
+            yield from conform(slice_rows, stored_slices.schema).to_batches()
 
 
 def _copy_by_spark(
-    lake: Lake, target: Lake, base: TableBase, end: int, lsn: int, history_path: str
+    lake: Lake, target_lake: Lake, base: TableBase, slice_end: int, moment_lsn: int, history_path: str
 ) -> TableChanges:
-    rows = lake.read_slices(base.history_path, [end], must_exist=True)
-    part, schema = _CopiedPart(min(end, lsn), lsn, base.definition.key), arrow_schema(rows.schema)
+    rows = lake.read_slices(base.history_path, [slice_end], must_exist=True)
+    slice_copier, schema = (
+        _SliceCopier(min(slice_end, moment_lsn), moment_lsn, base.definition.key),
+        to_arrow_schema(rows.schema),
+    )
 
-    def copy(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from with_note(part.copy_batches(batches), schema, part.format_note)
+    def copy_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from with_note(slice_copier.copy_batches(batches), schema, slice_copier.format_note)
 
-    noted_rows = NotedRows(rows.mapInArrow(copy, spark_schema(schema_with_note(schema))))
-    notes = noted_rows.write(lambda frame: target.write(frame, history_path, Commit(part.end_lsn)))
-    return _make_table_changes(base, part.end_lsn, noted_rows.notes() if notes is None else notes)
+    noted_rows = NotedRows(rows.mapInArrow(copy_batches, to_spark_schema(schema_with_note(schema))))
+    notes = noted_rows.write(
+        lambda frame: target_lake.write(frame, history_path, Commit(slice_copier.end_lsn))
+    )
+    return _make_table_changes(base, slice_copier.end_lsn, noted_rows.notes() if notes is None else notes)
 
 
-def _make_table_changes(base: TableBase, end: int, notes: Sequence[str]) -> TableChanges:
+def _make_table_changes(base: TableBase, slice_end: int, notes: Sequence[str]) -> TableChanges:
     """What a run would record about a slice of a table. `notes` are the counts of its parts."""
-    parts = [json.loads(note) for note in notes]
-    tally = sum_tallies(part["tally"] for part in parts)
-    truncates = [(lsn, ordinal) for part in parts for lsn, ordinal in part["truncates"]]
+    counts_of_parts = [json.loads(note) for note in notes]
+    tally = sum_tallies(counts["tally"] for counts in counts_of_parts)
+    truncates = [(lsn, ordinal) for counts in counts_of_parts for lsn, ordinal in counts["truncates"]]
     return TableChanges(
-        slice_end=end,
+        slice_end=slice_end,
         schema=base.name[0],
         table=base.name[1],
         size=tally.get("bytes", 0),
         sent_counts={operation: tally.get(operation, 0) for operation in ROW_OPERATIONS},
         truncate_count=len(truncates),
-        truncated_at=max(truncates, default=None),
+        last_truncate=max(truncates, default=None),
         key_change_count=tally["key_changes"],
         unsent_columns=tuple(tally["unchanged"]),
     )

@@ -10,9 +10,9 @@ is not removed here, but together with its slot.
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.own_versions import (
     find_put_back_tables,
-    newest_cuts,
-    slot_stream_records,
-    subscription_records,
+    list_slot_stream_records,
+    list_subscription_records,
+    read_newest_cuts,
 )
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.registered_names import RegisteredNames
@@ -38,7 +38,7 @@ def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)
     transformed_slices_path = TransformedSlices(lake, name).path
     slot_stream_paths = [
-        *slot_stream_records(lake, slot_stream),
+        *list_slot_stream_records(lake, slot_stream),
         PreparedTransactions(lake, slot_stream).path,
     ]
     other_paths = [
@@ -55,10 +55,13 @@ def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
         if cuts.path not in damaged_paths:
             readable_paths = [
                 path
-                for path in (*slot_stream_records(lake, slot_stream), *subscription_records(lake, name))
+                for path in (
+                    *list_slot_stream_records(lake, slot_stream),
+                    *list_subscription_records(lake, name),
+                )
                 if path not in damaged_paths
             ]
-            damaged_paths += find_put_back_tables(lake, readable_paths, newest_cuts(lake, slot_stream))
+            damaged_paths += find_put_back_tables(lake, readable_paths, read_newest_cuts(lake, slot_stream))
         if states.path not in damaged_paths and _is_put_back(states, cuts):
             damaged_paths.append(states.path)
         if states.path in damaged_paths:
@@ -81,10 +84,10 @@ def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
 
 def _is_put_back(states: TableStates, cuts: Cuts) -> bool:
     """True if the table states were put back, because the newest cut records a later version of them."""
-    if _is_damaged(cuts.lake, cuts.path) or (cut := cuts.last()) is None:
+    if _is_damaged(cuts.lake, cuts.path) or (cut := cuts.read_last()) is None:
         return False
     try:
-        cut.refuse_earlier(states)
+        cut.refuse_earlier_states(states)
     except DamagedTableError:
         return True
     return False

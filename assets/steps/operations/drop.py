@@ -35,8 +35,8 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.postgres.capture import (
     drop_publications,
-    others_publications,
-    own_publications,
+    find_foreign_publications,
+    find_own_publications,
     shrink_capture_publications,
 )
 from pgsieve.resources.postgres.catalog import read_catalog
@@ -100,7 +100,7 @@ def drop_subscription(
             )
             lake.access.make_durable()
             result = _drop_on_server(connection, slot_stream, other_subscriptions)
-    states = TableStates(lake, name).newest().values()
+    states = TableStates(lake, name).read_newest().values()
     TableStates(lake, name).append(
         [TableState(*state.name, SyncState.REMOVED) for state in states if state.state != SyncState.REMOVED]
     )
@@ -156,7 +156,7 @@ def _drop_on_server(
     )
     # This is read before publications are dropped, because their comments say which of them pgsieve has created.
     foreign_publications = (
-        () if slot_stream.filtered else others_publications(connection, slot_stream.capture, catalog)
+        () if slot_stream.filtered else find_foreign_publications(connection, slot_stream.capture, catalog)
     )
     altered_publications, dropped_publications = _reduce_publications(connection, slot_stream, (), catalog)
     return DropResult(dropped_slot, altered_publications, dropped_publications, tuple(foreign_publications))
@@ -188,7 +188,7 @@ def _reduce_publications(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reduce the capture publications to the planned ones. Returns the names of the altered and of the dropped ones."""
     if slot_stream.filtered:
-        names_to_drop = own_publications(connection, [slot_stream.unfiltered_publication])
+        names_to_drop = find_own_publications(connection, [slot_stream.unfiltered_publication])
         drop_publications(connection, slot_stream.source.name, names_to_drop)
         return (), tuple(names_to_drop)
     altered_publications, dropped_publications = shrink_capture_publications(

@@ -25,15 +25,10 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.waiting import make_subscription_catalog
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
+from pgsieve.resources.postgres.slot import SlotInUseError, read_slot_state
 from pgsieve.resources.postgres.snapshot import read_table_bytes
-from pgsieve.resources.postgres.waits import (
-    BRIEF_SECONDS,
-    PATIENT_SECONDS,
-    OpenTransactionsError,
-    limit_wait,
-)
+from pgsieve.resources.postgres.waits import BRIEF_SECONDS, PATIENT_SECONDS, OpenTransactionsError, limit_wait
 
 
 def copy_tables(
@@ -60,7 +55,7 @@ def copy_tables(
     slot_stream = subscription.slot_stream
     slot_stream.source.check_ready()
     with slot_stream.hold_lock(), slot_stream.source.connect() as connection:
-        make_subscription_catalog(connection, subscription, present_catalog(connection))
+        make_subscription_catalog(connection, subscription, read_present_catalog(connection))
         try:
             with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):
                 bytes_by_table = read_table_bytes(connection, tables)
@@ -89,7 +84,7 @@ class _RetainedWal:
         slot_stream = self.subscription.slot_stream
         try:
             with slot_stream.source.connect() as connection:
-                state = slot_state(connection, slot_stream.slot)
+                state = read_slot_state(connection, slot_stream.slot)
             if more_batches and state is not None and state.lag_bytes >= SLICE_BYTES:
                 drain_slot(slot_stream, self.lake, [self.subscription], self.log)
                 return

@@ -33,8 +33,8 @@ from pgsieve.assets.steps.records.table_states import (
     SyncState,
     TableState,
     TableStates,
-    history_paths,
-    newest_version,
+    find_newest_version,
+    list_history_paths,
 )
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if_it_answers
@@ -43,7 +43,7 @@ from pgsieve.assets.steps.validation.layouts import ClusteringError, find_cluste
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import TableMaintenance, table_maintenance
+from pgsieve.resources.lake.maintenance import TableMaintenance, make_table_maintenance
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 #: After a cut was deleted, its files stay for this time, so that readers can finish.
@@ -89,7 +89,7 @@ def maintain_slot_stream(
             f"change log of {slot_stream.name}: applied up to {format_lsn(applied_lsn)}, deleted up to {format_lsn(deleted_lsn)}"
         )
         if deleted_lsn:
-            SlotStreamRecord(lake, slot_stream).note_deleted(deleted_lsn)
+            SlotStreamRecord(lake, slot_stream).record_deleted_lsn(deleted_lsn)
         stream_names = [
             slot_stream.name,
             *(
@@ -111,7 +111,7 @@ def maintain_slot_stream(
         maintainer.maintain(PreparedTransactions(lake, slot_stream).path)
         slot_stream_record = SlotStreamRecord(lake, slot_stream)
         maintainer.maintain(
-            slot_stream_record.path, make_superseded_condition(slot_stream_record.counting_versions())
+            slot_stream_record.path, make_superseded_condition(slot_stream_record.find_counting_versions())
         )
         return maintainer.results
 
@@ -131,7 +131,7 @@ def maintain_subscription(
     with _open_maintainer(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
         SubscriptionRecord(lake, subscription.name).state_in_same_folders()
         remove_stale_clones(lake)
-        states = TableStates(lake, subscription.name).newest()
+        states = TableStates(lake, subscription.name).read_newest()
         states_to_maintain = {
             table: state
             for table, state in states.items()
@@ -143,7 +143,7 @@ def maintain_subscription(
         tables.maintain_records(applied_lsn)
         clustering_errors = tables.compact_replicas(states_to_maintain)
         oldest_time = datetime.now(UTC) - max(retention.versions - READ_GRACE, timedelta())
-        if not tables.remove_versions(states_to_maintain, oldest_time, newest_version(states.values())):
+        if not tables.remove_versions(states_to_maintain, oldest_time, find_newest_version(states.values())):
             log(
                 f"{subscription.name}: a replica is ahead of the newest cut; old versions stay until a run has written the next cut"
             )
@@ -165,7 +165,7 @@ class _SubscriptionTables:
     ) -> None:
         """Delete expired changes from change histories. Compact and vacuum these and the tables of versions of rows."""
         name, maintainer = self.subscription.name, self.maintainer
-        paths = list(history_paths(self.lake.paths.change_history, name, states))
+        paths = list(list_history_paths(self.lake.paths.change_history, name, states))
         end_by_path = {path: maintainer.find_expired_end(path, applied_lsn, retention) for path in paths}
         record = SubscriptionRecord(self.lake, name)
         # If the record has no LSN for deleted changes, earlier maintenance may have deleted any change that was applied.
@@ -173,7 +173,7 @@ class _SubscriptionTables:
         record.note_deleted(max((*end_by_path.values(), possibly_deleted_lsn)))
         for path, end in end_by_path.items():
             maintainer.maintain(path, f"slice <= {end:d}" if end else None, is_record=False)
-        for path in history_paths(self.lake.paths.row_versions, name, states):
+        for path in list_history_paths(self.lake.paths.row_versions, name, states):
             maintainer.compact(path)
             maintainer.vacuum(path)
 
@@ -181,17 +181,17 @@ class _SubscriptionTables:
         """Delete rows of the subscription's record tables that newer rows have superseded."""
         lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
         cuts, states = Cuts(lake, name), TableStates(lake, name)
-        cut = cuts.last()
+        cut = cuts.read_last()
         # Rows with changes after the newest cut stay, because the next cut needs them. Of the rows without changes, only
         # the last one is needed, because it has the position.
         needless_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
         maintain(TransformedSlices(lake, name).path, needless_rows)
-        cut_versions = {cut.states for cut in cuts.all() if cut.states is not None}
-        maintain(states.path, make_superseded_condition(states.counting_versions(cut_versions)))
+        cut_versions = {cut.states for cut in cuts.read_all() if cut.states is not None}
+        maintain(states.path, make_superseded_condition(states.find_counting_versions(cut_versions)))
         record, sequences = SubscriptionRecord(lake, name), Sequences(lake, name)
         maintain(record.path, make_superseded_condition({record.newest_version()}))
         maintain(RegisteredNames(lake, name).path)
-        maintain(sequences.path, make_superseded_condition(sequences.counting_versions()))
+        maintain(sequences.path, make_superseded_condition(sequences.find_counting_versions()))
 
     def compact_replicas(self, states: Mapping[Name, TableState]) -> list[ClusteringError]:
         """Compact replicas, and cluster those that are due.
@@ -251,7 +251,7 @@ class _SubscriptionTables:
         yet.
         """
         records, cuts = self.lake.records, Cuts(self.lake, self.subscription.name)
-        cut = cuts.last()
+        cut = cuts.read_last()
         if cut is None:
             return True
         path_by_table = {name: self._find_replica_path(name) for name in cut.tables}
@@ -265,7 +265,7 @@ class _SubscriptionTables:
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
             # The next run notices a repair only as long as the cut names the version before the repair.
             or (
-                self.subscription.histories.table_choice(name).is_kept
+                self.subscription.histories.find_choice(name).is_kept
                 and records.is_repaired(path, cut.tables[name])
             )
             for name, path in path_by_table.items()
@@ -314,7 +314,7 @@ class _Maintainer:
         if retention:
             return min(
                 applied_lsn,
-                table_maintenance(self._lake, path).last_slice_before(self._start_time - retention),
+                make_table_maintenance(self._lake, path).find_last_slice_before(self._start_time - retention),
             )
         # The result is the end of a slice, not `applied_lsn`. The caller records it as the LSN up to which changes are
         # deleted, and a subscription that lacks deleted changes is copied again. Without slices nothing is deleted.
@@ -328,7 +328,7 @@ class _Maintainer:
         """
         if not self._lake.records.exists(path):
             return None
-        return f"at < {{since}} or lsn < {table_maintenance(self._lake, path).last_lsn_before(since):d}"
+        return f"at < {{since}} or lsn < {make_table_maintenance(self._lake, path).find_last_lsn_before(since):d}"
 
     def exists(self, path: str) -> bool:
         """True if there is such a table."""
@@ -337,7 +337,7 @@ class _Maintainer:
     def list_files(self, path: str) -> list[FileTimeAndSize]:
         """List the files of a table, with their times and sizes."""
         with self._lake.access.translate_errors(path):
-            return table_maintenance(self._lake, path).list_file_times_and_sizes()
+            return make_table_maintenance(self._lake, path).list_file_times_and_sizes()
 
     def maintain(
         self,
@@ -376,7 +376,7 @@ class _Maintainer:
     def _retry(self, path: str, maintain: Callable[[TableMaintenance], int]) -> int:
         def attempt() -> int:
             with self._lake.access.translate_errors(path):
-                return maintain(table_maintenance(self._lake, path))
+                return maintain(make_table_maintenance(self._lake, path))
 
         return retry_after_conflict(attempt)()
 

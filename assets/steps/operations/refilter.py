@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.checks.conformity import parse_filters
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.columns import write_ddl
+from pgsieve.assets.steps.records.columns import format_ddl
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Definition, History, Subscription
-from pgsieve.decoding.changes.metadata_columns import select_living
+from pgsieve.decoding.changes.metadata_columns import keep_living_rows
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, ReplicatedTable
@@ -115,7 +115,7 @@ class Refilter:
         """Yields the plan for each table, and the replica from which it is made."""
         tables = self.subscription.tables(self.catalog)
         states_by_source = {
-            source.name: TableStates(self.lake, source.name).newest() for source, _ in self.sources
+            source.name: TableStates(self.lake, source.name).read_newest() for source, _ in self.sources
         }
         for name in names or tables:
             reasons = []
@@ -160,7 +160,7 @@ class Refilter:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
         if source.layout.uses_plain_names != self.subscription.layout.uses_plain_names:
             raise PgsieveError("`names` of the layouts differ, so its columns have other names")
-        history_choice = self.subscription.histories.table_choice(state.name)
+        history_choice = self.subscription.histories.find_choice(state.name)
         if history_choice.initial or history_choice.scd2:
             raise PgsieveError("`history` begins with the rows of a copy")
         if source_definition.layout != wanted_definition.layout:
@@ -230,7 +230,7 @@ class Refilter:
         if not self.lake.records.exists(path):
             return
         condition = f"commit_lsn >= {state.lsn:d} and operation = 'insert' and cardinality(unchanged) > 0"
-        if self.lake.column_bound("min", path, "commit_lsn", condition) is not None:
+        if self.lake.find_column_bound("min", path, "commit_lsn", condition) is not None:
             raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
 
     def _find_filters(
@@ -268,7 +268,7 @@ class Refilter:
         lsn = find_applied_lsn(lake, usable_replica.source)
         states, record = TableStates(lake, target_name), TransformedSlices(lake, target_name)
         self._refuse_gap(lsn)
-        former_state = states.newest().get(name)
+        former_state = states.read_newest().get(name)
         replicated_table, wanted_definition = (
             usable_replica.replicated_table,
             usable_replica.wanted_definition,
@@ -301,7 +301,7 @@ class Refilter:
         lake.rewrite(
             source_path,
             RowChange(
-                selection.column_names, selection, selection.wanted_schema, write_ddl(new_definition.columns)
+                selection.column_names, selection, selection.wanted_schema, format_ddl(new_definition.columns)
             ),
             target_head.version if target_head.version >= 0 else None,
             target_path=target_path,
@@ -321,8 +321,8 @@ class Refilter:
         Either the slot does not have them, or slices after the LSN were already transformed without the table.
         """
         slot_stream, name = self.subscription.slot_stream, self.subscription.name
-        slot_begin = ChangeLog(self.lake, slot_stream).position()
-        if slot_begin is None or slot_begin > lsn or TransformedSlices(self.lake, name).position() > lsn:
+        slot_begin = ChangeLog(self.lake, slot_stream).read_position()
+        if slot_begin is None or slot_begin > lsn or TransformedSlices(self.lake, name).read_position() > lsn:
             raise PgsieveError(
                 f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, the LSN of the replica',
                 hint="`pgsieve run` reads the other subscription on; or `pgsieve run` of this one copies its tables",
@@ -351,7 +351,7 @@ class _WantedRows:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the selected rows of a batch."""
-        rows = select_living(batch, self.source_schema, self.deleted_column)
+        rows = keep_living_rows(batch, self.source_schema, self.deleted_column)
         if self.filters is not None:
             renamed_batch = rows.rename_columns(self.publisher_names)
             rows = rows.filter(pc.fill_null(compile_filters(*self.filters)(renamed_batch), False))

@@ -43,7 +43,9 @@ class Registration:
         """
         name, record = self.subscription.name, RegisteredNames(self.lake, self.subscription.name)
         replicas = [
-            state.name for state in TableStates(self.lake, name).newest().values() if _is_ready(state.state)
+            state.name
+            for state in TableStates(self.lake, name).read_newest().values()
+            if _is_ready(state.state)
         ]
         self._set_comments(replicas)
         path_by_name = self._find_path_by_name(replicas)
@@ -60,7 +62,7 @@ class Registration:
             taken_names = [
                 entry_name
                 for entry_name in path_by_missing_name
-                if entry_name not in registered_names and catalog.location(entry_name) is not None
+                if entry_name not in registered_names and catalog.read_location(entry_name) is not None
             ]
             path_by_new_name = {
                 entry_name: path
@@ -70,7 +72,7 @@ class Registration:
             # Names are recorded before they are registered. After a crash in between, the next run registers them.
             record.note(list(path_by_new_name.items()), is_registered=True)
             for entry_name, path in path_by_new_name.items():
-                if not is_location_of(catalog.location(entry_name), path):
+                if not is_location_of(catalog.read_location(entry_name), path):
                     self._register(catalog, entry_name, path)
         if taken_names:
             names = ", ".join(map(quote_table_name, taken_names))
@@ -86,12 +88,11 @@ class Registration:
             catalog.register(name, path)
         except SPARK_ERRORS as error:
             self.lake.access.raise_if_unavailable(error)
-            if is_location_of(catalog.location(name), path):
+            if is_location_of(catalog.read_location(name), path):
                 return  # Another run has registered the name at the same time.
             raise CatalogNameError(
                 f'subscription "{self.subscription.name}": the catalog does not take {quote_table_name(name)}: {describe_spark_error(error)}',
-                hint="choose other `names` in `catalog` of pgsieve.yaml; Hive accepts letters, digits and underscores; and check"
-                " that this user may create tables and databases there",
+                hint="choose other `names` in `catalog` of pgsieve.yaml; Hive accepts letters, digits and underscores; and check that this user may create tables and databases there",
             ) from error
 
     def _find_path_by_name(self, replicas: list[Name]) -> dict[CatalogName, str]:
@@ -104,8 +105,7 @@ class Registration:
             first_table = table_by_folded_name.setdefault(tuple(part.lower() for part in entry_name), table)
             if first_table != table:
                 raise CatalogNameError(
-                    f'subscription "{self.subscription.name}": tables {".".join(first_table)} and {".".join(table)} would both be'
-                    f" {quote_table_name(entry_name)} in the catalog",
+                    f'subscription "{self.subscription.name}": tables {".".join(first_table)} and {".".join(table)} would both be {quote_table_name(entry_name)} in the catalog',
                     hint="use {schema} in `path_by_name` of `catalog` in pgsieve.yaml, or rename one of them",
                     sqlstate="42P07",
                 )
@@ -143,7 +143,7 @@ def unregister(record: RegisteredNames) -> tuple[str, ...]:
     with lake.access.translate_errors(lake.uri):
         catalog = SparkCatalog(lake.spark)
         present_names = [
-            name for name, path in path_by_name.items() if is_location_of(catalog.location(name), path)
+            name for name, path in path_by_name.items() if is_location_of(catalog.read_location(name), path)
         ]
         for name in present_names:
             catalog.unregister(name)

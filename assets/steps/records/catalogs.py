@@ -33,8 +33,8 @@ from pgsieve.resources.postgres.alterations import (
     fingerprint_catalog,
     read_catalog_and_fingerprint,
 )
-from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import slot_state
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
+from pgsieve.resources.postgres.slot import read_slot_state
 
 #: The columns of the table `catalogs`, which has one row for each recorded catalog:
 #:
@@ -51,7 +51,7 @@ from pgsieve.resources.postgres.slot import slot_state
 #:   `gone` had committed when the catalog was recorded, and the removal of `unsure` was perhaps in progress.
 #:
 #: The lakes of earlier versions of pgsieve have only the first four columns.
-CATALOGS = pa.schema(
+CATALOG_SCHEMA = pa.schema(
     {
         "lsn": pa.int64(),
         "digest": pa.string(),
@@ -78,18 +78,18 @@ def read_catalog_with_fingerprint(
     """Read the publisher's catalog, and the fingerprint of everything that decides which changes the stream's subscriptions get.
 
     A `CatalogFingerprint` has digests of catalog rows; if two fingerprints are equal, the catalog was not altered
-    between them. The fingerprint is empty if the publisher filters the stream's changes, since nobody needs it in that
+    between them. The fingerprint is empty if the publisher filters the stream's changes, because it is not needed in that
     case.
     """
     if slot_stream.filtered:
-        return CatalogFingerprint("", ""), present_catalog(connection)
+        return CatalogFingerprint("", ""), read_present_catalog(connection)
     fingerprint, catalog = read_catalog_and_fingerprint(
-        connection, _server_publications(slot_stream), slot_stream.capture_names()
+        connection, _list_server_publications(slot_stream), slot_stream.capture_names()
     )
     return _add_configuration(slot_stream, fingerprint), catalog
 
 
-def _server_publications(slot_stream: SlotStream) -> list[str]:
+def _list_server_publications(slot_stream: SlotStream) -> list[str]:
     """The names of the stream's publications, except those that pgsieve.yaml defines instead of the server."""
     names = {p for publications in slot_stream.subscriptions.values() for p in publications}
     return sorted(names - slot_stream.defined.keys())
@@ -108,12 +108,12 @@ def _add_configuration(slot_stream: SlotStream, fingerprint: CatalogFingerprint)
     return replace(fingerprint, digest=f"{fingerprint.digest} {hashlib.sha256(text.encode()).hexdigest()}")
 
 
-def _covered_oids(slot_stream: SlotStream, catalog: Catalog) -> list[int]:
+def _find_covered_oids(slot_stream: SlotStream, catalog: Catalog) -> list[int]:
     """The oids of the tables in the stream's publications and capture publications, and in their partition trees.
 
     A partition tree is a partitioned table with all of its direct and indirect partitions.
     """
-    names = [*_server_publications(slot_stream), *slot_stream.capture_names()]
+    names = [*_list_server_publications(slot_stream), *slot_stream.capture_names()]
     publications = [catalog.publications[name] for name in names if name in catalog.publications]
     listed_oids = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in publications)}
     tree_oids = listed_oids | {ancestor for oid in listed_oids for ancestor in catalog.tables[oid].ancestors}
@@ -168,18 +168,18 @@ class Catalogs:
         added and removed since the record, and the catalog was altered for a while. Also true if the publisher filters
         the stream's changes, since no record is needed in that case.
         """
-        newest_row = None if self.slot_stream.filtered else self._newest()
+        newest_row = None if self.slot_stream.filtered else self._read_newest_row()
         if newest_row is None or not _is_same(newest_row, fingerprint):
             return self.slot_stream.filtered
         unknown_rows = (fingerprint.removed_rows or frozenset()) - {*newest_row["gone"]}
         return not unknown_rows or (
             unknown_rows <= {*newest_row["unsure"]}
-            and not _certainly_removed_rows(newest_row, fingerprint) & unknown_rows
+            and not _find_certainly_removed_rows(newest_row, fingerprint) & unknown_rows
         )
 
-    def unread_subscriptions(self) -> set[str]:
+    def find_unread_subscriptions(self) -> set[str]:
         """The stream's subscriptions that are missing in the newest record: the slot was not read for them at that time."""
-        newest_row = None if self.slot_stream.filtered else self._newest()
+        newest_row = None if self.slot_stream.filtered else self._read_newest_row()
         return (
             set()
             if newest_row is None
@@ -197,27 +197,27 @@ class Catalogs:
         - `restart_lsn`: the transactions that the slot sends next began after this LSN. They may have begun before
           the capture publications were altered.
         """
-        newest_row, captured = self._newest() or {}, self._capture_digest(catalog)
-        is_alike = newest_row.get("captured") == captured and (
+        newest_row, capture_digest = self._read_newest_row() or {}, self._compute_capture_digest(catalog)
+        is_alike = newest_row.get("captured") == capture_digest and (
             newest_row["alike"] or restart_lsn >= newest_row["lsn"]
         )
-        removed_rows = _certainly_removed_rows(newest_row, fingerprint)
+        removed_rows = _find_certainly_removed_rows(newest_row, fingerprint)
         row = {
             "lsn": lsn,
             "digest": fingerprint.digest,
-            "catalog": catalog_to_json(catalog, _server_publications(self.slot_stream)),
+            "catalog": catalog_to_json(catalog, _list_server_publications(self.slot_stream)),
             "subscriptions": sorted(self.slot_stream.subscriptions),
             "relations": fingerprint.relations_digest,
             "transaction": first_xid,
-            "known": _covered_oids(self.slot_stream, catalog),
-            "captured": captured,
+            "known": _find_covered_oids(self.slot_stream, catalog),
+            "captured": capture_digest,
             "alike": is_alike,
             "gone": sorted(removed_rows),
             "unsure": sorted((fingerprint.removed_rows or frozenset()) - removed_rows),
         }
-        self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOGS))
+        self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOG_SCHEMA))
 
-    def _capture_digest(self, catalog: Catalog) -> str:
+    def _compute_capture_digest(self, catalog: Catalog) -> str:
         """A digest of the stream's capture publications, with which pgsieve reads the slot."""
         names = [name for name in self.slot_stream.capture_names() if name in catalog.publications]
         captured = [asdict(catalog.publications[name]) for name in names]
@@ -235,9 +235,12 @@ class Catalogs:
         """
         if self.slot_stream.filtered:
             return CatalogValidity(None, None)
-        newest_row, state = self._newest(position), slot_state(connection, self.slot_stream.slot)
+        newest_row, state = (
+            self._read_newest_row(position),
+            read_slot_state(connection, self.slot_stream.slot),
+        )
         fingerprint = fingerprint_catalog(
-            connection, _server_publications(self.slot_stream), self.slot_stream.capture_names()
+            connection, _list_server_publications(self.slot_stream), self.slot_stream.capture_names()
         )
         fingerprint = _add_configuration(self.slot_stream, fingerprint)
         if newest_row is None or state is None or not _is_same(newest_row, fingerprint):
@@ -251,13 +254,13 @@ class Catalogs:
             return CatalogValidity(None, relations)
         return CatalogValidity(newest_row["transaction"], relations) if newest_row["alike"] else None
 
-    def read_for_slice(self, end: int) -> tuple[Catalog, Sequence[str]] | None:
+    def read_for_slice(self, slice_end: int) -> tuple[Catalog, Sequence[str]] | None:
         """The newest catalog that was recorded up to the end of a slice, and the subscriptions in that record.
 
         Returns None if no catalog had been recorded by that LSN. The catalog is that of the whole slice only if the
         slice is not one of the `AlteredSlices`.
         """
-        newest_row = self._newest(end)
+        newest_row = self._read_newest_row(slice_end)
         return (
             None
             if newest_row is None
@@ -269,12 +272,12 @@ class Catalogs:
         rows = [] if self.slot_stream.filtered else self.lake.records.rows(self.path, f"lsn > {lsn:d}")
         return [catalog_from_json(row["catalog"]) for row in rows]
 
-    def newest(self) -> tuple[int, Catalog] | None:
+    def read_newest(self) -> tuple[int, Catalog] | None:
         """The catalog that was recorded last, and the LSN from which on it is valid; None if no catalog was recorded."""
-        newest_row = None if self.slot_stream.filtered else self._newest()
+        newest_row = None if self.slot_stream.filtered else self._read_newest_row()
         return None if newest_row is None else (newest_row["lsn"], catalog_from_json(newest_row["catalog"]))
 
-    def _newest(self, lsn: int | None = None) -> dict[str, Any] | None:
+    def _read_newest_row(self, lsn: int | None = None) -> dict[str, Any] | None:
         """The row of the catalog that was recorded last, up to an LSN if one is given; None if there is none."""
         return max(
             (row for row in self.lake.records.rows(self.path) if lsn is None or row["lsn"] <= lsn),
@@ -289,7 +292,7 @@ def _is_same(row: dict[str, Any], fingerprint: CatalogFingerprint) -> bool:
     return has_relations and fingerprint.matches(row["digest"], row["relations"])
 
 
-def _certainly_removed_rows(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:
+def _find_certainly_removed_rows(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:
     """The removed catalog rows of a fingerprint that were certainly removed before the catalog was recorded.
 
     These are the rows in the record's column `gone`. The rows in its column `unsure` are added once all transactions

@@ -13,7 +13,7 @@ from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 
-CHANGE_LOG = pa.schema(
+CHANGE_LOG_SCHEMA = pa.schema(
     {
         "slice": pa.int64(),
         "commit_lsn": pa.int64(),
@@ -40,16 +40,23 @@ class ChangeLog:
         """The table's path."""
         return self.lake.paths.change_log(self.slot_stream.name)
 
-    def position(self) -> int | None:
+    def read_position(self) -> int | None:
         """The LSN up to which the table has the messages of the slot; None before its first commit."""
         return self.lake.records.position(self.path)
 
-    def record_position(self, position: int, after: int | None = None, base: int | None = None) -> None:
-        """Record a position in a commit without rows. Between `after` and the position there are no changes.
+    def record_position(
+        self, position: int, expected_position: int | None = None, expected_version: int | None = None
+    ) -> None:
+        """Record a position in a commit without rows. Between `expected_position` and the position there are no changes.
 
-        Raises OvertakenError if the position of the table is not `after`, or if its version is not `base`.
+        Raises OvertakenError if the position of the table is not `expected_position`, or if its version is not
+        `expected_version`.
         """
         self.lake.records.append(
-            self.path, CHANGE_LOG.empty_table(), position, expected_version=base, expected_position=after
+            self.path,
+            CHANGE_LOG_SCHEMA.empty_table(),
+            position,
+            expected_version=expected_version,
+            expected_position=expected_position,
         )
         reach(Failpoint.POSITION_RECORDED)

@@ -11,28 +11,28 @@ from pgsieve.resources.lake.delta.records import quote_name
 OrderKey = tuple[int, int]
 
 
-def write_ddl(columns: Iterable[tuple[str, str]]) -> str:
+def format_ddl(columns: Iterable[tuple[str, str]]) -> str:
     """Write columns as a schema in Spark's DDL. Each column is a name and a Spark type."""
     return ", ".join(f"{quote_name(name)} {spark}" for name, spark in columns)
 
 
-def write_struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
+def format_struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
     """Write columns as a struct type in Spark's DDL. Each column is a name and a Spark type."""
     return f"struct<{', '.join(f'{quote_name(name)}: {spark}' for name, spark in columns)}>"
 
 
-def write_changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
+def format_changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
     """The schema of a table's transformed changes in Spark's DDL. `columns` are those of the replica.
 
     `changes_schema` is the same schema for Arrow.
     """
-    struct = write_struct_ddl(columns)
+    struct = format_struct_ddl(columns)
     return (
         "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
         f" unchanged array<string>, old {struct}, new {struct}"
     )
 
 
-def struct_field(struct: str, name: str) -> Column:
+def get_struct_field(struct: str, name: str) -> Column:
     """A field of a struct column. Unlike in Spark's `col`, the name of the field may have any characters."""
     return F.col(struct).getField(name)

@@ -1,8 +1,8 @@
 """The cuts of a subscription, and reads of replicas at a cut.
 
 A cut is an LSN, and for each replica of the subscription the Delta version that contains exactly what was committed
-before this LSN. Between the LSNs of two cuts nothing was applied that is not in the second one. Cuts are rows of the
-Delta table `_cuts`. `read_at_cut` is a function for users.
+before this LSN. A cut is recorded after each batch of changes that was applied, so no change is missing in the next cut.
+Cuts are rows of the Delta table `_cuts`. `read_at_cut` is a function for users.
 """
 
 import re
@@ -18,11 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.errors import PUT_BACK_PROBLEM, LakeError, damaged_table_error
+from pgsieve.resources.lake.delta.errors import PUT_BACK_PROBLEM, LakeError, make_damaged_table_error
 from pgsieve.resources.lake.delta.records import get_commit_version
 from pgsieve.resources.lake.lake import Lake
 
-CUTS = pa.schema(
+CUT_SCHEMA = pa.schema(
     {
         "lsn": pa.int64(),
         "at": pa.timestamp("us", "UTC"),
@@ -66,10 +66,10 @@ class Cut:
 
         `position` is its present position; 0 if there is no history.
         """
-        if self.is_after(state) and 0 < position < self.histories.get(state.name, 0):
-            raise damaged_table_error(path, PUT_BACK_PROBLEM)
+        if self.has_state(state) and 0 < position < self.histories.get(state.name, 0):
+            raise make_damaged_table_error(path, PUT_BACK_PROBLEM)
 
-    def is_after(self, state: TableState) -> bool:
+    def has_state(self, state: TableState) -> bool:
         """True if the table already had this state when the cut was made.
 
         If the cut does not record the version of the table states, the times of the two are compared.
@@ -78,16 +78,16 @@ class Cut:
             return state.version < 0 and (state.at is None or state.at <= self.at)
         return state.version <= self.states
 
-    def refuse_earlier(self, states: TableStates) -> None:
+    def refuse_earlier_states(self, states: TableStates) -> None:
         """Raise DamagedTableError if the table states have an earlier version than the one from which the cut was made."""
         records, path = states.lake.records, states.path
         if (self.states or 0) > (records.version(path) if records.exists(path) else -1):
-            raise damaged_table_error(path, PUT_BACK_PROBLEM)
+            raise make_damaged_table_error(path, PUT_BACK_PROBLEM)
 
 
 def find_version_in_cut(cut: Cut | None, versions: Mapping[Name, int], state: TableState) -> int | None:
     """The version that a table has in a cut, according to `versions`; None if the cut is earlier than the table's copy."""
-    is_later = cut is not None and (cut.is_after(state) or cut.lsn > state.lsn)
+    is_later = cut is not None and (cut.has_state(state) or cut.lsn > state.lsn)
     return versions.get(state.name) if is_later else None
 
 
@@ -103,17 +103,17 @@ class Cuts:
         """The table's path."""
         return self.lake.paths.cuts(self.subscription)
 
-    def all(self) -> list[Cut]:
+    def read_all(self) -> list[Cut]:
         """All cuts that maintenance has not deleted, the oldest first."""
         return _parse_cuts(self.lake.records.rows(self.path))
 
-    def last(self) -> Cut | None:
+    def read_last(self) -> Cut | None:
         """The newest cut; None if there is none."""
         return next(reversed(_parse_cuts(self.lake.records.newest_rows(self.path, "lsn"))), None)
 
-    def newest(self, lsn: str | None = None) -> Cut:
+    def find_newest(self, lsn: str | None = None) -> Cut:
         """The newest cut. With `lsn`, the newest cut at or before this LSN. Raises LakeError if there is none."""
-        cuts = [cut for cut in self.all() if lsn is None or cut.lsn <= parse_lsn(lsn)]
+        cuts = [cut for cut in self.read_all() if lsn is None or cut.lsn <= parse_lsn(lsn)]
         if not cuts:
             raise LakeError(
                 f'subscription "{self.subscription}" has no cut' + (f" at or before {lsn}" if lsn else ""),
@@ -124,7 +124,7 @@ class Cuts:
     def read_frames(self, cut: Cut) -> dict[str, DataFrame]:
         """Maps the name of each table to its replica at a cut, as a Spark DataFrame."""
         return {
-            quote_qualified(*name): self.lake.read_version(self._replica(name), version)
+            quote_qualified(*name): self.lake.read_version(self._get_replica_path(name), version)
             for name, version in cut.tables.items()
         }
 
@@ -142,35 +142,38 @@ class Cuts:
         )
         options = dict(self.lake.store.options)
         return {
-            quote_qualified(*name): DeltaTable(self._replica(name), version=version, storage_options=options)
+            quote_qualified(*name): DeltaTable(
+                self._get_replica_path(name), version=version, storage_options=options
+            )
             for name, version in cut.tables.items()
         }
 
-    def _replica(self, name: Name) -> str:
+    def _get_replica_path(self, name: Name) -> str:
         return self.lake.paths.replica(self.subscription, *name)
 
-    def make_cut(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
+    def make_cut(self, lsn: int, tables: Mapping[Name, int], states: int | None, last_cut: Cut | None) -> Cut:
         """Make a cut at an LSN with these versions of the replicas and of the table states, without recording it.
 
-        Everything else is taken from the cut `last`. The sizes of log entries are read only for versions that are new.
+        Everything else is taken from the cut `read_last`. The sizes of log entries are read only for versions that are
+        new.
         """
         entries = {}
         for name, version in tables.items():
-            if last is not None and last.tables.get(name) == version:
-                size = last.entries.get(name)
+            if last_cut is not None and last_cut.tables.get(name) == version:
+                entry_bytes = last_cut.entries.get(name)
             else:
-                size = self.lake.records.entry_bytes(self._replica(name), version)
-            if size is not None:
-                entries[name] = size
+                entry_bytes = self.lake.records.entry_bytes(self._get_replica_path(name), version)
+            if entry_bytes is not None:
+                entries[name] = entry_bytes
         cut = Cut(lsn, dict(tables), datetime.now(UTC), states, entries)
-        if last is None:
+        if last_cut is None:
             return cut
         return replace(
             cut,
-            histories=last.histories,
-            records=last.records,
-            versioned=last.versioned,
-            scd2=last.scd2,
+            histories=last_cut.histories,
+            records=last_cut.records,
+            versioned=last_cut.versioned,
+            scd2=last_cut.scd2,
         )
 
     def append(self, cut: Cut) -> None:
@@ -191,10 +194,10 @@ class Cuts:
             "versioned": versioned,
             "scd2": scd2,
         }
-        self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CUTS))
+        self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CUT_SCHEMA))
 
 
-def _order_key(row: Mapping[str, Any]) -> tuple[int, int, datetime]:
+def _get_sort_key(row: Mapping[str, Any]) -> tuple[int, int, datetime]:
     return int(row["lsn"]), get_commit_version(row), row["at"]
 
 
@@ -211,7 +214,7 @@ def _parse_cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
             _parse_numbers(row, "versioned"),
             _parse_numbers(row, "scd2"),
         )
-        for row in sorted(rows, key=_order_key)
+        for row in sorted(rows, key=_get_sort_key)
     ]
 
 
@@ -228,7 +231,7 @@ def read_at_cut(
     before `lsn`, which is written as PostgreSQL writes it (`16/B374D848`). Raises LakeError if there is no such cut.
     """
     cuts = Cuts(Lake(lake, lambda: spark), subscription)
-    return cuts.read_frames(cuts.newest(lsn))
+    return cuts.read_frames(cuts.find_newest(lsn))
 
 
 def _join_name(name: Name) -> str:

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, 
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.database import Database, find_database_name, present_database
+from pgsieve.resources.postgres.database import Database, find_database_name, read_present_database
 
 
 class OtherDatabaseError(PgsieveError):
@@ -29,7 +29,7 @@ def record_database(connection: psycopg.Connection[Any], record: SubscriptionRec
 
     Raises OtherDatabaseError if they are of another one.
     """
-    present = present_database(connection)
+    present = read_present_database(connection)
     state = _read_checked_state(connection, record, present)
     record.write_state(replace(state, database=str(present)))
 
@@ -38,7 +38,7 @@ def refuse_other_database(
     connection: psycopg.Connection[Any], lake: Lake, subscriptions: Collection[str]
 ) -> None:
     """Raise OtherDatabaseError if a subscription has replicas of another database than the connection's."""
-    present = present_database(connection)
+    present = read_present_database(connection)
     for name in subscriptions:
         _read_checked_state(connection, SubscriptionRecord(lake, name), present)
 

@@ -66,12 +66,12 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, (*_TRANSIENT_ERRORS, SparkLostError, StoreUnavailableError))
 
 
-def is_locked_out(error: PgsieveError) -> bool:
+def is_lock_error(error: PgsieveError) -> bool:
     """True if a table cannot be read because another session has locked it."""
     return _is_kind(error, LockedTableError)
 
 
-def is_of_foreign_table(error: PgsieveError) -> bool:
+def is_foreign_server_error(error: PgsieveError) -> bool:
     """True if a foreign server that has rows of the table did not answer the publisher."""
     return _is_kind(error, ForeignServerError)
 
@@ -109,11 +109,11 @@ def describe_error_fully(
 
     Raises the same errors as `describe_error`.
     """
-    problem, remedy = name_transaction(describe_error(lake, error), commit_lsn), _remedy(error)
+    problem, remedy = add_transaction(describe_error(lake, error), commit_lsn), _find_remedy(error)
     return f"{problem}; {remedy.replace(TABLE_PLACEHOLDER, quote_qualified(*name))}" if remedy else problem
 
 
-def _remedy(error: Exception) -> str | None:
+def _find_remedy(error: Exception) -> str | None:
     """What the user has to do before the table is copied again; None if nothing."""
     if isinstance(error, PgsieveError):
         return None if isinstance(error, CURED_BY_COPY) else error.hint
@@ -136,7 +136,7 @@ def is_damage(error: Exception) -> bool:
     )
 
 
-def find_first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
+def find_first_failing_commit(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
     """The first commit with which the transformation fails, found by bisection; None if it never fails.
 
     `commits` are commit LSNs in ascending order. `fails` says whether the transformation of all changes up to a commit
@@ -146,7 +146,7 @@ def find_first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> 
     return commits[index] if index < len(commits) else None
 
 
-def name_transaction(problem: str, commit_lsn: int | None) -> str:
+def add_transaction(problem: str, commit_lsn: int | None) -> str:
     """Add to a problem the LSN at which its transaction ends. The user can pass this LSN to `pgsieve skip`."""
     return (
         problem

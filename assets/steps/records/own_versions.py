@@ -20,11 +20,11 @@ from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
-from pgsieve.resources.lake.delta.errors import PUT_BACK_PROBLEM, LakeError, damaged_table_error
+from pgsieve.resources.lake.delta.errors import PUT_BACK_PROBLEM, LakeError, make_damaged_table_error
 from pgsieve.resources.lake.lake import Lake
 
 
-def slot_stream_records(lake: Lake, slot_stream: SlotStream) -> list[str]:
+def list_slot_stream_records(lake: Lake, slot_stream: SlotStream) -> list[str]:
     """The paths of the record tables of a stream whose versions are in a cut.
 
     The change log is not among them, because its position is compared with that of the slot.
@@ -32,7 +32,7 @@ def slot_stream_records(lake: Lake, slot_stream: SlotStream) -> list[str]:
     return [table(lake, slot_stream).path for table in (SlotStreamRecord, Catalogs, AlteredSlices)]
 
 
-def subscription_records(lake: Lake, name: str) -> list[str]:
+def list_subscription_records(lake: Lake, name: str) -> list[str]:
     """The paths of the record tables of a subscription whose versions are in a cut, except its table states.
 
     The version of the table states is in a column of its own in the cut.
@@ -40,11 +40,11 @@ def subscription_records(lake: Lake, name: str) -> list[str]:
     return [table(lake, name).path for table in (TransformedSlices, SubscriptionRecord)]
 
 
-def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
+def read_present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
     """Maps the identifier of each of these tables to its present version. Empty if only Spark can read the tables."""
     paths = [
-        *slot_stream_records(lake, subscription.slot_stream),
-        *subscription_records(lake, subscription.name),
+        *list_slot_stream_records(lake, subscription.slot_stream),
+        *list_subscription_records(lake, subscription.name),
     ]
     return dict(version for _, version in _read_stamps(lake, paths))
 
@@ -52,25 +52,25 @@ def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int
 def refuse_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> None:
     """Raise DamagedTableError if a table has an earlier version than in one of the cuts."""
     for path in find_put_back_tables(lake, paths, cuts):
-        raise damaged_table_error(path, PUT_BACK_PROBLEM)
+        raise make_damaged_table_error(path, PUT_BACK_PROBLEM)
 
 
 def find_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:
     """Yields the paths of the tables that have an earlier version than in one of the cuts."""
-    versions: dict[str, int] = {}
+    version_by_table: dict[str, int] = {}
     for table, version in chain.from_iterable(cut.records.items() for cut in cuts if cut is not None):
-        versions[table] = max(version, versions.get(table, 0))
-    for path, (table, version) in _read_stamps(lake, paths) if versions else ():
-        if version < versions.get(table, 0):
+        version_by_table[table] = max(version, version_by_table.get(table, 0))
+    for path, (table, version) in _read_stamps(lake, paths) if version_by_table else ():
+        if version < version_by_table.get(table, 0):
             yield path
 
 
-def newest_cuts(lake: Lake, slot_stream: SlotStream) -> list[Cut | None]:
+def read_newest_cuts(lake: Lake, slot_stream: SlotStream) -> list[Cut | None]:
     """The newest cut of each subscription of a stream. Subscriptions whose cuts cannot be read are left out."""
     cuts = list[Cut | None]()
     for name in slot_stream.subscriptions:
         try:
-            cuts.append(Cuts(lake, name).last())
+            cuts.append(Cuts(lake, name).read_last())
         except LakeError as error:
             # If the lake itself has failed, and not only this table, the error is raised.
             describe_error(lake, error)

@@ -43,7 +43,7 @@ class PreparedTransactions:
         """The table's path."""
         return self.lake.paths.prepared_transactions(self.slot_stream.name)
 
-    def position(self) -> int | None:
+    def read_position(self) -> int | None:
         """The LSN up to which the table has the prepared transactions; None if there is no table."""
         return self.lake.records.position(self.path)
 
@@ -110,12 +110,12 @@ def _make_rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
 
     The row without a message is needed because a transaction may have no messages.
     """
-    count = 0
+    row_count = 0
     for prepare in assembler.prepared_transactions:
         for batch in chain([_ROW_WITHOUT_MESSAGE], assembler.read_prepared_messages(prepare)):
-            numbers = pa.array(range(count, count + len(batch)), pa.int64())
+            numbers = pa.array(range(row_count, row_count + len(batch)), pa.int64())
             prepare_column = pa.array([encode(prepare)] * len(batch), pa.binary())
-            count += len(batch)
+            row_count += len(batch)
             yield pa.RecordBatch.from_arrays(
                 [prepare_column, numbers, *batch.columns], schema=PREPARED_SCHEMA
             )

@@ -19,7 +19,7 @@ from pgsieve.resources.postgres.sequences import SequenceName, SequenceValue
 
 #: The column `at` has the time of the read. `page_lsn` is null if the server does not report it, as servers before
 #: PostgreSQL 19 do not. If a sequence cannot be read, its row has its former value and a `problem`.
-SEQUENCES = pa.schema(
+SEQUENCE_SCHEMA = pa.schema(
     {
         "schema": pa.string(),
         "name": pa.string(),
@@ -45,29 +45,29 @@ class Sequences:
         """The table's path."""
         return self.lake.paths.sequences(self.subscription)
 
-    def version(self) -> int:
+    def read_version(self) -> int:
         """The newest version of the table; 0 if there is no table."""
         return self.lake.records.version(self.path) if self.lake.records.exists(self.path) else 0
 
-    def newest(self) -> dict[SequenceName, SequenceValue]:
+    def read_newest(self) -> dict[SequenceName, SequenceValue]:
         """Maps the name of each sequence that was published at the last read to its value."""
         return {
             name: SequenceValue(
                 *name, row["last_value"], row["is_called"], row["page_lsn"], problem=row["problem"]
             )
-            for name, row in self._rows().items()
+            for name, row in self._read_newest_rows().items()
             if row["published"]
         }
 
-    def problems(self) -> list[str]:
+    def describe_problems(self) -> list[str]:
         """A sentence for each sequence that could not be read, with the reason."""
-        return describe_unread_sequences(self.newest().values())
+        return describe_unread_sequences(self.read_newest().values())
 
-    def counting_versions(self) -> set[int]:
+    def find_counting_versions(self) -> set[int]:
         """The Delta versions of the rows that count."""
-        return {get_commit_version(row) for row in self._rows().values()}
+        return {get_commit_version(row) for row in self._read_newest_rows().values()}
 
-    def _rows(self) -> dict[SequenceName, Any]:
+    def _read_newest_rows(self) -> dict[SequenceName, Any]:
         return {
             (row["schema"], row["name"]): row for row in sort_by_version(self.lake.records.rows(self.path))
         }
@@ -99,7 +99,7 @@ class Sequences:
         ]
         if rows:
             self.lake.records.append_versioned(
-                self.path, pa.Table.from_pylist(rows, SEQUENCES), expected_version=base_version
+                self.path, pa.Table.from_pylist(rows, SEQUENCE_SCHEMA), expected_version=base_version
             )
 
 

@@ -23,7 +23,7 @@ from pgsieve.resources.lake.lake import Lake
 
 #: A row has the summary of a slice: the bytes of its messages, the oids of the relations with changes, and its Relation
 #: and Truncate messages. They are needed to decode the other messages.
-SLICES = pa.schema(
+SLICE_SCHEMA = pa.schema(
     {
         "slice": pa.int64(),
         "bytes": pa.int64(),
@@ -42,63 +42,69 @@ _ROW_CHANGE_KINDS, _KEPT_KINDS = ("I", "U", "D"), ("R", "T")
 class SliceSummary:
     """Summarises the messages of a slice, batch by batch, while they pass to the writer of the change log.
 
-    `expect_bytes` is called with a number of bytes that the largest table of the slice has at least.
+    `expect_bytes` is called with a number of bytes: the changes of the largest table of the slice have at least so many.
     """
 
     def __init__(self, expect_bytes: Callable[[int], None] | None = None) -> None:
-        self._expect = expect_bytes
+        self._expect_bytes = expect_bytes
         self._bytes = 0
-        self._relations: set[int] = set()
+        self._changed_relations: set[int] = set()
         #: The identifiers (xid) of the transactions in the batches.
         self.xids: set[int] = set()
-        self._messages: list[dict[str, Any]] = []
+        self._kept_messages: list[dict[str, Any]] = []
         #: The error that the source of the batches has raised. The writer of the change log would hide it.
         self.failure: Exception | None = None
 
     def collect(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches, and add them to the summary."""
         try:
-            yield from self._add(batches)
+            yield from self._summarize(batches)
         except Exception as error:
             self.failure = error
             raise
 
-    def _add(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _summarize(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             kind, relation = batch.column("kind"), batch.column("relation_id")
             self._bytes += batch.column("data").nbytes
-            changes = pc.is_in(kind, pa.array(_ROW_CHANGE_KINDS))
-            self._relations.update(pc.unique(relation.filter(changes)).to_pylist())
-            if self._expect is not None:
-                self._expect(self._bytes // max(len(self._relations), 1))
+            is_row_change = pc.is_in(kind, pa.array(_ROW_CHANGE_KINDS))
+            self._changed_relations.update(pc.unique(relation.filter(is_row_change)).to_pylist())
+            if self._expect_bytes is not None:
+                self._expect_bytes(self._bytes // max(len(self._changed_relations), 1))
             self.xids.update(pc.unique(batch.column("xid").filter(pc.equal(kind, "B"))).to_pylist())
-            described_messages = batch.filter(pc.is_in(kind, pa.array(_KEPT_KINDS)))
-            self._messages += described_messages.select(["commit_lsn", "ordinal", "data"]).to_pylist()
+            kept_messages = batch.filter(pc.is_in(kind, pa.array(_KEPT_KINDS)))
+            self._kept_messages += kept_messages.select(["commit_lsn", "ordinal", "data"]).to_pylist()
             yield batch
 
-    def refuse_undescribed(self) -> None:
+    def refuse_undescribed_relations(self) -> None:
         """Raise ProtocolError if a relation has changes, but no Relation message in the slice.
 
-        Without that message, nobody could decode its changes.
+        Without that message, the changes of the relation cannot be decoded.
         """
         described_relations = {
-            int.from_bytes(message["data"][1:5]) for message in self._messages if message["data"][:1] == b"R"
+            int.from_bytes(message["data"][1:5])
+            for message in self._kept_messages
+            if message["data"][:1] == b"R"
         }
-        for relation_id in sorted(self._relations - described_relations):
+        for relation_id in sorted(self._changed_relations - described_relations):
             raise ProtocolError(
                 f"no Relation message has described relation {relation_id} before its change",
                 hint="report it with the server's version: nothing is confirmed, so nothing is lost",
                 sqlstate=PROTOCOL_VIOLATION,
             )
 
-    def row(self) -> Mapping[str, Any]:
+    def to_row(self) -> Mapping[str, Any]:
         """The summary, as the contents of a row of `slices`."""
-        return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}
+        return {
+            "bytes": self._bytes,
+            "relations": sorted(self._changed_relations),
+            "messages": self._kept_messages,
+        }
 
     def to_json(self) -> str:
         """The summary as JSON."""
-        messages = [{**each, "data": each["data"].hex()} for each in self._messages]
-        return json.dumps({**self.row(), "messages": messages})
+        messages = [{**message, "data": message["data"].hex()} for message in self._kept_messages]
+        return json.dumps({**self.to_row(), "messages": messages})
 
 
 def join_summaries(texts: Iterable[str]) -> Mapping[str, Any]:
@@ -108,7 +114,9 @@ def join_summaries(texts: Iterable[str]) -> Mapping[str, Any]:
         "bytes": sum(part["bytes"] for part in parts),
         "relations": sorted({relation for part in parts for relation in part["relations"]}),
         "messages": [
-            {**each, "data": bytes.fromhex(each["data"])} for part in parts for each in part["messages"]
+            {**message, "data": bytes.fromhex(message["data"])}
+            for part in parts
+            for message in part["messages"]
         ],
     }
 
@@ -125,15 +133,15 @@ class Slices:
         """The table's path."""
         return self.lake.paths.slices(self.slot_stream.name)
 
-    def read_row(self, end: int) -> Mapping[str, Any] | None:
+    def read_row(self, slice_end: int) -> Mapping[str, Any] | None:
         """The summary of the slice that ends at an LSN. None if a run died before it wrote the summary."""
-        rows = self.lake.records.rows(self.path, f"slice = {end:d}")
+        rows = self.lake.records.rows(self.path, f"slice = {slice_end:d}")
         return rows[0] if rows else None
 
-    def append(self, end: int, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    def append(self, slice_end: int, summary: Mapping[str, Any]) -> Mapping[str, Any]:
         """Record the summary of a slice; returns the row."""
         row = {
-            "slice": end,
+            "slice": slice_end,
             "bytes": summary["bytes"],
             "relations": list(summary["relations"]),
             "messages": [
@@ -145,6 +153,6 @@ class Slices:
                 for message in summary["messages"]
             ],
         }
-        self.lake.records.append(self.path, pa.Table.from_pylist([row], SLICES), end)
+        self.lake.records.append(self.path, pa.Table.from_pylist([row], SLICE_SCHEMA), slice_end)
         reach(Failpoint.SLICE_SUMMARIZED)
         return row

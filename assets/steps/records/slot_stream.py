@@ -40,25 +40,25 @@ class SlotStreamRecord:
         """The table's path."""
         return self.lake.paths.slot_stream(self.slot_stream.name)
 
-    def timeline(self) -> int | None:
+    def read_timeline(self) -> int | None:
         """The timeline on which the stream's LSNs are; None if it is not recorded."""
-        timeline: int | None = self.read_newest().get("timeline")
+        timeline: int | None = self.read_newest_cluster().get("timeline")
         return timeline
 
-    def note_timeline(self, timeline: int) -> None:
+    def record_timeline(self, timeline: int) -> None:
         """Record the timeline of all later reads of the slot.
 
         The caller has made sure that everything that was read before is in the history of this timeline.
         """
-        newest_row = self.read_newest()
+        newest_row = self.read_newest_cluster()
         if newest_row.get("timeline") != timeline:
-            self.note_cluster(newest_row.get("system_identifier"), timeline, given_up=False)
+            self.record_cluster(newest_row.get("system_identifier"), timeline, given_up=False)
 
     def read_deleted_lsn(self) -> int:
         """The LSN up to which maintenance may have deleted slices of the change log; 0 if it never did."""
         return max((row.get("deleted_up_to") or 0 for row in self.lake.records.rows(self.path)), default=0)
 
-    def note_deleted(self, end_lsn: int) -> None:
+    def record_deleted_lsn(self, end_lsn: int) -> None:
         """Record up to which LSN slices will be deleted.
 
         A subscription that is restored from a backup may still need them, and learns from the record that they are
@@ -67,12 +67,12 @@ class SlotStreamRecord:
         if end_lsn > self.read_deleted_lsn():
             self._append({"deleted_up_to": end_lsn})
 
-    def read_newest(self) -> Mapping[str, Any]:
+    def read_newest_cluster(self) -> Mapping[str, Any]:
         """The newest row that has a cluster; an empty mapping if there is none."""
         rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
         return next(reversed(sort_by_version(rows)), {})
 
-    def counting_versions(self) -> set[int]:
+    def find_counting_versions(self) -> set[int]:
         """The Delta versions of the rows that count.
 
         These are the newest row that has a cluster, and the row with the greatest deleted LSN.
@@ -81,9 +81,9 @@ class SlotStreamRecord:
         deletion_row = max(
             rows, key=lambda row: (row.get("deleted_up_to") or 0, get_commit_version(row)), default={}
         )
-        return {get_commit_version(row) for row in (self.read_newest(), deletion_row)}
+        return {get_commit_version(row) for row in (self.read_newest_cluster(), deletion_row)}
 
-    def note_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
+    def record_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
         """Record the cluster and timeline of all later LSNs, and whether the slot was dropped (`given_up`)."""
         self._append({"system_identifier": identifier, "timeline": timeline, "given_up": given_up})
 

@@ -151,12 +151,12 @@ def _parse_state(row: Mapping[str, Any]) -> TableState:
 _STATES_BY_PATH: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 
 
-def newest_version(states: Iterable[TableState]) -> int:
+def find_newest_version(states: Iterable[TableState]) -> int:
     """The Delta version of the newest of these states; -1 if there are none."""
     return max((state.version for state in states), default=-1)
 
 
-def history_paths(
+def list_history_paths(
     make_path: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
 ) -> Iterator[str]:
     """Yields the paths of all histories that tables may have; some of them may not exist.
@@ -181,7 +181,7 @@ class TableStates:
         """The table's path."""
         return self.lake.paths.table_states(self.subscription)
 
-    def newest(self) -> dict[Name, TableState]:
+    def read_newest(self) -> dict[Name, TableState]:
         """Maps each table of the subscription to its newest state.
 
         The states are read from the lake only if `_table_states` has changed since they were read last.
@@ -192,12 +192,12 @@ class TableStates:
             stamp = self.lake.records.stamp(self.path)
             if stamp is None:
                 return self._read_states()
-            cached = _STATES_BY_PATH.get(self.path)
-            if cached is None or cached[0] != stamp:
-                cached = _STATES_BY_PATH[self.path] = stamp, self._read_states()
-            return dict(cached[1])
+            cached_states = _STATES_BY_PATH.get(self.path)
+            if cached_states is None or cached_states[0] != stamp:
+                cached_states = _STATES_BY_PATH[self.path] = stamp, self._read_states()
+            return dict(cached_states[1])
 
-    def changed_since(self, version: int) -> set[Name]:
+    def find_changed_since(self, version: int) -> set[Name]:
         """The tables whose states were written after a Delta version of `_table_states`.
 
         Only the states since then are read, so this is fast with many tables. If an earlier version of pgsieve has
@@ -210,7 +210,7 @@ class TableStates:
     def _read_states(self) -> dict[Name, TableState]:
         return {name: _parse_state(rows[-1]) for name, rows in self._read_rows_by_table().items()}
 
-    def all(self) -> dict[Name, list[TableState]]:
+    def read_all(self) -> dict[Name, list[TableState]]:
         """Maps each table to all of its recorded states that maintenance has not deleted, the oldest first."""
         return {
             name: [_parse_state(row) for row in rows] for name, rows in self._read_rows_by_table().items()
@@ -235,22 +235,22 @@ class TableStates:
         `is_altered` says for which tables this is so. Raises OvertakenError if another process has written a state in the
         meantime.
         """
-        states = self.newest()
+        states = self.read_newest()
         altered_states = [
             replace(state, definition=replace(state.definition, unaltered=False))
             for state in states.values()
             if state.definition is not None and state.definition.unaltered and is_altered(state)
         ]
         if altered_states:
-            self.append(altered_states, newest_version(states.values()))
+            self.append(altered_states, find_newest_version(states.values()))
 
     def is_in_use(self) -> bool:
         """True if the subscription has run, and was not dropped since then."""
-        return any(state.state != SyncState.REMOVED for state in self.newest().values())
+        return any(state.state != SyncState.REMOVED for state in self.read_newest().values())
 
     def leave_to_next_copy(self, names: Iterable[Name], reason: str | None = None) -> None:
         """Record that tables have to be copied, so that the next run copies them."""
-        states = self.newest()
+        states = self.read_newest()
         definitions = {name: states[name].definition if name in states else None for name in names}
         self.append(
             [
@@ -265,29 +265,34 @@ class TableStates:
             state.lsn > 0
             if state.state == SyncState.REMOVED
             else state.state != SyncState.INITIALIZE or state.definition is not None
-            for state in self.newest().values()
+            for state in self.read_newest().values()
         )
 
-    def counting_versions(self, moments: Iterable[int]) -> set[int]:
+    def find_counting_versions(self, kept_versions: Iterable[int]) -> set[int]:
         """The Delta versions of the rows that count: for each table the newest row, and the newest row with a definition.
 
-        `moments` are earlier Delta versions of `_table_states`. The rows that counted at these versions count, too.
+        `kept_versions` are earlier Delta versions of `_table_states`. The rows that counted at these versions count, too.
         """
-        versions: dict[Name, tuple[list[int], list[int]]] = {}
+        versions_by_table: dict[Name, tuple[list[int], list[int]]] = {}
         for row in sort_by_version(self.lake.records.rows(self.path)):
-            all_versions, versions_with_definition = versions.setdefault(
+            all_versions, versions_with_definition = versions_by_table.setdefault(
                 (row["schema"], row["table"]), ([], [])
             )
             all_versions.append(get_commit_version(row))
             if row["definition"]:
                 versions_with_definition.append(get_commit_version(row))
-        ascending = [numbers for number_lists in versions.values() for numbers in number_lists if numbers]
-        limits = {*moments, *(numbers[-1] for numbers in ascending)}
+        version_lists = [
+            ascending_versions
+            for table_lists in versions_by_table.values()
+            for ascending_versions in table_lists
+            if ascending_versions
+        ]
+        limits = {*kept_versions, *(ascending_versions[-1] for ascending_versions in version_lists)}
         return {
-            numbers[index - 1]
+            ascending_versions[index - 1]
             for limit in limits
-            for numbers in ascending
-            if (index := bisect_right(numbers, limit))
+            for ascending_versions in version_lists
+            if (index := bisect_right(ascending_versions, limit))
         }
 
     def append(self, states: Iterable[TableState], base_version: int | None = None) -> None:

@@ -14,10 +14,10 @@ import pyarrow as pa
 from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
-from pgsieve.decoding.changes.sent_as import SentCounts, counts_from_rows, counts_to_rows, received_counts
+from pgsieve.decoding.changes.sent_as import SentCounts, count_received, counts_from_rows, counts_to_rows
 from pgsieve.resources.lake.lake import Lake
 
-TRANSFORMED = pa.schema(
+TRANSFORMED_SCHEMA = pa.schema(
     {
         "slice": pa.int64(),
         "schema": pa.string(),
@@ -61,7 +61,7 @@ class TableChanges:
       INSERT. Empty in records of earlier versions of pgsieve.
     - `sent_counts`: counts the changes that are sent, by operation
     - `truncate_count`: the number of TRUNCATEs
-    - `truncated_at`: the order key (commit LSN, place in the transaction) of the last TRUNCATE
+    - `last_truncate`: the order key (commit LSN, place in the transaction) of the last TRUNCATE
     - `key_change_count`: the number of UPDATEs that give a row another key
     - `unsent_columns`: the columns whose values some change did not send, because they had not changed (TOAST)
     - `problem`: the reason why the changes cannot be transformed
@@ -76,7 +76,7 @@ class TableChanges:
     sent_as: SentCounts = field(default_factory=Counter)
     sent_counts: Mapping[str, int] = field(default_factory=dict)
     truncate_count: int = 0
-    truncated_at: OrderKey | None = None
+    last_truncate: OrderKey | None = None
     key_change_count: int = 0
     unsent_columns: tuple[str, ...] = ()
     problem: str | None = None
@@ -90,16 +90,16 @@ class TableChanges:
     @property
     def received_counts_by_operation(self) -> Mapping[str, int]:
         """The number of received changes of each operation."""
-        return received_counts(self.sent_as)
+        return count_received(self.sent_as)
 
     @property
     def has_changes(self) -> bool:
         """True if there are changes to apply."""
         return bool(self.truncate_count or any(self.sent_counts.values()))
 
-    def row(self) -> dict[str, object]:
+    def to_row(self) -> dict[str, object]:
         """The row of `_transformed` for these changes."""
-        lsn, ordinal = self.truncated_at or (None, None)
+        lsn, ordinal = self.last_truncate or (None, None)
         return {
             "slice": self.slice_end,
             "schema": self.schema,
@@ -130,7 +130,7 @@ class TableChanges:
             size=row["bytes"],
             sent_counts={operation: row[f"{operation}s"] for operation in ROW_OPERATIONS},
             truncate_count=row["truncates"],
-            truncated_at=None
+            last_truncate=None
             if row["truncated_lsn"] is None
             else (row["truncated_lsn"], row["truncated_ordinal"]),
             key_change_count=row["key_changes"],
@@ -154,36 +154,37 @@ class TransformedSlices:
         """The table's path."""
         return self.lake.paths.transformed_slices(self.subscription)
 
-    def position(self) -> int:
+    def read_position(self) -> int:
         """The LSN up to which the changes of the change log have been transformed for the subscription."""
         return self.lake.records.position(self.path) or 0
 
-    def append(self, end: int, changes: Sequence[TableChanges], base_version: int) -> None:
+    def append(self, slice_end: int, changes: Sequence[TableChanges], base_version: int) -> None:
         """Record the changes of a slice, after they were synced to disk.
 
         Raises OvertakenError if `base_version` is not the present version of `_transformed`.
         """
         self.lake.access.make_durable()
         rows = pa.Table.from_pylist(
-            [table_changes.row() for table_changes in changes] or [{"slice": end}], TRANSFORMED
+            [table_changes.to_row() for table_changes in changes] or [{"slice": slice_end}],
+            TRANSFORMED_SCHEMA,
         )
-        self.lake.records.append(self.path, rows, end, expected_version=base_version)
+        self.lake.records.append(self.path, rows, slice_end, expected_version=base_version)
 
     def fence(self) -> int:
-        """Commit no rows, so that the commit of any other process fails that is transforming a slice now.
+        """Make a commit without rows. If another process is transforming a slice now, this makes its commit fail.
 
-        That process begins the slice again, with the present table states. Returns the LSN up to which slices were
-        transformed with earlier states.
+        The other process then begins the slice again, with the present table states. Returns the LSN up to which slices
+        were transformed with earlier states.
         """
-        self.lake.records.append(self.path, TRANSFORMED.empty_table())
-        return self.position()
+        self.lake.records.append(self.path, TRANSFORMED_SCHEMA.empty_table())
+        return self.read_position()
 
-    def slices(self, after: int) -> dict[int, list[TableChanges]]:
+    def read_slices(self, after_lsn: int) -> dict[int, list[TableChanges]]:
         """Maps the end of each transformed slice after an LSN to its changes by table. The oldest slice comes first."""
-        slices: dict[int, list[TableChanges]] = {}
-        rows = self.lake.records.rows(self.path, f"slice > {after:d}")
+        changes_by_slice: dict[int, list[TableChanges]] = {}
+        rows = self.lake.records.rows(self.path, f"slice > {after_lsn:d}")
         for row in sorted(rows, key=lambda row: int(row["slice"])):
-            tables = slices.setdefault(row["slice"], [])
+            slice_changes = changes_by_slice.setdefault(row["slice"], [])
             if row["table"] is not None:
-                tables.append(TableChanges.from_row(row))
-        return slices
+                slice_changes.append(TableChanges.from_row(row))
+        return changes_by_slice

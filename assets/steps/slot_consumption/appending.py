@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.records.catalogs import CatalogValidity
-from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA, ChangeLog
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.slices import Slices, SliceSummary, join_summaries
 from pgsieve.assets.steps.slot_consumption.backlog import skip_earlier_transactions
@@ -50,7 +50,7 @@ _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile
 #: and fewer bytes.
 _ENCODINGS = {
     field.name: "DELTA_BINARY_PACKED"
-    for field in CHANGE_LOG
+    for field in CHANGE_LOG_SCHEMA
     if pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
 }
 
@@ -138,14 +138,14 @@ def _write_slice(lake: Lake, slot_stream: SlotStream, messages: Iterable[pa.Arra
             lake.access.translate_errors(path),
             prefetch(summary.collect(make_change_log_rows(messages, end))) as rows,
         ):
-            batches = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
+            batches = write_files(path, CHANGE_LOG_SCHEMA, rows, store=lake.store, encodings=_ENCODINGS)
             files = [file for batch in batches for file in batch.to_pylist()]
     except LakeError:
         if summary.failure:
             raise summary.failure from None
         raise
-    summary.refuse_undescribed()
-    return WrittenSlice(end, files, summary.row(), frozenset(summary.xids))
+    summary.refuse_undescribed_relations()
+    return WrittenSlice(end, files, summary.to_row(), frozenset(summary.xids))
 
 
 def commit_slice(
@@ -160,7 +160,7 @@ def commit_slice(
     reach(Failpoint.SLICE_WRITTEN)
     lake.commit_files(
         path,
-        CHANGE_LOG,
+        CHANGE_LOG_SCHEMA,
         written_slice.files,
         Commit(written_slice.end, expected_version=base_version, expected_position=former_position),
     )

@@ -18,8 +18,8 @@ from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import release_wal
-from pgsieve.resources.postgres.slot import slot_state
-from pgsieve.resources.postgres.wal import flushed_lsn
+from pgsieve.resources.postgres.slot import read_slot_state
+from pgsieve.resources.postgres.wal import read_flushed_lsn
 
 
 def drain_slot(
@@ -37,15 +37,15 @@ def drain_slot(
     source.check_ready()
     lake.access.check_writable()
     with slot_stream.hold_lock(), source.connect() as connection:
-        former_state = slot_state(connection, slot_stream.slot)
+        former_state = read_slot_state(connection, slot_stream.slot)
         confirmed_lsn = None if former_state is None else former_state.confirmed_lsn
         slot_stream, catalog, publications = prepare_slot(connection, slot_stream, lake)
         log_missing_publications(slot_stream, catalog, log)
-        end_lsn = flushed_lsn(connection) if target_lsn is None else target_lsn
+        end_lsn = read_flushed_lsn(connection) if target_lsn is None else target_lsn
         slot = ReadySlot(connection, slot_stream, lake, publications, slot_stream.leaves_captured(catalog))
         result = read_slot_to(slot, end_lsn, log, subscriptions)
         refresh_sequences(connection, slot_stream, lake)
-        state = slot_state(connection, slot_stream.slot)
+        state = read_slot_state(connection, slot_stream.slot)
         if (
             state is not None
             and state.confirmed_lsn - state.restart_lsn >= IDLE_BYTES

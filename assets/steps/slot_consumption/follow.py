@@ -42,11 +42,7 @@ from pgsieve.decoding.protocol.headers import find_begun_xids_and_changed_relati
 from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import (
-    SourceError,
-    SourceUnreachableError,
-    TransientError,
-)
+from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError, TransientError
 from pgsieve.resources.postgres.receiver import ReceivedMessages
 from pgsieve.resources.postgres.slot import SlotAheadError, is_decoding_error, wait_until_free
 from pgsieve.resources.postgres.stream import ReplicationStream, StreamStart
@@ -97,7 +93,7 @@ class FollowedSlotStream:
             self._leaves_by_root = slot_stream.leaves_captured(catalog)
             self._has_two_phase = is_two_phase(slot_stream, state)
             options = replace(slot_stream.options, publications=tuple(publications))
-            log_position = ChangeLog(lake, slot_stream).position()
+            log_position = ChangeLog(lake, slot_stream).read_position()
             #: All transactions that commit before this LSN have arrived.
             self.position = self._durable_lsn = state.confirmed_lsn if log_position is None else log_position
             self._stream = ReplicationStream(
@@ -106,9 +102,9 @@ class FollowedSlotStream:
                 options,
                 self._durable_lsn,
                 log_message=log,
-                timeline=SlotStreamRecord(lake, slot_stream).timeline(),
+                timeline=SlotStreamRecord(lake, slot_stream).read_timeline(),
             )
-            self._is_parallel = options.arguments(version).get("streaming") == "parallel"
+            self._is_parallel = options.make_arguments(version).get("streaming") == "parallel"
             self._session = _Session(self._is_parallel)
             self._prepared_transactions: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
@@ -125,10 +121,7 @@ class FollowedSlotStream:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with self._resources:
             self._session.close()
@@ -151,7 +144,7 @@ class FollowedSlotStream:
             yield from self._read_items()
         except SlotAheadError:
             # While the connection was down, this process may have lost the lock, and another process has read the slot.
-            if (ChangeLog(self._lake, self._slot_stream).position() or 0) <= self._durable_lsn:
+            if (ChangeLog(self._lake, self._slot_stream).read_position() or 0) <= self._durable_lsn:
                 raise
             self._log(f"another process has read the slot {self._slot_stream.slot} meanwhile")
         except SourceError as error:
@@ -253,7 +246,7 @@ class FollowedSlotStream:
     def _begin_session(self, start: StreamStart) -> None:
         """Begin again on a new connection. The server sends again everything that was not appended."""
         self.last_message_at = time.monotonic()
-        SlotStreamRecord(self._lake, self._slot_stream).note_timeline(start.timeline)
+        SlotStreamRecord(self._lake, self._slot_stream).record_timeline(start.timeline)
         self._session.close()
         self._session = _Session(self._is_parallel)
         if self._has_two_phase:

@@ -8,12 +8,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pgsieve.assets.steps.observations import NotedRows, schema_with_note, with_note
-from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA
 from pgsieve.assets.steps.records.slices import SliceSummary
 from pgsieve.assets.steps.slot_consumption.backlog import skip_earlier_transactions
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.headers import HeaderScanner
-from pgsieve.resources.lake.executors import spark_schema
+from pgsieve.resources.lake.executors import to_spark_schema
 from pgsieve.resources.postgres.errors import remove_values
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import read_messages
@@ -36,7 +36,7 @@ def read_slice_by_executor(
                 summary = SliceSummary()
 
                 def note(summary: SliceSummary = summary) -> str:
-                    summary.refuse_undescribed()
+                    summary.refuse_undescribed_relations()
                     return summary.to_json()
 
                 with remove_values():
@@ -46,9 +46,9 @@ def read_slice_by_executor(
                     relations.begin_slice()
                     described_messages = map(relations.insert_missing, transactions.take_before(None))
                     rows = make_change_log_rows(chain.from_iterable(described_messages), slice_end)
-                    yield from with_note(summary.collect(rows), CHANGE_LOG, note)
+                    yield from with_note(summary.collect(rows), CHANGE_LOG_SCHEMA, note)
 
-    note_schema = spark_schema(schema_with_note(CHANGE_LOG))
+    note_schema = to_spark_schema(schema_with_note(CHANGE_LOG_SCHEMA))
     return NotedRows(spark.range(0, 1, 1, 1).mapInArrow(drain, note_schema))
 
 
@@ -74,4 +74,4 @@ def make_change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterat
             message_array,
         ]
         count += len(message_array)
-        yield pa.RecordBatch.from_arrays(columns, schema=CHANGE_LOG)
+        yield pa.RecordBatch.from_arrays(columns, schema=CHANGE_LOG_SCHEMA)

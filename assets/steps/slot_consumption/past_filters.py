@@ -24,14 +24,14 @@ from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table, find_replicated_tables
 from pgsieve.decoding.publications.routing import find_routes
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.capture import own_publications
+from pgsieve.resources.postgres.capture import find_own_publications
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.failing_filter import (
     find_failing_table,
+    make_unfiltered_statements,
     publish_unfiltered,
-    unfiltered_statements,
 )
-from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
 from pgsieve.resources.postgres.slot import find_decoding_error
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, limit_wait
 
@@ -51,10 +51,10 @@ def publish_set_aside_tables(
         if replicated.row_filters is not None
     ]
     publications = slot_stream.publications(catalog, subscription)
-    statements = unfiltered_statements(slot_stream.unfiltered_publication, tables, publications, catalog)
+    statements = make_unfiltered_statements(slot_stream.unfiltered_publication, tables, publications, catalog)
     if not statements:
         return
-    if slot_stream.unfiltered_publication in catalog.publications and not own_publications(
+    if slot_stream.unfiltered_publication in catalog.publications and not find_own_publications(
         connection, [slot_stream.unfiltered_publication]
     ):
         if tables:
@@ -77,7 +77,7 @@ def publish_set_aside_tables(
 
 def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
     """How to read the slot up to `end` without the tables that are set aside. None if the server refuses that, too."""
-    slot_stream, catalog = peek.slot_stream, present_catalog(connection)
+    slot_stream, catalog = peek.slot_stream, read_present_catalog(connection)
     publication = catalog.publications.get(slot_stream.unfiltered_publication)
     if not slot_stream.filtered or publication is None:
         return None
@@ -104,7 +104,7 @@ def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end
     if (text := find_failing_table(connection, peek.query(end))) is None:
         return None
     (subscription,) = peek.slot_stream.subscriptions
-    catalog = present_catalog(connection)
+    catalog = read_present_catalog(connection)
     relations_by_oid = find_routes(catalog, peek.slot_stream.publications(catalog, subscription))
     names = {
         (relation.publish_as.schema, relation.publish_as.name)
@@ -119,7 +119,7 @@ def _set_aside_tables(
 ) -> Mapping[Name, ReplicatedTable]:
     """Maps the tables that are set aside, and are still published, to their definitions."""
     (subscription,) = slot_stream.subscriptions
-    states = TableStates(lake, subscription).newest()
+    states = TableStates(lake, subscription).read_newest()
     set_aside_tables = {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
     if not set_aside_tables:
         return {}

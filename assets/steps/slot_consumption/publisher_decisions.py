@@ -17,7 +17,7 @@ from pgsieve.assets.steps.records.catalogs import (
     can_publisher_decide,
     make_publisher_slot_stream,
 )
-from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA, ChangeLog
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, make_peek_options
@@ -35,7 +35,7 @@ def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream
 
     The next slice must not end before it.
     """
-    return max(ChangeLog(lake, each).position() or 0 for each in subscription_slot_streams)
+    return max(ChangeLog(lake, each).read_position() or 0 for each in subscription_slot_streams)
 
 
 def make_publisher_slot_streams(lake: Lake, slot_stream: SlotStream) -> tuple[SlotStream, ...]:
@@ -67,12 +67,12 @@ def prepare_base_version(
     Raises OvertakenError if another process was faster.
     """
     path, position = ChangeLog(lake, slot_stream).path, head.position or 0
-    reached_position = max(ChangeLog(lake, each).position() or 0 for each in subscription_slot_streams)
+    reached_position = max(ChangeLog(lake, each).read_position() or 0 for each in subscription_slot_streams)
     if reached_position <= position:
         return head.version
     if reached_position > end:
         raise OvertakenError(path)
-    lake.records.append(path, CHANGE_LOG.empty_table(), expected_version=head.version)
+    lake.records.append(path, CHANGE_LOG_SCHEMA.empty_table(), expected_version=head.version)
     return head.version + 1
 
 
@@ -83,7 +83,7 @@ def append_publisher_slice(lake: Lake, peek: Peek, slot_stream: SlotStream, begi
     """
     subscription_slot_stream = peek.slot_stream
     try:
-        former_position = ChangeLog(lake, subscription_slot_stream).position() or 0
+        former_position = ChangeLog(lake, subscription_slot_stream).read_position() or 0
         for _, has_rows in append_slices(lake, Reading(peek, begin, [end]), former_position):
             if not has_rows:
                 append_empty_slice(lake, subscription_slot_stream, end)
@@ -106,7 +106,7 @@ def make_publisher_peek(peek: Peek, subscription_slot_stream: SlotStream) -> Pee
 def append_empty_slice(lake: Lake, subscription_slot_stream: SlotStream, end: int) -> None:
     """Append an empty slice, because the subscription gets no changes in it."""
     ChangeLog(lake, subscription_slot_stream).record_position(
-        end, ChangeLog(lake, subscription_slot_stream).position() or 0
+        end, ChangeLog(lake, subscription_slot_stream).read_position() or 0
     )
     Slices(lake, subscription_slot_stream).append(end, {"bytes": 0, "relations": (), "messages": ()})
 

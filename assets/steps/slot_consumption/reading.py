@@ -52,7 +52,7 @@ from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import (
     find_transactions_and_relations,
     find_truncated_relations,
-    slot_state,
+    read_slot_state,
 )
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
@@ -135,7 +135,10 @@ class _SlotReader:
             make_peek_options(slot.slot_stream, slot.publications),
             slot.connection.info.server_version,
         )
-        state, log_position = present_slot(slot.connection, slot.slot_stream), self._change_log.position()
+        state, log_position = (
+            present_slot(slot.connection, slot.slot_stream),
+            self._change_log.read_position(),
+        )
         #: The LSN before which all transactions are in the change log.
         self.position = state.confirmed_lsn if log_position is None else log_position
         #: The end of the present reading.
@@ -330,7 +333,7 @@ class _SlotReader:
         size = self._end_lsn - self.position
         if not self._can_advance_copies or size < SECOND_SESSION_BYTES:
             return False
-        state = slot_state(self._connection, self._slot_stream.slot)
+        state = read_slot_state(self._connection, self._slot_stream.slot)
         return (
             state is not None
             and not state.has_failover
@@ -382,7 +385,7 @@ def _has_later_copy(lake: Lake, subscriptions: Sequence[Subscription], position:
     """
     for subscription in subscriptions:
         try:
-            states = TableStates(lake, subscription.name).newest().values()
+            states = TableStates(lake, subscription.name).read_newest().values()
         except LakeError as error:
             # If the lake itself has failed, and not only this table, the error is raised.
             describe_error(lake, error)

@@ -20,7 +20,11 @@ from pgsieve.assets.steps.records.catalogs import (
     read_catalog_with_fingerprint,
 )
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.own_versions import newest_cuts, refuse_put_back_tables, slot_stream_records
+from pgsieve.assets.steps.records.own_versions import (
+    list_slot_stream_records,
+    read_newest_cuts,
+    refuse_put_back_tables,
+)
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
 from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.past_filters import publish_set_aside_tables
@@ -38,14 +42,9 @@ from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.missing_publications import find_existing_publications
-from pgsieve.resources.postgres.slot import (
-    SlotState,
-    has_changes,
-    peek_query,
-    wait_until_free,
-)
+from pgsieve.resources.postgres.slot import SlotState, has_changes, peek_query, wait_until_free
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, OpenTransactionsError, limit_wait
-from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, read_next_xid
+from pgsieve.resources.postgres.wal import read_flushed_lsn, read_inserted_lsn, read_next_xid
 
 
 def prepare_slot(
@@ -70,13 +69,14 @@ def prepare_slot(
     # If a run was killed, its query goes on until the server notices that.
     wait_until_free(connection, slot_stream.slot)
     state = take_slot(connection, slot_stream, lake)
-    refuse_put_back_tables(lake, slot_stream_records(lake, slot_stream), newest_cuts(lake, slot_stream))
-    log_position, catalogs = ChangeLog(lake, slot_stream).position(), Catalogs(lake, sound_stream)
+    records = list_slot_stream_records(lake, slot_stream)
+    refuse_put_back_tables(lake, records, read_newest_cuts(lake, slot_stream))
+    log_position, catalogs = ChangeLog(lake, slot_stream).read_position(), Catalogs(lake, sound_stream)
     names = sound_stream.slot_publications(server_catalog)
     created_names = [name for name in names if name not in server_catalog.publications]
     try:
         is_recorded = catalogs.is_recorded(fingerprint)
-        is_begun = state is not None and log_position is not None and not catalogs.unread_subscriptions()
+        is_begun = state is not None and log_position is not None and not catalogs.find_unread_subscriptions()
         publisher_decides = (
             is_begun and not is_recorded and (copier is None or can_publisher_decide(sound_stream, copier))
         )
@@ -87,7 +87,7 @@ def prepare_slot(
         if not is_recorded:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
             is_recorded = _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
-        capture_lsn, next_xid = inserted_lsn(connection), read_next_xid(connection)
+        capture_lsn, next_xid = read_inserted_lsn(connection), read_next_xid(connection)
         if state is None:
             begin_slot(connection, slot_stream, lake)
         else:
@@ -96,7 +96,7 @@ def prepare_slot(
             if log_position is not None and connection.info.server_version < 180000:
                 _read_older_wal(connection, slot_stream, lake, names)
             # If a subscription was missing in pgsieve.yaml for a while, its tables have not got the changes of that time.
-            forget_copies(lake, catalogs.unread_subscriptions())
+            forget_copies(lake, catalogs.find_unread_subscriptions())
             restart_lsn = capture_lsn if state is None else state.restart_lsn
             catalogs.append(capture_lsn, next_xid, fingerprint, catalog, restart_lsn)
             # All later slices are decided by this record, so it is synced to disk before the slot is read.
@@ -154,7 +154,7 @@ def ensure_publications(
     # WAL from before the publication existed is read without the publication, as in `_drain_before_created`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, slot_stream, lake, ())
-        read_slot_to(slot, flushed_lsn(connection), no_log, must_record_position=True)
+        read_slot_to(slot, read_flushed_lsn(connection), no_log, must_record_position=True)
     return names
 
 
@@ -210,7 +210,7 @@ def _read_older_wal(
     Before PostgreSQL 18, pgoutput refuses to decode it with them (`find_missing_publications`). Transactions that are still
     open now are read later (`unsendable_changes`).
     """
-    target_lsn, version = flushed_lsn(connection), connection.info.server_version
+    target_lsn, version = read_flushed_lsn(connection), connection.info.server_version
 
     def find_refusal(names: Sequence[str]) -> SourceError | None:
         query = peek_query(

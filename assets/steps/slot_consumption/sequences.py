@@ -52,14 +52,14 @@ def refresh_sequences(connection: psycopg.Connection[Any], slot_stream: SlotStre
 
 def _refresh(connection: psycopg.Connection[Any], slot_stream: SlotStream, record: Sequences) -> None:
     # The version is read before the values. If another process records newer values meanwhile, the append below fails.
-    base_version = record.version()
+    base_version = record.read_version()
     values = {
         (value.schema, value.name): value
         for value in read_received_sequences(connection, slot_stream, record.subscription)
     }
     if not (values or base_version):
         return
-    recorded_values, present_values = record.newest(), dict[tuple[str, str], SequenceValue]()
+    recorded_values, present_values = record.read_newest(), dict[tuple[str, str], SequenceValue]()
     for name, value in values.items():
         former_value = recorded_values.get(name)
         present_values[name] = (

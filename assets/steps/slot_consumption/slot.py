@@ -32,13 +32,13 @@ from pgsieve.resources.postgres.slot import (
     create_slot,
     drop_slot,
     enable_failover,
-    slot_state,
+    read_slot_state,
     verify_slot,
     verify_wal_end,
 )
-from pgsieve.resources.postgres.timeline import current_timeline, verify_timeline
+from pgsieve.resources.postgres.timeline import read_current_timeline, verify_timeline
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS, limit_wait
-from pgsieve.resources.postgres.wal import inserted_lsn, system_identifier
+from pgsieve.resources.postgres.wal import read_inserted_lsn, read_system_identifier
 
 
 class SlotNotOwnedError(SlotError):
@@ -51,7 +51,7 @@ class OtherClusterError(PgsieveError):
 
 def present_slot(connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream) -> SlotState:
     """The state of the stream's slot. Raises SourceError if it does not exist."""
-    state = slot_state(connection, slot_stream.slot)
+    state = read_slot_state(connection, slot_stream.slot)
     if state is None:
         raise SourceError(
             f'source "{slot_stream.source.name}": replication slot "{slot_stream.slot}" is gone',
@@ -70,8 +70,8 @@ def take_slot(
     Raises the errors of `refuse_other_publisher`, and SlotError for a gap or a lost record.
     """
     newest_row = refuse_other_publisher(connection, slot_stream, lake)
-    state, log_position = slot_state(connection, slot_stream.slot), _read_position(lake, slot_stream)
-    timeline, recorded_timeline = current_timeline(connection), newest_row.get("timeline")
+    state, log_position = read_slot_state(connection, slot_stream.slot), _read_position(lake, slot_stream)
+    timeline, recorded_timeline = read_current_timeline(connection), newest_row.get("timeline")
     if state is None and newest_row.get("given_up"):
         return None
     if log_position is None and state is not None and _has_copies(lake, slot_stream):
@@ -97,7 +97,7 @@ def take_slot(
     if (
         state.has_two_phase
         and log_position is not None
-        and PreparedTransactions(lake, slot_stream).position() is None
+        and PreparedTransactions(lake, slot_stream).read_position() is None
     ):
         raise SlotError(
             f'source "{slot_stream.source.name}": replication slot "{slot_stream.slot}" sends prepared transactions, but'
@@ -136,7 +136,7 @@ def _make_change_log_error(lake: Lake, slot_stream: SlotStream, problem: str) ->
 def _read_position(lake: Lake, slot_stream: SlotStream) -> int | None:
     """The position of the change log; None before its first commit. Raises ChangeLogLostError if it cannot be read."""
     try:
-        return ChangeLog(lake, slot_stream).position()
+        return ChangeLog(lake, slot_stream).read_position()
     except LakeUnavailableError:
         raise
     except LakeError as error:
@@ -148,7 +148,7 @@ def _has_copies(lake: Lake, slot_stream: SlotStream) -> bool:
     return any(
         state.state == SyncState.READY
         for name in slot_stream.subscriptions
-        for state in TableStates(lake, name).newest().values()
+        for state in TableStates(lake, name).read_newest().values()
     )
 
 
@@ -174,12 +174,15 @@ def refuse_slot_of_another_lake(
     Changes that one lake confirms are lost for every other lake. A lake claims a slot before it creates the slot, so
     that after a crash the next run recognises it.
     """
-    if SlotStreamRecord(lake, slot_stream).read_newest() or _read_position(lake, slot_stream) is not None:
+    if (
+        SlotStreamRecord(lake, slot_stream).read_newest_cluster()
+        or _read_position(lake, slot_stream) is not None
+    ):
         return
     # This lake is in use, and has lost some of pgsieve's own tables. A later error says that it is damaged.
-    if any(TableStates(lake, name).newest() for name in slot_stream.subscriptions):
+    if any(TableStates(lake, name).read_newest() for name in slot_stream.subscriptions):
         return
-    if slot_state(connection, slot_stream.slot) is None:
+    if read_slot_state(connection, slot_stream.slot) is None:
         return
     raise SlotNotOwnedError(
         f'source "{slot_stream.source.name}": replication slot "{slot_stream.slot}" exists, and the lake "{lake.uri}" has nothing of it: another lake'
@@ -196,7 +199,7 @@ def refuse_slot_ahead(
     """Raise SlotAheadError with this hint if the slot is ahead of the change log, since another lake may read it."""
     try:
         verify_slot(
-            slot_state(connection, slot_stream.slot),
+            read_slot_state(connection, slot_stream.slot),
             slot_stream.source.name,
             slot_stream.slot,
             _read_position(lake, slot_stream),
@@ -224,8 +227,8 @@ def _record_cluster(
 ) -> None:
     """Record the cluster of the slot, if none is recorded."""
     record = SlotStreamRecord(lake, slot_stream)
-    if not (newest_row := record.read_newest()):
-        _note_cluster(connection, record, newest_row, current_timeline(connection))
+    if not (newest_row := record.read_newest_cluster()):
+        _note_cluster(connection, record, newest_row, read_current_timeline(connection))
         lake.access.make_durable()
 
 
@@ -237,7 +240,7 @@ def _note_cluster(
 ) -> None:
     """Record the cluster and timeline of the present slot, if the newest row has others."""
     if not newest_row or newest_row["given_up"] or newest_row.get("timeline") != timeline:
-        record.note_cluster(system_identifier(connection), timeline, given_up=False)
+        record.record_cluster(read_system_identifier(connection), timeline, given_up=False)
 
 
 def refuse_other_publisher_if_it_answers(slot_stream: SlotStream, lake: Lake) -> None:
@@ -254,8 +257,8 @@ def refuse_other_cluster(
 ) -> Mapping[str, Any]:
     """The record of the stream's cluster. Raises OtherClusterError if the server is another cluster."""
     newest_row, present_identifier = (
-        SlotStreamRecord(lake, slot_stream).read_newest(),
-        system_identifier(connection),
+        SlotStreamRecord(lake, slot_stream).read_newest_cluster(),
+        read_system_identifier(connection),
     )
     recorded_identifier = newest_row.get("system_identifier") or present_identifier
     if recorded_identifier == present_identifier:
@@ -265,7 +268,7 @@ def refuse_other_cluster(
     )
     raise OtherClusterError(
         f'source "{slot_stream.source.name}": the server is the cluster with system identifier {present_identifier}, but Delta holds changes'
-        f" up to {format_lsn(ChangeLog(lake, slot_stream).position() or 0)} of the cluster {recorded_identifier}: their LSNs do not compare",
+        f" up to {format_lsn(ChangeLog(lake, slot_stream).read_position() or 0)} of the cluster {recorded_identifier}: their LSNs do not compare",
         hint=f"replicate it into another `lake`, or begin from scratch: {drop_commands}, then `pgsieve run`",
         sqlstate="55000",
     )
@@ -273,9 +276,9 @@ def refuse_other_cluster(
 
 def record_dropped_slot(lake: Lake, slot_stream: SlotStream) -> None:
     """Record that the slot was dropped, so that the next slot begins with new copies."""
-    newest_row = SlotStreamRecord(lake, slot_stream).read_newest()
+    newest_row = SlotStreamRecord(lake, slot_stream).read_newest_cluster()
     if not newest_row.get("given_up"):
-        SlotStreamRecord(lake, slot_stream).note_cluster(
+        SlotStreamRecord(lake, slot_stream).record_cluster(
             newest_row.get("system_identifier"), newest_row.get("timeline"), given_up=True
         )
 
@@ -288,7 +291,10 @@ def begin_slot(
     The slot does not have earlier changes, so all tables have to be copied. Raises SlotError if the server's LSN is
     behind the position of the change log, which never goes back.
     """
-    server_lsn, log_position = inserted_lsn(connection), ChangeLog(lake, slot_stream).position() or 0
+    server_lsn, log_position = (
+        read_inserted_lsn(connection),
+        ChangeLog(lake, slot_stream).read_position() or 0,
+    )
     if server_lsn < log_position:
         raise SlotError(
             f'source "{slot_stream.source.name}": Delta holds changes up to {format_lsn(log_position)}, which the server, at'
@@ -309,13 +315,13 @@ def begin_slot(
     reach(Failpoint.SLOT_CREATED)
     try:
         record = SlotStreamRecord(lake, slot_stream)
-        _note_cluster(connection, record, record.read_newest(), current_timeline(connection))
+        _note_cluster(connection, record, record.read_newest_cluster(), read_current_timeline(connection))
         if slot_stream.options.two_phase:
             PreparedTransactions(lake, slot_stream).begin(start)
         ChangeLog(lake, slot_stream).record_position(start)
     except Exception:
         # If the position is recorded, the commit has succeeded, and only the answer of the store was lost.
-        if ChangeLog(lake, slot_stream).position() != start:
+        if ChangeLog(lake, slot_stream).read_position() != start:
             drop_slot(connection, slot_stream.source.name, slot_stream.slot)
         raise
 
@@ -326,7 +332,7 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
     Their states keep the definition of the last copy, so that changes since then are noticed.
     """
     for name in subscriptions:
-        states = TableStates(lake, name).newest().values()
+        states = TableStates(lake, name).read_newest().values()
         # If a state is DATA_SYNC and has an LSN, a run may have committed the copy, and died before it made the table
         # ready. So this counts as a copy, too.
         copied_states = [

@@ -29,7 +29,7 @@ def recover_prepared_transactions(
     slot_stream: SlotStream, lake: Lake, publications: Sequence[str], version: int, durable_lsn: int
 ) -> None:
     """Read prepared transactions again, if a run died between its commits of the change log and of `prepared`."""
-    if PreparedTransactions(lake, slot_stream).position() == durable_lsn:
+    if PreparedTransactions(lake, slot_stream).read_position() == durable_lsn:
         return
     query = peek_query(slot_stream.slot, durable_lsn, make_peek_options(slot_stream, publications), version)
     with translate_slot_errors(slot_stream.source.name, slot_stream.slot, "read"), FileSpool() as spool:

@@ -53,7 +53,7 @@ from pgsieve.resources.postgres.missing_publications import (
     UNDEFINED_OBJECT_SQLSTATE,
     find_existing_publications,
 )
-from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
 from pgsieve.resources.postgres.slot import find_changed_relations, find_decoding_error
 from pgsieve.resources.spool import FileSpool
 
@@ -175,7 +175,7 @@ class Fallback:
             ),
         )
         missing_names = [name for name in publications if name not in existing_names]
-        if not present_catalog(self.connection).publications.keys() >= {*missing_names}:
+        if not read_present_catalog(self.connection).publications.keys() >= {*missing_names}:
             raise refusal
         return self._find_accepted_peek(
             make_peek(existing_names), end
@@ -301,7 +301,7 @@ class Fallback:
             replace(state, lsn=0)
             if state.state == SyncState.REMOVED
             else replace(state, state=SyncState.INITIALIZE, reason=problem)
-            for state in states.newest().values()
+            for state in states.read_newest().values()
             if _needs_changes(state, end) and (changed_tables is None or state.name in changed_tables)
         ]
         states.append(states_to_copy)
@@ -321,16 +321,13 @@ class Fallback:
             find_failing_table_name(self.connection, self.peek, end),
             TableStates(lake, subscription),
         )
-        state = None if name is None else states.newest().get(name)
+        state = None if name is None else states.read_newest().get(name)
         if state is not None and state.state != SyncState.REMOVED and _needs_changes(state, end):
-            problem = (
-                f"its row filter fails at the publisher, in the transaction that commits at {format_lsn(begin)}: correct the filter,"
-                " or the rows that it fails for"
-            )
+            problem = f"its row filter fails at the publisher, in the transaction that commits at {format_lsn(begin)}: correct the filter, or the rows that it fails for"
             states.append([state.with_problem(subscription, problem)])
             self.log(f"{subscription}: {quote_qualified(*state.name)} is set aside: {problem}")
         publish_set_aside_tables(
-            self.connection, slot_stream, lake, present_catalog(self.connection), self.log
+            self.connection, slot_stream, lake, read_present_catalog(self.connection), self.log
         )
 
     def _find_changed_relation_ids(self, captured_peek: Peek, end: int) -> set[int]:
@@ -342,7 +339,7 @@ class Fallback:
 
     def _find_published_relation_ids(self, publications: Sequence[str]) -> set[int]:
         """Find the oids of the tables in some publications, and of their partitions."""
-        catalog = present_catalog(self.connection)
+        catalog = read_present_catalog(self.connection)
         present_publications = [catalog.publications[name] for name in publications]
         tables = [
             table
@@ -358,12 +355,12 @@ class Fallback:
         partition, so all partitioned tables are included.
         """
         slot_stream = self.peek.slot_stream
-        newest_record = Catalogs(self.lake, slot_stream).newest()
+        newest_record = Catalogs(self.lake, slot_stream).read_newest()
         names: set[Name] = set()
         partitioned_tables: set[Name] = set()
         known_relation_ids: set[int] = set()
         for catalog in (
-            slot_stream.with_defined_publications(present_catalog(self.connection)),
+            slot_stream.with_defined_publications(read_present_catalog(self.connection)),
             *(newest_record or ())[1:],
         ):
             with suppress(PublicationError):

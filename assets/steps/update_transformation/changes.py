@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from pgsieve.assets.steps.observations import NOTE, NotedRows, notes_of, with_note
-from pgsieve.assets.steps.records.columns import write_changes_ddl
+from pgsieve.assets.steps.records.columns import format_changes_ddl
 from pgsieve.assets.steps.update_transformation.messages import FewMessages, MessageSource, ReadableMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, SIDES
@@ -68,7 +68,7 @@ class TableSlice:
         message_changes = (
             changes
             for transformation, encoded_messages in messages
-            for changes in transformation.changes(encoded_messages, counts.sent_as)
+            for changes in transformation.transform(encoded_messages, counts.sent_as)
         )
         for batch in chain(message_changes, truncates):
             changes = add_slice(batch, self.end, self.schema)
@@ -180,7 +180,7 @@ class SentChanges:
 
         `columns` are the columns of the replica, with their Spark types.
         """
-        ddl = f"{write_changes_ddl(columns)}, {NOTE} string"
+        ddl = f"{format_changes_ddl(columns)}, {NOTE} string"
         table_slice, schema = self.table_slice, self.table_slice.schema
         frames = []
         if self.truncates:

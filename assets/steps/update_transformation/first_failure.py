@@ -12,7 +12,7 @@ from pgsieve.assets.steps.records.failures import (
     TABLE_ERRORS,
     describe_error,
     describe_error_fully,
-    find_first_failing,
+    find_first_failing_commit,
     is_damage,
 )
 from pgsieve.assets.steps.records.table_states import Name
@@ -74,7 +74,7 @@ class FailureSearch:
         message_filter = MessageFilter(
             after_order=(work.state_by_table[name].lsn, FIRST_ORDINAL), relations=relations
         )
-        return find_first_failing(work.messages.apply_filter(message_filter).read_commit_lsns(), fails)
+        return find_first_failing_commit(work.messages.apply_filter(message_filter).read_commit_lsns(), fails)
 
     def _try_table(self, name: Name, last_commit_lsn: int | None = None) -> None:
         """Transform the changes of a table without writing them.

@@ -27,7 +27,7 @@ from pgsieve.decoding.changes.columns import ENCODED_COLUMNS
 from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.transform import EncodedMessages
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.batch_cache import BatchCache, current_batch_cache
+from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
 
 #: An ordinal that is smaller than those of all changes in a transaction.
@@ -328,7 +328,7 @@ def open_messages(lake: Lake, path: str, ends: Collection[int], size: int | None
         return Messages(
             frame,
             stored=StoredMessages(
-                lake.store, stored.row_groups, frozenset(ends), batch_cache=current_batch_cache()
+                lake.store, stored.row_groups, frozenset(ends), batch_cache=get_batch_cache()
             ),
         )
     messages = frame()

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.update_transformation.slice_contents import PublishedV
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns
 from pgsieve.decoding.changes.metadata_columns import MetadataColumns
-from pgsieve.decoding.changes.sent_as import BY_PUBLISHER, Origin
+from pgsieve.decoding.changes.sent_as import EVALUATED_BY_PUBLISHER, Origin
 from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.catalog import PublishedRelation
@@ -131,7 +131,7 @@ def _describe_filters(
 ) -> dict[str, str | None]:
     """Map each operation to its row filter as text, in the form in which users see it."""
     if subscription.slot_stream.filtered:
-        return dict.fromkeys(published_relation.filters, BY_PUBLISHER)
+        return dict.fromkeys(published_relation.filters, EVALUATED_BY_PUBLISHER)
     return {
         operation: None if texts is None else " OR ".join(texts)
         for operation, texts in published_relation.filters.items()
@@ -188,7 +188,7 @@ def find_arriving_columns(
     spark_type_by_name = {
         name: column_type.spark_type for name, column_type in zip(columns.names, columns.types, strict=True)
     }
-    spark_type_by_name |= {column.name: column.spark for column in added_columns}
+    spark_type_by_name |= {column.name: column.spark_type for column in added_columns}
     if any(spark_type_by_name.get(name) != spark_type for name, spark_type in definition.table_columns):
         raise _make_copy_error(published_version, "its columns changed")
     if {"update", "delete"} & published_version.sent.operations:

@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.history.copied_rows import begin_history
-from pgsieve.assets.steps.history.versions import VersionTable, versions_failure
+from pgsieve.assets.steps.history.versions import VersionTable, describe_versions_failure
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.columns import write_ddl
+from pgsieve.assets.steps.records.columns import format_ddl
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, find_newest_version
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import (
     Definition,
@@ -68,8 +68,8 @@ class SchemaChanges:
         self._states.note_altered(
             lambda state: _is_altered(self.subscription, table_by_name.get(state.name), state)
         )
-        state_by_table = self._states.newest()
-        states_version = newest_version(state_by_table.values())
+        state_by_table = self._states.read_newest()
+        states_version = find_newest_version(state_by_table.values())
         for name, state in state_by_table.items():
             replicated_table = table_by_name.get(name)
             if state.state != SyncState.READY or state.definition is None or replicated_table is None:
@@ -139,7 +139,7 @@ class SchemaChanges:
         unchanged_sources, sources = _make_unchanged_sources(state.definition), projection.sources
         path, columns_ddl = (
             lake.paths.replica(self.subscription.name, *state.name),
-            write_ddl(new_definition.columns),
+            format_ddl(new_definition.columns),
         )
         base_version = lake.records.version(path)
         self._refuse_changed_state(state, states_version)
@@ -166,7 +166,7 @@ class SchemaChanges:
 
     def _refuse_changed_state(self, state: TableState, states_version: int) -> None:
         """Raise OvertakenError if another process has changed the state of the table since `states_version`."""
-        if state.name in self._states.changed_since(states_version):
+        if state.name in self._states.find_changed_since(states_version):
             raise OvertakenError(self._states.path)
 
     def _refuse_unapplied_changes(self, state: TableState) -> None:
@@ -212,11 +212,11 @@ class SchemaChanges:
             return
         try:
             if only_adds_nulls and not begins_anew:
-                version_table.follow_columns()
+                version_table.add_new_columns()
             else:
                 version_table.begin_anew(state_at_begin.lsn, time, skips_reached=False)
         except TABLE_ERRORS as error:
-            problem = versions_failure(lake, error, state.name, version_table.path)
+            problem = describe_versions_failure(lake, error, state.name, version_table.path)
             raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None
 
 

@@ -44,7 +44,7 @@ class Skip:
                 hint="name the finish LSN of a transaction, or none",
                 sqlstate="22023",
             )
-        transformed_lsn = TransformedSlices(self.lake, name).position()
+        transformed_lsn = TransformedSlices(self.lake, name).read_position()
         if lsn < transformed_lsn:
             raise PgsieveError(
                 f'subscription "{name}": skip WAL location (LSN {format_lsn(lsn)}) must be greater than origin LSN'
@@ -105,7 +105,7 @@ def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:
             lake.paths.change_history(states.subscription, *state.name, state.definition.history.generation),
             state.lsn,
         )
-        for state in states.newest().values()
+        for state in states.read_newest().values()
         if state.definition
     )
     # A history that begins with the copied rows has the LSN of the copy as its position, so this is compared, too.

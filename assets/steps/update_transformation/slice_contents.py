@@ -85,7 +85,7 @@ def slices_to_read(
     with lake.consistent_read():
         # A slice is listed in `altered` before it is in the change log. So the change log is read before `altered`, and no
         # slice is read that is about to be listed.
-        durable = ChangeLog(lake, slot_stream).position() or 0
+        durable = ChangeLog(lake, slot_stream).read_position() or 0
         altered = AlteredSlices(lake, slot_stream).read_ends(name, durable)
         appended_ends = lake.records.slices(ChangeLog(lake, slot_stream).path, after_lsn=after)
     for end in sorted({*appended_ends, *(end for end in altered if end > after)}):
@@ -140,7 +140,7 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     summary = SliceSummary(lake.policy.prepare_runner)
     for _ in summary.collect(rows.to_batches()):
         pass
-    return summary.row()
+    return summary.to_row()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pgsieve.assets.steps.records.failures import (
     describe_error_fully,
     is_damage,
 )
-from pgsieve.assets.steps.records.own_versions import refuse_put_back_tables, subscription_records
+from pgsieve.assets.steps.records.own_versions import list_subscription_records, refuse_put_back_tables
 from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
@@ -42,12 +42,7 @@ from pgsieve.assets.steps.update_transformation.relation_versions import make_re
 from pgsieve.assets.steps.update_transformation.schema_changes import SchemaChanges
 from pgsieve.assets.steps.update_transformation.skip import Skip, is_partly_transformed
 from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents, slices_to_read
-from pgsieve.assets.steps.update_transformation.windows import (
-    SliceReader,
-    TableWork,
-    WindowWork,
-    next_window,
-)
+from pgsieve.assets.steps.update_transformation.windows import SliceReader, TableWork, WindowWork, next_window
 from pgsieve.assets.steps.validation.waiting import (
     describe_waiting_reason,
     find_table_problems,
@@ -65,8 +60,8 @@ from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
+from pgsieve.resources.postgres.wal import read_current_lsn
 from pgsieve.resources.work import name_jobs
 
 
@@ -105,12 +100,13 @@ class Transformation:
         # `_transformed`. So if the states of this process become too old, its commits fail.
         head = lake.records.head(transformed_slices.path)
         begin_lsn, base_version = head.position or 0, head.version
-        cut = Cuts(lake, subscription.name).last()
-        refuse_put_back_tables(lake, subscription_records(lake, subscription.name), [cut])
+        cut = Cuts(lake, subscription.name).read_last()
+        refuse_put_back_tables(lake, list_subscription_records(lake, subscription.name), [cut])
         self._set_aside_lagging_tables(begin_lsn)
         with subscription.slot_stream.source.connect() as connection:
-            current_catalog = make_subscription_catalog(connection, subscription, present_catalog(connection))
-            lsn = current_lsn(connection)
+            present_catalog = read_present_catalog(connection)
+            current_catalog = make_subscription_catalog(connection, subscription, present_catalog)
+            lsn = read_current_lsn(connection)
         if hold_back_tables(subscription, lake, find_table_problems(subscription, current_catalog)):
             return
         if SchemaChanges(subscription, lake, lsn, begin_lsn, self.log).follow(current_catalog):
@@ -125,9 +121,8 @@ class Transformation:
                 window = next_window(skip_lsn, begin_lsn, end)
                 slice_reader = SliceReader(reader, lake, catalog)
                 work = slice_reader.read_work(window)
-                failure = (
-                    FailureSearch(reader, lake, work).find_first() if subscription.disable_on_error else None
-                )
+                search = FailureSearch(reader, lake, work)
+                failure = search.find_first() if subscription.disable_on_error else None
                 if failure is not None:
                     commit_lsn, problem = failure
                     self._disable_subscription(problem)
@@ -181,13 +176,10 @@ class Transformation:
         deleted_lsn = SlotStreamRecord(self.lake, self.subscription.slot_stream).read_deleted_lsn()
         if transformed_lsn >= deleted_lsn:
             return
-        problem = (
-            f"its changes are transformed only up to {format_lsn(transformed_lsn)}, and changes up to {format_lsn(deleted_lsn)} are deleted"
-            " from the change log: the subscription was restored from a backup, or missing in the configuration meanwhile"
-        )
+        problem = f"its changes are transformed only up to {format_lsn(transformed_lsn)}, and changes up to {format_lsn(deleted_lsn)} are deleted from the change log: the subscription was restored from a backup, or missing in the configuration meanwhile"
         lagging_states = [
             state.with_problem(name, problem)
-            for state in states.newest().values()
+            for state in states.read_newest().values()
             if state.is_applied and state.lsn < deleted_lsn
         ]
         states.append(lagging_states)
@@ -283,7 +275,7 @@ class _SliceTransformation:
             table=state.table,
             size=contents.size,
             truncate_count=len(truncates),
-            truncated_at=max((order[:2] for order in truncates), default=None),
+            last_truncate=max((order[:2] for order in truncates), default=None),
             partition_names=tuple(
                 sorted(
                     {
@@ -351,12 +343,7 @@ def _write_files(
 
 
 def _write_by_spark(
-    lake: Lake,
-    path: str,
-    result: TableChanges,
-    changes: SentChanges,
-    definition: Definition,
-    position: int,
+    lake: Lake, path: str, result: TableChanges, changes: SentChanges, definition: Definition, position: int
 ) -> TableChanges:
     """Let Spark write the changes of a table, and count them while it writes."""
     noted_rows = changes.make_rows(lake, definition.columns)

@@ -142,7 +142,7 @@ class SliceReader:
         while True:
             ready = {
                 name: state
-                for name, state in states.newest().items()
+                for name, state in states.read_newest().items()
                 if state.is_transformed and state.lsn < window.end
             }
             tables = {

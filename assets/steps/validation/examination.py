@@ -34,7 +34,7 @@ from pgsieve.decoding.publications.replica_identity import find_publisher_errors
 from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.decoding.row_filters.letter_case import MappingRequests
 from pgsieve.resources.postgres.case_mappings import add_case_mappings
-from pgsieve.resources.postgres.catalog import missing_relation_error
+from pgsieve.resources.postgres.catalog import make_missing_relation_error
 from pgsieve.resources.postgres.errors import LOCK_TIMEOUT_SQLSTATE, LockedTableError
 from pgsieve.resources.postgres.filter_analysis import (
     RejectedFilterError,
@@ -90,7 +90,9 @@ class Examination:
         missing_tables = definition.list_missing_tables(server_catalog)
         for schema, name in missing_tables:
             is_excluded = (schema, name) in definition.excluded
-            yield missing_relation_error(connection, definition.name, schema, name, is_excluded=is_excluded)
+            yield make_missing_relation_error(
+                connection, definition.name, schema, name, is_excluded=is_excluded
+            )
         if missing_tables:
             return
         if not any(table.where for table in definition.tables):

@@ -13,7 +13,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.delta.layout import DEFAULT_FOLDER_TEMPLATE
-from pgsieve.resources.lake.paths import replica_folder
+from pgsieve.resources.lake.paths import format_replica_folder
 
 
 class SharedFolderError(PgsieveError):
@@ -33,7 +33,7 @@ def find_clustering_columns(
     applies only to tables that have all of these columns.
     """
     cluster_columns = tuple(
-        map(subscription.replica_name, subscription.layout.table_layout(name).cluster_by or ())
+        map(subscription.replica_name, subscription.layout.find_table_layout(name).cluster_by or ())
     )
     types = dict(columns)
     unfit_columns = [column for column in cluster_columns if types.get(column, "array<").startswith("array<")]
@@ -58,7 +58,7 @@ def find_shared_folders(subscription: Subscription, names: Collection[Name]) -> 
         return {}
     names_by_folder: dict[str, list[Name]] = {}
     for name in sorted(names):
-        names_by_folder.setdefault(replica_folder(template, *name), []).append(name)
+        names_by_folder.setdefault(format_replica_folder(template, *name), []).append(name)
     return {
         name: SharedFolderError(
             f"tables {' and '.join(quote_qualified(*table) for table in names)} would have the same folder, {folder}",
@@ -85,7 +85,7 @@ def find_layout_problems(
             subscription.refuse_shared_names(replicated_table.table)
         except PgsieveError as error:
             yield error
-        if subscription.layout.table_layout(name).cluster_by:
+        if subscription.layout.find_table_layout(name).cluster_by:
             types = (
                 (column, column_type.spark_type)
                 for column, column_type in subscription.replica_types(replicated_table).items()

@@ -102,7 +102,7 @@ def hold_back_tables(
     is ready does not wait because of a lock. With `disable_on_error`, a problem other than a lock disables the
     subscription. Returns True in that case.
     """
-    state_by_table, waiting_states = TableStates(lake, subscription.name).newest(), []
+    state_by_table, waiting_states = TableStates(lake, subscription.name).read_newest(), []
     lasting_problem_by_table = {
         name: error for name, error in problem_by_table.items() if not isinstance(error, LockedTableError)
     }

@@ -16,7 +16,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, PublicationError, Table
 from pgsieve.decoding.publications.replica_identity import find_leaves_without_root_key
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.resources.lake.spark_writes import column_mapping_property
+from pgsieve.resources.lake.spark_writes import find_column_mapping_property
 
 #: A warning lists at most this many names.
 _MAX_NAMES = 5
@@ -35,8 +35,7 @@ def find_subscription_warnings(subscription: Subscription, catalog: Catalog) -> 
             if leaves:
                 key = ", ".join(map(quote_identifier, replicated_table.key))
                 yield PgsieveError(
-                    f'table "{replicated_table.table.qualified_name}": rows of {_list_names(leaves)} are not found if the old row that is'
-                    f" sent lacks the key of the root ({key}): as in a PostgreSQL subscriber, they stay as they were",
+                    f'table "{replicated_table.table.qualified_name}": rows of {_list_names(leaves)} are not found if the old row that is sent lacks the key of the root ({key}): as in a PostgreSQL subscriber, they stay as they were',
                     hint="give these partitions the replica identity of the root, or REPLICA IDENTITY FULL",
                 )
     yield from find_unsent_leaves(subscription, catalog)
@@ -55,8 +54,7 @@ def find_unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator
             if leaf_names := replicated_table.table.unsent_leaves:
                 reported_names |= {*leaf_names}
                 yield PgsieveError(
-                    f'table "{replicated_table.table.qualified_name}": changes of {", ".join(leaf_names)} are not in the WAL, as these'
-                    " partitions are unlogged or foreign: the replica has their rows as of its copy",
+                    f'table "{replicated_table.table.qualified_name}": changes of {", ".join(leaf_names)} are not in the WAL, as these partitions are unlogged or foreign: the replica has their rows as of its copy',
                     hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED); `pgsieve check --repair` brings their rows up to date",
                 )
         explicit_publications = [p for p in publications if not p.all_tables]
@@ -65,8 +63,7 @@ def find_unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator
             if unreported_names and any(p.contains(root) for p in explicit_publications):
                 reported_names |= {*unreported_names}
                 yield PgsieveError(
-                    f'table "{root.qualified_name}": {", ".join(unreported_names)} are not replicated, as these partitions are unlogged or'
-                    " foreign, and published as themselves",
+                    f'table "{root.qualified_name}": {", ".join(unreported_names)} are not replicated, as these partitions are unlogged or foreign, and published as themselves',
                     hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED), or publish the root (publish_via_partition_root)",
                 )
 
@@ -81,12 +78,11 @@ def find_name_warnings(
     with suppress(PublicationError):
         for table, replicated_table in subscription.tables(catalog).items():
             names_in_replica = map(subscription.replica_name, replicated_table.columns)
-            if names := [name for name in names_in_replica if column_mapping_property([name])]:
+            if names := [name for name in names_in_replica if find_column_mapping_property([name])]:
                 readers = (
                     "are mapped by Delta: Spark, Trino and Delta Kernel read them, Polars and delta-rs refuse the table"
                     if is_mapped(table)
-                    else "stay as they are in the Delta table: Spark, Polars, delta-rs and DuckDB over it read them, and Spark refuses"
-                    " ALTER TABLE and RESTORE of the replica"
+                    else "stay as they are in the Delta table: Spark, Polars, delta-rs and DuckDB over it read them, and Spark refuses ALTER TABLE and RESTORE of the replica"
                 )
                 column_names = ", ".join(map(quote_identifier, names))
                 yield PgsieveError(
@@ -113,8 +109,7 @@ def find_slot_stream_warnings(slot_stream: SlotStream, catalog: Catalog) -> Iter
         tables = [t for oid, t in captured_tables.items() if oid not in listed_oids and t.kind == "r"]
         if tables:
             yield PgsieveError(
-                f"once the capture publication lists {_list_names(tables)}, the publisher refuses ALTER TABLE ... SET UNLOGGED"
-                " of it",
+                f"once the capture publication lists {_list_names(tables)}, the publisher refuses ALTER TABLE ... SET UNLOGGED of it",
                 hint="take the table out of the subscribed publications before, and run pgsieve once",
                 sqlstate="55000",
             )
@@ -123,8 +118,7 @@ def find_slot_stream_warnings(slot_stream: SlotStream, catalog: Catalog) -> Iter
 def make_decoding_warning(slot_stream: SlotStream) -> PgsieveError:
     """The warning for a server with `wal_level = replica`: dropping the last logical slot switches logical decoding off."""
     return PgsieveError(
-        f'source "{slot_stream.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
-        f' and the last one that is dropped switches it off; slot "{slot_stream.slot}" keeps it on',
+        f'source "{slot_stream.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists, and the last one that is dropped switches it off; slot "{slot_stream.slot}" keeps it on',
         hint="nothing needs to be done; set wal_level = logical if decoding has to be on without a slot, as for standbys",
     )
 

@@ -31,7 +31,7 @@ from pgsieve.resources.lake.delta.parquet_files import (
     COMPRESSION_LEVEL,
     ROW_GROUP_ROWS,
     has_dictionary,
-    leaf_columns,
+    list_leaf_columns,
 )
 
 Result = TypeVar("Result")
@@ -56,16 +56,16 @@ def write_with_bounds(
     that crashed has committed nothing. `rows` are the rows to write, or some of them.
     """
     if rows is not None and any(map(_has_late_date, rows.columns)):
-        return write(writer_properties(schema, date_bounds=False))
+        return write(make_writer_properties(schema, date_bounds=False))
     try:
-        return write(writer_properties(schema))
+        return write(make_writer_properties(schema))
     except DeltaError as error:
         if _PANIC_MESSAGE not in str(error):
             raise
-        return write(writer_properties(schema, date_bounds=False))
+        return write(make_writer_properties(schema, date_bounds=False))
 
 
-def writer_properties(schema: pa.Schema, *, date_bounds: bool = True) -> WriterProperties:
+def make_writer_properties(schema: pa.Schema, *, date_bounds: bool = True) -> WriterProperties:
     """The properties for files of this schema. Bounds that delta-rs computes wrongly are left out.
 
     `date_bounds` says whether columns of dates have bounds.
@@ -99,7 +99,7 @@ def _has_unsafe_bounds(kind: pa.DataType, *, date_bounds: bool) -> bool:
         pa.types.is_floating(leaf)
         or (pa.types.is_decimal(leaf) and leaf.precision > _EXACT_DIGITS)
         or (pa.types.is_date(leaf) and not date_bounds)
-        for _, leaf in leaf_columns("", kind)
+        for _, leaf in list_leaf_columns("", kind)
     )
 
 

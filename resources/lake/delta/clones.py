@@ -36,12 +36,12 @@ def clone(table: DeltaTable, path: str, store: Store, target_path: str, target_s
     """Create a table at `target_path`. It is a clone of the version of the table at `path` that `table` has open."""
     names = list_files(table)
     if VECTORS_FEATURE in (table.protocol().reader_features or ()):
-        names += filter(is_vector_file, store.file_names(path))
+        names += filter(is_vector_file, store.list_file_names(path))
     for name in names:
         _link_or_copy(join_path(path, name), store, join_path(target_path, name), target_store)
     log, version = join_path(path, "_delta_log"), table.version()
     version_by_name = {
-        name: int(match[1]) for name in store.file_names(log) if (match := _VERSIONED_FILE.match(name))
+        name: int(match[1]) for name in store.list_file_names(log) if (match := _VERSIONED_FILE.match(name))
     }
     first_version = max(
         (number for name, number in version_by_name.items() if ".checkpoint" in name and number <= version),

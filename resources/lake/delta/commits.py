@@ -19,9 +19,9 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterP
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from pgsieve.resources.lake.delta.bounds import write_with_bounds, writer_properties
+from pgsieve.resources.lake.delta.bounds import make_writer_properties, write_with_bounds
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_commit
-from pgsieve.resources.lake.delta.layout import target_file_bytes
+from pgsieve.resources.lake.delta.layout import find_target_file_bytes
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.queries import quote_column
 from pgsieve.resources.lake.delta.records import (
@@ -31,9 +31,9 @@ from pgsieve.resources.lake.delta.records import (
     TableHead,
     add_version_column,
     commit_metadata,
-    kept_position_metadata,
+    make_kept_position_metadata,
 )
-from pgsieve.resources.lake.delta.tables import Tables, arrow_schema, shared_tables
+from pgsieve.resources.lake.delta.tables import Tables, make_arrow_schema, share_tables
 from pgsieve.resources.lake.stores.store import Store
 
 #: The key of the comment in the metadata of a column. Spark uses the same key.
@@ -47,7 +47,7 @@ class Commits:
 
     def __init__(self, store: Store | None = None, tables: Tables | None = None) -> None:
         self.store = store or Store()
-        self._tables = tables or shared_tables(self.store.options)
+        self._tables = tables or share_tables(self.store.options)
 
     def exists(self, path: str) -> bool:
         """True if a Delta table exists."""
@@ -89,7 +89,7 @@ class Commits:
             versioned,
             schema_mode="merge",
             mode="append",
-            writer_properties=writer_properties(versioned.schema),
+            writer_properties=make_writer_properties(versioned.schema),
             commit_properties=CommitProperties(
                 custom_metadata={"userMetadata": commit_metadata(None)},
                 max_commit_retries=0,
@@ -121,7 +121,7 @@ class Commits:
                     schema_mode=("overwrite" if overwrite else "merge") if table else None,
                     configuration=None if table else commit.properties,
                     storage_options=self._tables.options if table is None else None,
-                    target_file_size=target_file_bytes(_table_properties(table, commit.properties)),
+                    target_file_size=find_target_file_bytes(_find_table_properties(table, commit.properties)),
                     writer_properties=properties,
                     commit_properties=_commit_properties(commit, must_follow_opened=table is None),
                 )
@@ -129,7 +129,7 @@ class Commits:
             if isinstance(rows, pa.Table):
                 write_with_bounds(write_once, rows.schema, rows)
             else:
-                write_once(writer_properties(rows.schema))
+                write_once(make_writer_properties(rows.schema))
 
         self.commit_with_retries(path, attempt, commit, is_single_attempt=not isinstance(rows, pa.Table))
 
@@ -228,7 +228,7 @@ class Commits:
         commit: Commit,
     ) -> None:
         """Merge a net change into a table that has a key, in one commit. It is made only once per position."""
-        clauses = merge.clauses(quote_column)
+        clauses = merge.make_clauses(quote_column)
 
         def attempt(table: DeltaTable | None) -> None:
             assert table is not None
@@ -253,11 +253,11 @@ class Commits:
                 )
                 return result
 
-            write_with_bounds(merge_once, arrow_schema(target), source)
+            write_with_bounds(merge_once, make_arrow_schema(target), source)
 
         self.commit_with_retries(path, attempt, commit)
 
-    def missing_comments(
+    def find_missing_comments(
         self, path: str, description: str | None, columns: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
         """The descriptions that a table lacks: its own (None if it has it), and those of its columns, by their names."""
@@ -277,7 +277,7 @@ class Commits:
     def set_comments(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Set the descriptions of a table and of some of its columns. Its rows and its position stay as they are."""
         table = self.open_table(path)
-        user_metadata = {"userMetadata": kept_position_metadata(self.position(path))}
+        user_metadata = {"userMetadata": make_kept_position_metadata(self.position(path))}
         properties = CommitProperties(custom_metadata=user_metadata)
         if description is not None:
             table.alter.set_table_description(description, commit_properties=properties)
@@ -289,11 +289,11 @@ class Commits:
 
     def properties(self, path: str) -> Mapping[str, str]:
         """The Delta properties of a table. Empty if the table does not exist."""
-        return _table_properties(self.open_if_exists(path), None)
+        return _find_table_properties(self.open_if_exists(path), None)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         """Set Delta properties of a table. Its rows and its position stay as they are."""
-        user_metadata = {"userMetadata": kept_position_metadata(self.position(path))}
+        user_metadata = {"userMetadata": make_kept_position_metadata(self.position(path))}
         self.open_table(path).alter.set_table_properties(
             dict(properties),
             raise_if_not_exists=False,
@@ -302,7 +302,7 @@ class Commits:
 
     def drop_constraints(self, path: str, names: Iterable[str]) -> None:
         """Drop CHECK constraints of a table. Its rows and its position stay as they are."""
-        user_metadata = {"userMetadata": kept_position_metadata(self.position(path))}
+        user_metadata = {"userMetadata": make_kept_position_metadata(self.position(path))}
         for name in names:
             self.open_table(path).alter.drop_constraint(
                 name, commit_properties=CommitProperties(custom_metadata=user_metadata)
@@ -352,7 +352,9 @@ def make_writable(rows: pa.Table) -> pa.Table:
     return cast.take(pa.array(range(cast.num_rows), pa.int64()))
 
 
-def _table_properties(table: DeltaTable | None, properties: Mapping[str, str] | None) -> Mapping[str, str]:
+def _find_table_properties(
+    table: DeltaTable | None, properties: Mapping[str, str] | None
+) -> Mapping[str, str]:
     """The Delta properties of a table. If there is no table yet, the properties of the new table."""
     if table is None:
         return properties or {}

@@ -29,9 +29,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from pgsieve.resources.lake.delta.commits import is_removable, make_removal
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_commit
-from pgsieve.resources.lake.delta.layout import target_file_bytes
+from pgsieve.resources.lake.delta.layout import find_target_file_bytes
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP_ROWS, write_files
-from pgsieve.resources.lake.delta.records import kept_position_metadata
+from pgsieve.resources.lake.delta.records import make_kept_position_metadata
 from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.delta.z_order import sort_by_z_order
 from pgsieve.resources.lake.stores.store import join_path
@@ -51,24 +51,24 @@ def compact(local: LocalRecords, path: str) -> int:
     return sum(
         _replace_files(local, path, removed_files, _read_rows(local, path, removed_files))
         for removed_files in _group_files(
-            _replaceable_files(local.open_table(path)), target_file_bytes(local.properties(path))
+            _find_replaceable_files(local.open_table(path)), find_target_file_bytes(local.properties(path))
         )
     )
 
 
-def cluster(local: LocalRecords, path: str, columns: Sequence[str]) -> int:
+def cluster_files(local: LocalRecords, path: str, columns: Sequence[str]) -> int:
     """Write all files again, with the rows in Z-order of some columns, in one commit.
 
     Returns by how much the number of files has decreased. All rows are in memory, so the table must be small.
     """
-    removed_files = _replaceable_files(local.open_table(path))
+    removed_files = _find_replaceable_files(local.open_table(path))
     if not removed_files:
         return 0
     rows = pa.Table.from_batches(_read_rows(local, path, removed_files), local.arrow_schema(path))
     return _replace_files(local, path, removed_files, sort_by_z_order(rows, columns).to_batches())
 
 
-def _replaceable_files(table: DeltaTable) -> SizeByPath:
+def _find_replaceable_files(table: DeltaTable) -> SizeByPath:
     """The files of a table that can be replaced, ordered by the time at which they were written."""
     files = pa.table(table.get_add_actions()).select(["modification_time", "path", "size_bytes"])
     rows = files.sort_by([("modification_time", "ascending"), ("path", "ascending")]).to_pylist()
@@ -100,7 +100,9 @@ def _read_rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator
         yield from local.store.read_batches(join_path(path, unquote(name)), schema)
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
+def _read_row_groups(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int
+) -> Iterator[pa.RecordBatch]:
     """Combine and divide batches, so that each result is a row group of at most about `size` bytes in memory."""
     waiting_batches, row_count, nbytes = list[pa.RecordBatch](), 0, 0
     for batch in chain(batches, [None]):
@@ -124,10 +126,10 @@ def _replace_files(
     """
     schema, size, now_ms = (
         local.arrow_schema(path),
-        target_file_bytes(local.properties(path)),
+        find_target_file_bytes(local.properties(path)),
         time.time_ns() // 1_000_000,
     )
-    groups = _row_groups(batches, schema, min(size, _ROW_GROUP_BYTES))
+    groups = _read_row_groups(batches, schema, min(size, _ROW_GROUP_BYTES))
     added_files = [
         file
         for row in write_files(path, schema, groups, store=local.store, size=size)
@@ -139,12 +141,12 @@ def _replace_files(
     actions += [make_removal(name, bytes_, now_ms, changes=False) for name, bytes_ in removed_files.items()]
 
     def commit() -> None:
-        metadata = kept_position_metadata(local.position(path))
+        metadata = make_kept_position_metadata(local.position(path))
         # The commit must follow this version, because only this version is checked.
         table = local.open_table(path)
         # If another process has marked some rows of a file as deleted, the file still has the same name. So check also
         # that the table has no marked rows.
-        if not (removed_files.keys() <= _replaceable_files(table).keys() and is_plain(table)):
+        if not (removed_files.keys() <= _find_replaceable_files(table).keys() and is_plain(table)):
             raise OvertakenError(path)
         table.create_write_transaction(
             actions,

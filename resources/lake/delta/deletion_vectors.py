@@ -89,7 +89,7 @@ def is_vector_file(name: str) -> bool:
     return name.startswith("deletion_vector_") and name.endswith(".bin")
 
 
-def deleted_rows_by_file(table: DeltaTable) -> dict[str, RowNumbers]:
+def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
     """Maps the names of files to the numbers of their rows that are marked as deleted. Raises DeltaError.
 
     The names are relative to the table's folder.
@@ -100,11 +100,11 @@ def deleted_rows_by_file(table: DeltaTable) -> dict[str, RowNumbers]:
     names = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
     deleted = {}
     for path, selected in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-        deleted[_file_name(path, names)] = np.flatnonzero(~np.asarray(selected.values)).astype(np.int64)
+        deleted[_make_file_name(path, names)] = np.flatnonzero(~np.asarray(selected.values)).astype(np.int64)
     return deleted
 
 
-def _file_name(path: str, names: Collection[str]) -> str:
+def _make_file_name(path: str, names: Collection[str]) -> str:
     """The name of a file relative to the table's folder. `path` is the path that delta-rs returns, an encoded URL."""
     parts = unquote(path).split("/")
     for first in range(len(parts) - 1, -1, -1):

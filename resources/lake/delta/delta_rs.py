@@ -28,7 +28,7 @@ from pgsieve.resources.lake.delta.key_lookup import (
 from pgsieve.resources.lake.delta.queries import query_table, quote_column
 from pgsieve.resources.lake.delta.records import SEARCHED_COMMITS, find_version_of_position, has_repair
 from pgsieve.resources.lake.delta.slices import Slices
-from pgsieve.resources.lake.delta.tables import arrow_schema
+from pgsieve.resources.lake.delta.tables import make_arrow_schema
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import join_path
 
@@ -75,7 +75,7 @@ class LocalRecords(Commits):
 
     def arrow_schema(self, path: str) -> pa.Schema:
         """The columns of a table, as an Arrow schema."""
-        return arrow_schema(self.open_table(path))
+        return make_arrow_schema(self.open_table(path))
 
     def columns(self, path: str) -> list[str]:
         """The names of the columns of a table."""
@@ -223,19 +223,19 @@ class LocalRecords(Commits):
         """The number of rows of a table."""
         return int(query_table(self.open_table(path), "select count(*) as rows from t")["rows"][0].as_py())
 
-    def last_commit_time(self, path: str) -> datetime:
+    def read_last_commit_time(self, path: str) -> datetime:
         """The time of the newest commit of a table."""
         (newest,) = self.open_table(path).history(1)
         return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
 
-    def least_value(self, path: str, column: str, where: str) -> Any:
+    def find_least_value(self, path: str, column: str, where: str) -> Any:
         """The least value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
         least = query_table(
             self.open_table(path), f"select min({quote_column(column)}) as m from t where {where}"
         )["m"]
         return least[0].as_py()
 
-    def greatest_value(self, path: str, column: str, where: str) -> Any:
+    def find_greatest_value(self, path: str, column: str, where: str) -> Any:
         """The greatest value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
         greatest = query_table(
             self.open_table(path), f"select max({quote_column(column)}) as m from t where {where}"

@@ -154,7 +154,7 @@ class RefusedTableError(LakeError):
 PUT_BACK_PROBLEM = "it was put back to an earlier version"
 
 
-def damaged_table_error(path: str, problem: str) -> DamagedTableError:
+def make_damaged_table_error(path: str, problem: str) -> DamagedTableError:
     """The error of a damaged table. Its hint is the remedy."""
     return DamagedTableError(
         f'Delta table "{path}": {problem}',
@@ -163,9 +163,9 @@ def damaged_table_error(path: str, problem: str) -> DamagedTableError:
     )
 
 
-def damaged_log_error(path: str, problem: str) -> DamagedTableError:
+def make_damaged_log_error(path: str, problem: str) -> DamagedTableError:
     """The error of a table with a log that cannot be read."""
-    return damaged_table_error(path, f"its log cannot be read: {problem}")
+    return make_damaged_table_error(path, f"its log cannot be read: {problem}")
 
 
 class ExecutorError(PgsieveError):
@@ -200,7 +200,7 @@ retry_commit = retry(retry=retry_if_exception(is_conflict), wait=_RETRY_WAIT, st
 
 def find_refusal_code(error: BaseException) -> int | None:
     """The errno of a write that the storage has refused, from an error or one of its causes. None for any other error."""
-    for each in causes(error):
+    for each in list_causes(error):
         if isinstance(each, OSError) and each.errno in _CODE_BY_MESSAGE.values():
             return each.errno
         text = str(each)
@@ -226,7 +226,7 @@ def is_spark_lost(error: BaseException) -> bool:
         isinstance(each, Py4JNetworkError)
         or _is_jvm_gone(each)
         or ("SQLSTATE: 22" not in str(each) and _SPARK_LOST.search(str(each)))
-        for each in causes(error)
+        for each in list_causes(error)
     )
 
 
@@ -237,7 +237,7 @@ def _is_jvm_gone(error: BaseException) -> bool:
     )
 
 
-def spark_lost_error() -> SparkLostError:
+def make_spark_lost_error() -> SparkLostError:
     """The error to raise if `is_spark_lost`."""
     return SparkLostError(
         "Spark lost executors, or has ended",
@@ -252,7 +252,7 @@ def is_folder_refusal(code: int) -> bool:
 
 def find_missing_file(error: BaseException) -> str | None:
     """The Parquet file that an engine has not found. None for any other error."""
-    for each in causes(error):
+    for each in list_causes(error):
         text = str(each)
         if isinstance(each, FileNotFoundError) and (file_match := re.search(r"/[^'\"]*\.parquet", text)):
             return file_match[0]
@@ -281,7 +281,7 @@ def find_illegible_file(error: BaseException) -> str | None:
 
     "" if the engine does not name the file. None for any other error.
     """
-    for each in causes(error):
+    for each in list_causes(error):
         text = str(each)
         if not isinstance(each, PgsieveError) and "SQLSTATE: 22" not in text and _is_invalid_parquet(text):
             file_match = re.search(r"[^\s'\"/\\]+\.parquet", text)
@@ -296,7 +296,7 @@ def _is_invalid_parquet(text: str) -> bool:
     )
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
+def list_causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and its causes, each of them once.
 
     An error that is raised again may be the cause of its own cause.
@@ -308,7 +308,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def first_message_line(error: BaseException) -> str:
+def get_first_message_line(error: BaseException) -> str:
     """The first line of an engine's message, without values of cells.
 
     For a data exception it is only the name of the exception, because the message may contain cells. For an error
@@ -346,7 +346,7 @@ def describe_spark_error(error: BaseException) -> str:
     For an error in the data it is the name of Spark's error condition, or PostgreSQL's message and SQLSTATE.
     """
     if isinstance(error, AnalysisException):
-        return first_message_line(error)
+        return get_first_message_line(error)
     filter_error = _FILTER_ERROR.search(str(error))
     if filter_error:
         return conceal_passwords(filter_error.group(1))

@@ -24,8 +24,8 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.decoding.changes.equality import to_comparable
-from pgsieve.decoding.changes.keys import SoughtKeys, equal_rows, has_bounds, is_text
-from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows_by_file
+from pgsieve.decoding.changes.keys import SoughtKeys, find_equal_rows, is_orderable, is_text
+from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows
 from pgsieve.resources.lake.delta.queries import quote_column
 from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.stores.store import Store, has_dataset_names, join_path
@@ -41,14 +41,14 @@ _PARALLEL_FILES = 2
 _MAX_ROUNDING = pa.scalar(1_000, pa.duration("us"))
 
 
-def key_bounds(keys: pa.Table) -> Mapping[str, Bounds]:
+def find_key_bounds(keys: pa.Table) -> Mapping[str, Bounds]:
     """Maps the names of key columns to the bounds of the keys.
 
     Columns whose statistics in files cannot be compared are left out.
     """
     bounds = {}
     for name in keys.column_names:
-        if has_bounds(keys[name].type):
+        if is_orderable(keys[name].type):
             least_greatest = pc.min_max(keys[name])
             bounds[name] = least_greatest["min"], least_greatest["max"]
     return bounds
@@ -66,7 +66,7 @@ def find_rows(
     labels = [f"k{number}" for number in range(keys.num_columns)]
     labelled_keys = keys.rename_columns(labels)
     for rows in _read_candidates(table, path, store, keys, schema):
-        matched_rows, matched_keys = equal_rows(
+        matched_rows, matched_keys = find_equal_rows(
             rows.select(keys.column_names).rename_columns(labels), labelled_keys
         )
         key_indices.append(matched_keys)
@@ -123,17 +123,19 @@ def find_key_matches(
     Without `max_bytes` there is no limit, and files may have deletion vectors.
     """
     groups = [keys.filter(pa.array(mask)) for mask in key_masks if mask.any()]
-    names = {name for group in groups for name in find_files_within(table, key_bounds(group), null_column)}
+    names = {
+        name for group in groups for name in find_files_within(table, find_key_bounds(group), null_column)
+    }
     if not names:
         return []
     if max_bytes is None:
-        return list(_matched_files(table, path, store, keys, names, deleted_rows_by_file(table)))
+        return list(_find_matched_files(table, path, store, keys, names, find_deleted_rows(table)))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     needed_bytes = sum(file["size_bytes"] for file in files if unquote(file["path"]) in names)
     if not is_plain(table) or needed_bytes > 2 * max_bytes:
         return None
     matches, needed_bytes = list[FileMatches](), 0
-    for match in _matched_files(table, path, store, keys, names, {}):
+    for match in _find_matched_files(table, path, store, keys, names, {}):
         matches.append(match)
         needed_bytes += match.size_bytes
         if needed_bytes > max_bytes:
@@ -141,7 +143,7 @@ def find_key_matches(
     return matches
 
 
-def _matched_files(
+def _find_matched_files(
     table: DeltaTable,
     path: str,
     store: Store,
@@ -157,11 +159,11 @@ def _matched_files(
     The columns of `keys` and of the files have the names of the table's columns.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
-    sought, no_rows = SoughtKeys.of(keys.rename_columns(labels)), np.empty(0, np.int64)
+    sought, no_rows = SoughtKeys.from_keys(keys.rename_columns(labels)), np.empty(0, np.int64)
 
     def matches_in(name: str, log_path: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.read_batches(join_path(path, name), keys.schema), keys.schema)
-        row_numbers, key_indices = sought.within(rows.rename_columns(labels))
+        row_numbers, key_indices = sought.find_rows(rows.rename_columns(labels))
         if (np.diff(row_numbers) < 0).any():
             order = np.argsort(row_numbers)
             row_numbers, key_indices = row_numbers[order], key_indices[order]
@@ -205,7 +207,7 @@ def find_flagged_rows(
     `candidates` are the rows that are searched; None means the whole table. With `candidates`, rows keep their keys.
     """
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
-    row_counts = {} if flag.null_column is None else _row_count_by_null_file(table, flag.null_column)
+    row_counts = {} if flag.null_column is None else _count_rows_by_null_file(table, flag.null_column)
     for match in list_all_files(table, flag.null_column) if candidates is None else candidates:
         if match.name in row_counts:
             is_selected = np.ones(row_counts[match.name], np.bool_)
@@ -227,7 +229,7 @@ def find_flagged_rows(
     return [match for match in matches if len(match.row_numbers)]
 
 
-def _row_count_by_null_file(table: DeltaTable, column: str) -> dict[str, int]:
+def _count_rows_by_null_file(table: DeltaTable, column: str) -> dict[str, int]:
     """Maps those files that have only NULLs in a column, by their statistics, to their numbers of rows."""
     files, nulls = pa.table(table.get_add_actions(flatten=True)), f"null_count.{column}"
     if nulls not in files.column_names:
@@ -253,7 +255,7 @@ def find_single_value_files(table: DeltaTable, column: str) -> set[str]:
 
 def list_all_files(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
     """The files of a table that may have a NULL in `null_column`, as matches without rows. None means all files."""
-    deleted, no_rows = deleted_rows_by_file(table), np.empty(0, np.int64)
+    deleted, no_rows = find_deleted_rows(table), np.empty(0, np.int64)
     possible_names = None if null_column is None else set(find_files_within(table, {}, null_column))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
@@ -268,7 +270,7 @@ def _read_candidates(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> Iterator[pa.Table]:
     """All rows that have one of the keys, and perhaps other rows, with the columns of a schema."""
-    bounds = key_bounds(keys)
+    bounds = find_key_bounds(keys)
     if not keys.num_rows or not (files := find_files_within(table, bounds)):
         return
     first_column = keys.column_names[0]
@@ -291,7 +293,7 @@ def find_files_within(
     for name, (least, greatest) in bounds.items():
         if {f"min.{name}", f"max.{name}"} <= set(files.column_names):
             lowest, highest = files[f"min.{name}"], files[f"max.{name}"]
-            if not (lowest.type.equals(highest.type) and has_bounds(lowest.type)):
+            if not (lowest.type.equals(highest.type) and is_orderable(lowest.type)):
                 continue
             lowest, highest = lowest.cast(least.type), highest.cast(least.type)
             if pa.types.is_timestamp(least.type):

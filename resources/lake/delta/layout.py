@@ -72,7 +72,7 @@ class TableLayout:
             defaults.keeps_deleted if self.keeps_deleted is None else self.keeps_deleted,
         )
 
-    def delta_properties(self) -> dict[str, str]:
+    def make_delta_properties(self) -> dict[str, str]:
         """The Delta properties of the table."""
         size = {} if self.file_bytes is None else {FILE_BYTES_PROPERTY: str(self.file_bytes)}
         return {**self.properties, **size}
@@ -94,30 +94,32 @@ class SubscriptionLayout:
     layout_by_table: Mapping[TableName, TableLayout] = field(default_factory=dict)
     uses_plain_names: bool = False
 
-    def table_layout(self, name: TableName) -> TableLayout:
+    def find_table_layout(self, name: TableName) -> TableLayout:
         """The layout of one table."""
         table = self.layout_by_table.get(name)
         return self.default_layout if table is None else table.with_defaults(self.default_layout)
 
-    def properties_json(self) -> str | None:
+    def format_properties(self) -> str | None:
         """The Delta properties of all tables as JSON, to be compared with a record. None if no property is set."""
         tables = {
-            json.dumps(name): self.table_layout(name).delta_properties()
+            json.dumps(name): self.find_table_layout(name).make_delta_properties()
             for name in sorted(self.layout_by_table)
         }
-        if not self.default_layout.delta_properties() and not any(tables.values()):
+        if not self.default_layout.make_delta_properties() and not any(tables.values()):
             return None
-        return json.dumps({"every": self.default_layout.delta_properties(), "tables": tables}, sort_keys=True)
+        return json.dumps(
+            {"every": self.default_layout.make_delta_properties(), "tables": tables}, sort_keys=True
+        )
 
 
-def target_file_bytes(properties: Mapping[str, str]) -> int:
+def find_target_file_bytes(properties: Mapping[str, str]) -> int:
     """The size in bytes that files shall have in a table with these properties. For an invalid value it is the default."""
     size = properties.get(FILE_BYTES_PROPERTY, "")
     return int(size) if size.isascii() and size.isdigit() else DEFAULT_FILE_BYTES
 
 
 def parse_recorded_properties(text: str | None) -> set[str]:
-    """The names of the properties in a result of `properties_json` that was recorded."""
+    """The names of the properties in a result of `format_properties` that was recorded."""
     if text is None:
         return set()
     recorded = json.loads(text)

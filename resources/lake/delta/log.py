@@ -165,7 +165,7 @@ class Log:
         ordered_actions = sorted(actions, key=lambda action: "txn" in action)
         lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered_actions)
         try:
-            self.files.create(_entry_name(version), "".join(lines).encode())
+            self.files.create(_make_entry_name(version), "".join(lines).encode())
         except FileExistsError:
             raise CommitFailedError(
                 f"version {version} of {self.path} was committed by another writer"
@@ -174,12 +174,12 @@ class Log:
     def read_backwards(
         self, version: int, action_kind: str, fields: Collection[str] | None
     ) -> Iterator[Iterable[Action]]:
-        """For each entry from a version backwards its actions of one kind; then such actions of the last checkpoint.
+        """Yield the actions of one kind, entry by entry, from `version` backwards; at last those of the checkpoint.
 
-        The actions of the checkpoint have only `fields`; None means all fields. Raises UnmarkableError if an entry
-        after the checkpoint is missing.
+        The checkpoint is the last one up to `version`. Its actions have only `fields`; None means all fields. Raises
+        UnmarkableError if an entry after the checkpoint is missing.
         """
-        checkpoint_version = self._last_checkpoint(version)
+        checkpoint_version = self._find_last_checkpoint(version)
         with ThreadPoolExecutor(_PARALLEL_READS) as pool:
             # Read only a few entries at a time, because the caller may stop before the last one.
             for begin in range(version, checkpoint_version, -_PARALLEL_READS):
@@ -191,16 +191,16 @@ class Log:
                         raise UnmarkableError(f"version {entry_version} is missing in the log of {self.path}")
                     yield [action[action_kind] for action in entry if action_kind in action]
         if checkpoint_version >= 0:
-            yield self._checkpoint_actions(checkpoint_version, action_kind, fields)
+            yield self._read_checkpoint_actions(checkpoint_version, action_kind, fields)
 
     def _read_entry(self, version: int) -> Sequence[Action] | None:
         """The actions of the log entry of a version. None if there is no such entry."""
-        content = self.files.read(_entry_name(version))
+        content = self.files.read(_make_entry_name(version))
         return (
             None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
         )
 
-    def _last_checkpoint(self, version: int) -> int:
+    def _find_last_checkpoint(self, version: int) -> int:
         """The version of the last checkpoint, if it is a single file in the classic format, and not after `version`.
 
         Otherwise -1. In that case all entries are read, which is possible if none of them was removed.
@@ -213,7 +213,7 @@ class Log:
         is_classic = not (hint.get("parts") or hint.get("v2Checkpoint"))
         return checkpoint_version if is_classic and checkpoint_version <= version else -1
 
-    def _checkpoint_actions(
+    def _read_checkpoint_actions(
         self, version: int, action_kind: str, fields: Collection[str] | None
     ) -> Iterator[Action]:
         """The actions of one kind in the checkpoint of a version, with some fields."""
@@ -232,7 +232,7 @@ class Log:
                 yield from map(_to_json_action, actions.filter(pc.is_valid(actions)).to_pylist())
 
 
-def _entry_name(version: int) -> str:
+def _make_entry_name(version: int) -> str:
     """The name of the log entry of a version, relative to the table's folder."""
     return f"_delta_log/{version:020}.json"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pgsieve.resources.lake.delta.complete_entries import NO_ACTIONS, find_defect
-from pgsieve.resources.lake.delta.errors import damaged_log_error
+from pgsieve.resources.lake.delta.errors import make_damaged_log_error
 from pgsieve.resources.lake.stores.objects import Objects, open_objects
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
@@ -45,7 +45,7 @@ class LogEntries:
             return {each: stamp for each, stamp in stamps if stamp is not None}
         # The order of the names is the order of the versions.
         stamps_by_name = self._objects.stamps(
-            self._folder, after_name=_entry_name(version - 1) if version else None
+            self._folder, after_name=_make_entry_name(version - 1) if version else None
         )
         entries: dict[int, Stamp] = {
             int(match[1]): stamp
@@ -59,11 +59,11 @@ class LogEntries:
     def stamp(self, version: int) -> Stamp | None:
         """The stamp of the entry of a version. None if the entry does not exist."""
         if self._objects is not None:
-            return self._objects.stamp(f"{self._folder}/{_entry_name(version)}")
+            return self._objects.stamp(f"{self._folder}/{_make_entry_name(version)}")
         if self._is_uri:
-            return self._store.stamp(f"{self._log_path}/{_entry_name(version)}")
+            return self._store.stamp(f"{self._log_path}/{_make_entry_name(version)}")
         try:
-            entry = Path(self._log_path, _entry_name(version)).stat()
+            entry = Path(self._log_path, _make_entry_name(version)).stat()
         except OSError:
             return None
         return entry.st_ino, entry.st_mtime_ns, entry.st_size
@@ -71,33 +71,33 @@ class LogEntries:
     def entry_bytes(self, version: int) -> int | None:
         """The size in bytes of the entry of a version. None if the entry does not exist."""
         stamp = self.stamp(version)
-        return None if stamp is None else _stamp_bytes(stamp)
+        return None if stamp is None else _read_stamp_bytes(stamp)
 
     def raise_if_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
         """Raise DamagedTableError if an entry is incomplete, or if its size is not `entry_bytes`."""
-        if not _stamp_bytes(stamp):
+        if not _read_stamp_bytes(stamp):
             defect: str | None = NO_ACTIONS
         elif entry_bytes is not None:
-            defect = None if _stamp_bytes(stamp) == entry_bytes else "is another than was written"
+            defect = None if _read_stamp_bytes(stamp) == entry_bytes else "is another than was written"
         elif self._is_uri:
             return
         else:
-            defect = find_defect(Path(self._log_path, _entry_name(version)).read_bytes())
+            defect = find_defect(Path(self._log_path, _make_entry_name(version)).read_bytes())
         if defect is not None:
-            raise damaged_log_error(self._path, f"its entry {version} {defect}")
+            raise make_damaged_log_error(self._path, f"its entry {version} {defect}")
 
     def has_entries(self) -> bool:
         """True if there may be a log on an object store. If only delta-rs can reach the store, it is always true."""
         return self._objects is None or bool(self._objects.stamps(self._folder))
 
 
-def _stamp_bytes(stamp: Stamp) -> int:
+def _read_stamp_bytes(stamp: Stamp) -> int:
     """The size in bytes of the entry with this stamp."""
     size = stamp[-1]
     assert isinstance(size, int)
     return size
 
 
-def _entry_name(version: int) -> str:
+def _make_entry_name(version: int) -> str:
     """The name of the log entry of a version."""
     return f"{version:020d}.json"

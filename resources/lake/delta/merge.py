@@ -57,7 +57,7 @@ class Clauses:
     #: The values for all other matching rows.
     update_values: Mapping[str, str] = field(default_factory=dict)
 
-    def statement(self, target: str, source: str) -> str:
+    def format_statement(self, target: str, source: str) -> str:
         """The MERGE as a statement of Spark's SQL."""
         delete_condition = f" and {self.delete_condition}" if self.delete_condition else ""
         end_action = f" and {self.end_condition} then update set {_format_assignments(self.end_values)}"
@@ -112,7 +112,7 @@ class Merge:
             ended_columns=ended_columns,
         )
 
-    def clauses(self, quote: QuoteColumn) -> Clauses:
+    def make_clauses(self, quote: QuoteColumn) -> Clauses:
         """The clauses of the MERGE. `quote` quotes the names of columns."""
 
         def new_value(column: str, value: str) -> str:
@@ -142,7 +142,7 @@ class Merge:
         )
 
 
-def keyless_clauses(equality_condition: str, columns: Sequence[str]) -> Clauses:
+def format_keyless_clauses(equality_condition: str, columns: Sequence[str]) -> Clauses:
     """The clauses that delete the rows equal to a deleted row, and insert the inserted rows.
 
     `equality_condition` is a condition in Spark's SQL. It says that a row of the table and a row of the source are equal.

@@ -62,7 +62,7 @@ def write_files(
     Once a file has `size` bytes, it gets no further row group. `encodings` maps columns that have no dictionary to
     encodings of Parquet; by default the encoding is plain. Raises OSError.
     """
-    remaining_groups = _row_groups(batches, min(_GROUP_BYTES, size))
+    remaining_groups = _divide_into_row_groups(batches, min(_GROUP_BYTES, size))
     group = next(remaining_groups, None)
     while group is not None:
         name = f"part-{uuid.uuid4()}.parquet"
@@ -75,9 +75,9 @@ def write_files(
                 schema,
                 compression="zstd",
                 compression_level=COMPRESSION_LEVEL,
-                use_dictionary=_dictionary_columns(schema),
+                use_dictionary=_find_dictionary_columns(schema),
                 column_encoding=encodings,
-                write_statistics=_columns_with_bounds(schema),
+                write_statistics=_find_columns_with_bounds(schema),
             ) as writer,
         ):
             # A file gets at least one row group, however small `size` is.
@@ -94,11 +94,13 @@ def write_files(
         # A metadata_collector would have the footer, too. But if a write has failed, it would raise its own error, and
         # hide the error of the write.
         footer: pq.FileMetaData = writer.writer.metadata
-        row = {"path": name, "size": file_bytes, "stats": _statistics_json(footer)}
+        row = {"path": name, "size": file_bytes, "stats": _format_statistics(footer)}
         yield pa.RecordBatch.from_pylist([row], FILE_SCHEMA)
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch], max_bytes: int) -> Iterator[list[pa.RecordBatch]]:
+def _divide_into_row_groups(
+    batches: Iterable[pa.RecordBatch], max_bytes: int
+) -> Iterator[list[pa.RecordBatch]]:
     """Gather batches into row groups. Each result is the list of the batches of one row group."""
     group, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
@@ -117,20 +119,20 @@ def _row_groups(batches: Iterable[pa.RecordBatch], max_bytes: int) -> Iterator[l
         yield group
 
 
-def _columns_with_bounds(schema: pa.Schema) -> list[str] | bool:
+def _find_columns_with_bounds(schema: pa.Schema) -> list[str] | bool:
     """The Parquet columns, as paths, that have bounds in row groups. True stands for all columns.
 
     Floating-point numbers have no bounds. The bounds of Parquet ignore NaN, but Spark and PostgreSQL order NaN
     after every number.
     """
-    columns = _columns(schema)
+    columns = _list_columns(schema)
     bounded_columns = [path for path, kind in columns if not pa.types.is_floating(kind)]
     return True if len(bounded_columns) == len(columns) else bounded_columns
 
 
-def _dictionary_columns(schema: pa.Schema) -> list[str]:
+def _find_dictionary_columns(schema: pa.Schema) -> list[str]:
     """The Parquet columns, as paths, that are written with a dictionary of their values."""
-    return [path for path, kind in _columns(schema) if has_dictionary(kind)]
+    return [path for path, kind in _list_columns(schema) if has_dictionary(kind)]
 
 
 def has_dictionary(kind: pa.DataType) -> bool:
@@ -141,23 +143,23 @@ def has_dictionary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+def _list_columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
     """All Parquet columns of a schema, as pairs of a path and a type."""
-    return [leaf for field in schema for leaf in leaf_columns(field.name, field.type)]
+    return [leaf for field in schema for leaf in list_leaf_columns(field.name, field.type)]
 
 
-def leaf_columns(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+def list_leaf_columns(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
     """The Parquet columns of one column, as pairs of a path and a type."""
     if pa.types.is_struct(kind):
         for field in kind:
-            yield from leaf_columns(f"{path}.{field.name}", field.type)
+            yield from list_leaf_columns(f"{path}.{field.name}", field.type)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        yield from leaf_columns(f"{path}.list.element", kind.value_type)
+        yield from list_leaf_columns(f"{path}.list.element", kind.value_type)
     else:
         yield path, kind
 
 
-def _statistics_json(footer: pq.FileMetaData) -> str:
+def _format_statistics(footer: pq.FileMetaData) -> str:
     """Delta's statistics of a file, as JSON.
 
     They are the number of rows and, for columns that are not nested, the number of NULLs and exact bounds. Long

@@ -22,16 +22,16 @@ class QueryCache:
 
     def get(self, version: Hashable, query_name: str, run_query: Callable[[], Result]) -> Result:
         """The result of `run_query` for a version. It is computed only once. `query_name` identifies the query."""
-        results: dict[str, Result] = self._version_results(version)
+        results: dict[str, Result] = self._get_version_results(version)
         if query_name not in results:
             results[query_name] = run_query()
         return results[query_name]
 
     def store(self, version: Hashable, query_name: str, result: object) -> None:
         """Store the result of a query for a version in the cache."""
-        self._version_results(version)[query_name] = result
+        self._get_version_results(version)[query_name] = result
 
-    def _version_results(self, version: Hashable) -> dict[str, Any]:
+    def _get_version_results(self, version: Hashable) -> dict[str, Any]:
         cached = self._cached
         if version != cached[0]:
             cached = self._cached = version, {}

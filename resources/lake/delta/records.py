@@ -85,7 +85,7 @@ def commit_metadata(position: int | None, extra: Mapping[str, Any] | None = None
 def find_version_of_position(commits: Iterable[Mapping[str, Any]], position: int) -> int | None:
     """The version of the newest commit that wrote a position. None if there is none.
 
-    A commit that only kept the position does not count (see `kept_position_metadata`).
+    A commit that only kept the position does not count (see `make_kept_position_metadata`).
     """
     return next(
         (int(c["version"]) for c in commits if parse_position(c.get("userMetadata")) == (position, False)),
@@ -96,19 +96,19 @@ def find_version_of_position(commits: Iterable[Mapping[str, Any]], position: int
 def parse_position(metadata: str | None) -> tuple[int | None, bool]:
     """The position in the user metadata of a commit, and whether the commit only kept the table's position.
 
-    See `kept_position_metadata` about kept positions.
+    See `make_kept_position_metadata` about kept positions.
     """
-    metadata_of_pgsieve = _pgsieve_metadata(metadata)
+    metadata_of_pgsieve = _make_pgsieve_metadata(metadata)
     lsn = metadata_of_pgsieve.get("lsn")
     return (lsn if isinstance(lsn, int) else None), bool(metadata_of_pgsieve.get("kept"))
 
 
 def has_repair(commits: Iterable[Mapping[str, Any]]) -> bool:
     """True if one of these commits is a repair."""
-    return any(REPAIRED_KEY in _pgsieve_metadata(commit.get("userMetadata")) for commit in commits)
+    return any(REPAIRED_KEY in _make_pgsieve_metadata(commit.get("userMetadata")) for commit in commits)
 
 
-def _pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
+def _make_pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
     """The part of a commit's user metadata that pgsieve has written."""
     try:
         parsed = json.loads(metadata or "null")
@@ -118,7 +118,7 @@ def _pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
     return metadata_of_pgsieve if isinstance(metadata_of_pgsieve, dict) else {}
 
 
-def kept_position_metadata(position: int | None) -> str:
+def make_kept_position_metadata(position: int | None) -> str:
     """The user metadata of a commit that changes neither the rows nor the position.
 
     Spark finds the position of a table by searching its newest commits. So this commit repeats the position that

@@ -14,7 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
 from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY
-from pgsieve.resources.lake.delta.tables import arrow_schema
+from pgsieve.resources.lake.delta.tables import make_arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
 #: The features that require nothing of a writer which only adds and removes files.
@@ -100,7 +100,7 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
     """
     if not _accepts_any_row(table):
         return False
-    table_type = pa.struct(arrow_schema(table))
+    table_type = pa.struct(make_arrow_schema(table))
     file_type = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
     return (
         bool(table_type == file_type)

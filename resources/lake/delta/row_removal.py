@@ -22,7 +22,7 @@ from pgsieve.resources.lake.delta.commits import Commits, has_position, is_remov
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Action, Log
-from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, kept_position_metadata
+from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, make_kept_position_metadata
 from pgsieve.resources.lake.delta.requirements import can_change_rows, can_have_vectors, is_plain
 from pgsieve.resources.lake.stores.storage import is_uri
 
@@ -70,7 +70,7 @@ def enable_marking(commits: Commits, path: str) -> None:
     log, table = _log(commits, path), commits.open_table(path)
     log.files.verify_creation()
     commit_info = _make_commit_info(
-        "SET TBLPROPERTIES", table.version(), kept_position_metadata(commits.position(path))
+        "SET TBLPROPERTIES", table.version(), make_kept_position_metadata(commits.position(path))
     )
     deletion_vectors.enable_vectors(log, table, commit_info)
 
@@ -145,12 +145,12 @@ def mark_rows(
         deletion_vectors.commit_marked(
             _log(commits, path), expected_version, marked, add_actions, other_actions, now_ms
         )
-        _checkpoint(commits.open_table(path))
+        _write_checkpoint(commits.open_table(path))
 
     commits.commit_with_retries(path, attempt, commit)
 
 
-def _checkpoint(table: DeltaTable) -> None:
+def _write_checkpoint(table: DeltaTable) -> None:
     """Create a checkpoint if the table is due for one. delta-rs creates checkpoints only after its own commits."""
     interval = int(table.metadata().configuration.get("delta.checkpointInterval", 100))
     if table.version() % interval == 0:

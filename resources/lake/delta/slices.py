@@ -21,7 +21,7 @@ from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.delta.queries import query_table
 from pgsieve.resources.lake.delta.requirements import is_plain
-from pgsieve.resources.lake.delta.tables import arrow_schema
+from pgsieve.resources.lake.delta.tables import make_arrow_schema
 from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 
 
@@ -36,7 +36,7 @@ class Slices:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the table."""
-        return arrow_schema(self.table)
+        return make_arrow_schema(self.table)
 
     def ends_after(self, after_lsn: int) -> Sequence[int]:
         """The slices that end after an LSN: the LSNs where they end, in order, from the statistics of the files.
@@ -44,7 +44,7 @@ class Slices:
         Only files with several slices are read. Compaction makes such files.
         """
         ends: set[int] = set()
-        for file, bounds in self._bounds_by_file().items():
+        for file, bounds in self._read_bounds_by_file().items():
             if bounds and (bounds[1] <= after_lsn or bounds[0] == bounds[1]):
                 ends.add(bounds[1])
             else:
@@ -52,13 +52,13 @@ class Slices:
                 ends.update(pc.unique(rows["slice"]).to_pylist())
         return sorted(end for end in ends if end > after_lsn)
 
-    def messages(self, end: int) -> list[bytes]:
+    def read_messages(self, end: int) -> list[bytes]:
         """The raw messages of one slice of a change log, in their order."""
         rows = query_table(self.table, f"select data from t where slice = {end:d} order by number")
         messages: list[bytes] = rows["data"].to_pylist()
         return messages
 
-    def files(self, ends: Collection[int], *, must_exist: bool = False) -> list[str] | None:
+    def find_files(self, ends: Collection[int], *, must_exist: bool = False) -> list[str] | None:
         """The Parquet files that contain the rows of some slices, and perhaps of others.
 
         They can be read without Delta's log.
@@ -67,7 +67,7 @@ class Slices:
         DamagedTableError if a file is missing or empty; with `must_exist` also if a slice is in no file.
         """
         files_of_slices, missing_ends = [], set(ends)
-        for file, bounds in self._bounds_by_file().items():
+        for file, bounds in self._read_bounds_by_file().items():
             if bounds is None:
                 return None
             if present_ends := {end for end in ends if bounds[0] <= end <= bounds[1]}:
@@ -84,22 +84,24 @@ class Slices:
             )
         return files_of_slices if is_plain(self.table) else None
 
-    def row_groups(self, ends: Collection[int], *, must_exist: bool = False) -> list[RowGroup] | None:
+    def find_row_groups(self, ends: Collection[int], *, must_exist: bool = False) -> list[RowGroup] | None:
         """The row groups in the files of some slices, in the order of the files.
 
-        Returns None and raises DamagedTableError in the same cases as `files`.
+        Returns None and raises DamagedTableError in the same cases as `find_files`.
         """
-        files = self.files(ends, must_exist=must_exist)
-        return None if files is None else [group for file in files for group in self.store.row_groups(file)]
+        files = self.find_files(ends, must_exist=must_exist)
+        return (
+            None if files is None else [group for file in files for group in self.store.list_row_groups(file)]
+        )
 
-    def rows(
+    def read_rows(
         self, ends: Collection[int], *, columns: Sequence[str] | None = None, must_exist: bool = False
     ) -> pa.Table | None:
         """The rows of some slices in the order of their changes.
 
-        Returns None and raises DamagedTableError in the same cases as `files`.
+        Returns None and raises DamagedTableError in the same cases as `find_files`.
         """
-        files = self.files(ends, must_exist=must_exist)
+        files = self.find_files(ends, must_exist=must_exist)
         if files is None:
             return None
         schema = self.schema
@@ -117,7 +119,7 @@ class Slices:
         )
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
-    def _bounds_by_file(self) -> dict[str, tuple[int, int] | None]:
+    def _read_bounds_by_file(self) -> dict[str, tuple[int, int] | None]:
         """Maps each Parquet file to the ends of its first and its last slice.
 
         The value is None if the file has no statistics.

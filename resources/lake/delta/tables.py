@@ -43,7 +43,7 @@ _PARALLEL_CHECKS = 8
 
 
 @cache
-def shared_tables(options: tuple[tuple[str, str], ...]) -> "Tables":
+def share_tables(options: tuple[tuple[str, str], ...]) -> "Tables":
     """The open tables in a store with these options. All users in this process share them."""
     return Tables(Store(options))
 
@@ -315,6 +315,6 @@ def _has_log(path: str) -> bool:
     return Path(path, "_delta_log").is_dir()
 
 
-def arrow_schema(table: DeltaTable) -> pa.Schema:
+def make_arrow_schema(table: DeltaTable) -> pa.Schema:
     """The columns of a table, as an Arrow schema."""
     return pa.schema(table.schema().to_arrow())

@@ -35,14 +35,14 @@ def sort_by_z_order(rows: pa.Table, column_names: Sequence[str]) -> pa.Table:
     digits = _DIGITS // len(columns)
     order = np.zeros(rows.num_rows, np.uint64)
     for column_number, name in enumerate(reversed(columns)):
-        ranks = _scaled_ranks(rows[name], digits)
+        ranks = _scale_ranks(rows[name], digits)
         for digit in range(digits):
             bit = (ranks >> np.uint64(digit)) & np.uint64(1)
             order |= bit << np.uint64(digit * len(columns) + column_number)
     return rows.take(pa.array(np.argsort(order, kind="stable")))
 
 
-def _scaled_ranks(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]:
+def _scale_ranks(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]:
     """The ranks of values as numbers of `digits` binary digits.
 
     The first digit tells the upper half of the ranks from the lower half.

@@ -22,7 +22,7 @@ from typing import IO
 
 from pgsieve import __version__
 from pgsieve.resources.lake.engine import server
-from pgsieve.resources.lake.engine.installed_code import code_digest
+from pgsieve.resources.lake.engine.installed_code import compute_code_digest
 from pgsieve.resources.lake.engine.record import (
     SOCKET_NAME,
     EngineError,
@@ -48,7 +48,7 @@ class EngineUse:
     @property
     def has_same_code(self) -> bool:
         """True if the engine's workers have the same source code of pgsieve as this process."""
-        return bool(self.record.code) and self.record.code == code_digest()
+        return bool(self.record.code) and self.record.code == compute_code_digest()
 
     @property
     def target(self) -> str:
@@ -118,7 +118,7 @@ def start(
         is_launched = launch(folder, settings, max_idle, owner) or is_launched
         time.sleep(_WAIT_SECONDS)
     raise EngineError(
-        f"the engine does not start to serve: {_last_line(folder)}",
+        f"the engine does not start to serve: {_read_last_line(folder)}",
         hint=f"read {folder.log_path}; meanwhile each run starts its own Spark",
     )
 
@@ -220,7 +220,7 @@ def is_used(folder: EngineFolder) -> bool:
     return False
 
 
-def _last_line(folder: EngineFolder) -> str:
+def _read_last_line(folder: EngineFolder) -> str:
     """The last line in the log of the engine."""
     with suppress(OSError):
         lines = folder.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()

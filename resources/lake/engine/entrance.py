@@ -60,15 +60,15 @@ def _serve(client: socket.socket, pid: int, port: int) -> None:
     if spark is None:
         client.close()
         return
-    answers = Thread(target=_forward, args=(spark, client), daemon=True)
+    answers = Thread(target=_forward_bytes, args=(spark, client), daemon=True)
     answers.start()
-    _forward(client, spark)
+    _forward_bytes(client, spark)
     answers.join()
     client.close()
     spark.close()
 
 
-def _forward(source: socket.socket, sink: socket.socket) -> None:
+def _forward_bytes(source: socket.socket, sink: socket.socket) -> None:
     """Forward bytes from one connection to another, until one of them ends. Then end both."""
     with suppress(OSError):
         while octets := source.recv(_CHUNK_BYTES):

@@ -20,7 +20,7 @@ import pgsieve
 _IMPORTED_AT = time.time_ns()
 
 
-def code_digest() -> str:
+def compute_code_digest() -> str:
     """The digest of the package's source files: their paths, sizes, and times of change.
 
     It is empty if a file was changed after this process had begun, because the process may have the former code. So a

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pgsieve import __version__
 from pgsieve.resources.lake.engine.entrance import connect_to_process, open_entrance
-from pgsieve.resources.lake.engine.installed_code import code_digest
+from pgsieve.resources.lake.engine.installed_code import compute_code_digest
 from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import (
     JAVA_OPTIONS,
@@ -73,7 +73,7 @@ def serve(folder: EngineFolder, plan: EnginePlan) -> int:
         return 0  # Another engine is serving already.
     with serving_lock:
         folder.remove_record()
-        token, port = secrets.token_urlsafe(32), _free_port()
+        token, port = secrets.token_urlsafe(32), _find_free_port()
         signal.signal(signal.SIGTERM, _handle_end_signal)
         signal.signal(signal.SIGINT, _handle_end_signal)
         master = plan.settings["spark.master"]
@@ -102,7 +102,13 @@ def serve(folder: EngineFolder, plan: EnginePlan) -> int:
             open_entrance(spark.pid, port)
             folder.write_record(
                 EngineRecord(
-                    os.getpid(), spark.pid, token, plan.fingerprint, __version__, time.time(), code_digest()
+                    os.getpid(),
+                    spark.pid,
+                    token,
+                    plan.fingerprint,
+                    __version__,
+                    time.time(),
+                    compute_code_digest(),
                 )
             )
             _wait_for_end(folder, plan, spark)
@@ -112,7 +118,7 @@ def serve(folder: EngineFolder, plan: EnginePlan) -> int:
     return 0
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     """A port of 127.0.0.1 on which no process listens at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -27,17 +27,17 @@ _SILENT_OPTIONS = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=o
 _PROGRAM = "pgsieve.resources.lake.archived_session"
 
 
-def jars_folder() -> Path:
+def find_jars_folder() -> Path:
     """The folder of the jars and the archive. PGSIEVE_JARS names it; otherwise it is the virtual environment."""
     return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix)
 
 
 def archive_file() -> Path:
     """The path of the archive for this Java. The file may not exist yet."""
-    return jars_folder() / f"spark-{version('pyspark')}-{_java_digest()}.jsa"
+    return find_jars_folder() / f"spark-{version('pyspark')}-{_compute_java_digest()}.jsa"
 
 
-def _java_digest() -> str:
+def _compute_java_digest() -> str:
     """A digest of the path, the size and the time of the Java program. It differs between Java installations."""
     home = os.environ.get("JAVA_HOME")
     program = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
@@ -80,7 +80,7 @@ def make_archive() -> bool:
     return file.is_file()
 
 
-def archiving_options(archive: Path) -> str:
+def make_archiving_options(archive: Path) -> str:
     """The Java options that make a JVM write an archive of its classes when it ends."""
     return " ".join((f'"-XX:ArchiveClassesAtExit={archive}"', *_SILENT_OPTIONS))
 

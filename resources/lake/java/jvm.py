@@ -98,10 +98,10 @@ def _is_altering(name: str, master: str) -> bool:
 
 def _find_home() -> str:
     """The user's home directory, which may contain credentials; a temporary folder if the user has no home directory."""
-    return home if (home := _named_home()) and os.access(home, os.X_OK) else str(private_folder())
+    return home if (home := _find_named_home()) and os.access(home, os.X_OK) else str(private_folder())
 
 
-def _named_home() -> str | None:
+def _find_named_home() -> str | None:
     """The user's home directory as the environment or /etc/passwd names it, or None. It may not exist."""
     home = os.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser raises if there is none
     return home if Path(home).is_absolute() else None
@@ -112,7 +112,7 @@ def has_writable_home() -> bool:
 
     Otherwise a JVM writes such files into the private folder of this process, which is removed with the process.
     """
-    home = _named_home()
+    home = _find_named_home()
     return home is not None and os.access(home, os.W_OK | os.X_OK)
 
 
@@ -194,12 +194,12 @@ def format_properties(settings: Mapping[str, str]) -> str:
     escapes = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"} | {c: f"\\{c}" for c in " =:#!"}
 
     def escape(text: str) -> str:
-        return "".join(escapes.get(c, c if c.isascii() else _utf16(c)) for c in text)
+        return "".join(escapes.get(c, c if c.isascii() else _encode_utf16(c)) for c in text)
 
     return "".join(f"{escape(name)}={escape(value)}\n" for name, value in settings.items())
 
 
-def _utf16(character: str) -> str:
+def _encode_utf16(character: str) -> str:
     """The escapes of a character in a Java properties file: one per UTF-16 code unit."""
     units = character.encode("utf-16-be")
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))

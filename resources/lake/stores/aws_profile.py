@@ -52,8 +52,8 @@ class AwsProfile:
     @classmethod
     def read_active(cls, environ: Mapping[str, str]) -> "AwsProfile":
         """The profile that is active in this environment."""
-        config = _read_sections(_file_path(environ, "AWS_CONFIG_FILE", "config"))
-        credentials = _read_sections(_file_path(environ, "AWS_SHARED_CREDENTIALS_FILE", "credentials"))
+        config = _read_sections(_find_file_path(environ, "AWS_CONFIG_FILE", "config"))
+        credentials = _read_sections(_find_file_path(environ, "AWS_SHARED_CREDENTIALS_FILE", "credentials"))
         name = environ.get("AWS_PROFILE") or "default"
         default = config.get(name, {}) if name == "default" else {}
         settings = {**default, **config.get(f"profile {name}", {}), **credentials.get(name, {})}
@@ -91,7 +91,7 @@ def _parse_nested_settings(text: str) -> dict[str, str]:
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-def _file_path(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
+def _find_file_path(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
     """The path of one of the two files. None if the user has no home directory."""
     home = environ.get("HOME")
     if path_of_variable := environ.get(variable):

@@ -56,10 +56,10 @@ class BatchCache:
                 self._batches.clear()
 
     def __reduce__(self) -> tuple[Callable[[str | None], "BatchCache"], tuple[str | None]]:
-        return _worker_cache, (self._name,)
+        return _get_worker_cache, (self._name,)
 
 
-def _worker_cache(name: str | None) -> BatchCache:
+def _get_worker_cache(name: str | None) -> BatchCache:
     """The cache of this process with this name. A new name replaces the earlier cache."""
     if name is None:
         return BatchCache(0)
@@ -88,6 +88,6 @@ def share_batch_cache() -> Iterator[None]:
         yield
 
 
-def current_batch_cache() -> BatchCache:
+def get_batch_cache() -> BatchCache:
     """The cache of the enclosing `share_batch_cache`. If there is none, a cache that holds nothing."""
     return _CURRENT_CACHE.get() or BatchCache(0)

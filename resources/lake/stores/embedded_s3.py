@@ -56,7 +56,7 @@ def run_embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         for _ in range(_MAX_ATTEMPTS):
-            s3_port, *other_ports = _free_ports(1 + len(_SERVICES))
+            s3_port, *other_ports = _find_free_ports(1 + len(_SERVICES))
             if stack.enter_context(_run_server(program, folder, s3_port, other_ports, key, secret)):
                 yield f"http://127.0.0.1:{s3_port}"
                 return
@@ -79,7 +79,7 @@ def _find_program() -> str:
     return program
 
 
-def _free_ports(count: int) -> list[int]:
+def _find_free_ports(count: int) -> list[int]:
     """Some ports that are free, and whose gRPC ports are free, too."""
     ports: list[int] = []
     with ExitStack() as sockets:

@@ -41,9 +41,11 @@ class ObjectFiles(DeltaStorageHandler):
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
         """Information about these paths. For a file it takes one request; delta-rs's handler would need two."""
-        return [self._file_info(path) or super(ObjectFiles, self).get_file_info([path])[0] for path in paths]
+        return [
+            self._make_file_info(path) or super(ObjectFiles, self).get_file_info([path])[0] for path in paths
+        ]
 
-    def _file_info(self, path: str) -> pafs.FileInfo | None:
+    def _make_file_info(self, path: str) -> pafs.FileInfo | None:
         stamp = self._objects.stamp(path)
         if stamp is None:
             return None

@@ -77,7 +77,7 @@ def open_objects(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | 
         return None
     parts = urlsplit(path)
     try:
-        return _shared_objects(f"{parts.scheme}://{parts.netloc}", options)
+        return _share_objects(f"{parts.scheme}://{parts.netloc}", options)
     except OSError as error:
         _LOGGER.debug("%s: %s", path, error)
         return None
@@ -87,7 +87,7 @@ class Objects:
     """The objects of one bucket or container."""
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
-        with _os_errors():
+        with _translate_to_os_errors():
             self._store = _open_store(root, options)
 
     def read(self, path: str) -> bytes | None:
@@ -95,7 +95,7 @@ class Objects:
         import obstore
 
         try:
-            with _os_errors():
+            with _translate_to_os_errors():
                 return bytes(obstore.get(self._store, path).bytes())
         except FileNotFoundError:
             return None
@@ -105,7 +105,7 @@ class Objects:
         import obstore
 
         try:
-            with _os_errors():
+            with _translate_to_os_errors():
                 answer = obstore.get(self._store, path, options={"range": (0, size)})
                 return bytes(answer.bytes()), answer.meta["size"]
         except OSError as error:
@@ -120,7 +120,7 @@ class Objects:
         """
         import obstore
 
-        with _os_errors():
+        with _translate_to_os_errors():
             return bytes(obstore.get_range(self._store, path, start=start, end=end))
 
     def writer(self, path: str) -> "ObjectWriter":
@@ -131,7 +131,7 @@ class Objects:
         """Write an object. It replaces an older object of this name."""
         import obstore
 
-        with _os_errors():
+        with _translate_to_os_errors():
             obstore.put(self._store, path, content)
 
     def stamps(self, folder: str, after_name: str | None = None) -> dict[str, Stamp]:
@@ -142,7 +142,7 @@ class Objects:
         import obstore
 
         prefix = f"{folder.strip('/')}/"
-        with _os_errors():
+        with _translate_to_os_errors():
             batches = obstore.list(
                 self._store, prefix, offset=None if after_name is None else prefix + after_name
             )
@@ -160,7 +160,7 @@ class Objects:
         import obstore
 
         try:
-            with _os_errors():
+            with _translate_to_os_errors():
                 return _make_stamp(obstore.head(self._store, path))
         except FileNotFoundError:
             return None
@@ -178,7 +178,7 @@ class Objects:
         except obstore.exceptions.BaseError as error:
             # The store may have created the object although it answered with an error.
             if not self._has_content(path, content):
-                raise OSError(_message(error)) from error
+                raise OSError(_format_message(error)) from error
 
     def _has_content(self, path: str, content: bytes) -> bool:
         """True if the object exists and has these bytes. Raises FileExistsError if it has other bytes."""
@@ -203,7 +203,7 @@ class ObjectWriter:
 
     def write(self, content: bytes | pa.Buffer) -> int:
         """Add bytes. Return their number."""
-        with _os_errors():
+        with _translate_to_os_errors():
             # The bytes of pyarrow's buffers are signed, which the library refuses, so make them unsigned.
             return self._file.write(memoryview(content).cast("B"))
 
@@ -213,7 +213,7 @@ class ObjectWriter:
     def close(self) -> None:
         """Create the object from the bytes that were written."""
         self.closed = True
-        with _os_errors():
+        with _translate_to_os_errors():
             self._file.close()
 
 
@@ -225,13 +225,13 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
     """
     if SCHEMES.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
         return True
-    if {"aws_access_key_id", "aws_endpoint_url"} & _lower_names(options).keys():
+    if {"aws_access_key_id", "aws_endpoint_url"} & _convert_names_to_lower_case(options).keys():
         return True
     return not AwsProfile.read_active(environ).has_credentials
 
 
 @cache
-def _shared_objects(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
+def _share_objects(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
     """The objects of a store with these options. All users in this process share one object, and its connections."""
     return Objects(root, dict(options))
 
@@ -241,7 +241,7 @@ def _open_store(root: str, options: Mapping[str, str]) -> "ObjectStore":
     from obstore.store import S3Store, from_url
 
     # The types are Any, because the library's annotations require typed dictionaries.
-    config: Any = _lower_names(options)
+    config: Any = _convert_names_to_lower_case(options)
     client: Any = {"allow_http": config.pop(_ALLOW_HTTP) == "true"} if _ALLOW_HTTP in config else {}
     if SCHEMES.get((parts := urlsplit(root)).scheme) == "s3":
         # from_url would ignore the option for the endpoint, and use the environment variable instead.
@@ -253,24 +253,24 @@ def _make_stamp(meta: "ObjectMeta") -> Stamp:
     return meta["e_tag"], meta["last_modified"], meta["size"]
 
 
-def _lower_names(options: Mapping[str, str]) -> dict[str, str]:
+def _convert_names_to_lower_case(options: Mapping[str, str]) -> dict[str, str]:
     """The options with their names in lower case. delta-rs ignores the case of the names."""
     return {name.lower(): value for name, value in options.items()}
 
 
 @contextmanager
-def _os_errors() -> Iterator[None]:
+def _translate_to_os_errors() -> Iterator[None]:
     """Raise the errors of the library as FileNotFoundError or OSError, without the data structures in their messages."""
     import obstore
 
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(_message(error)) from error
+        raise FileNotFoundError(_format_message(error)) from error
     except obstore.exceptions.BaseError as error:
-        raise OSError(_message(error)) from error
+        raise OSError(_format_message(error)) from error
 
 
-def _message(error: Exception) -> str:
+def _format_message(error: Exception) -> str:
     """The message of an error of the library, without the data structures at its end."""
     return str(error).partition(_STRUCTURES)[0]

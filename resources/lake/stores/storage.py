@@ -163,12 +163,12 @@ class Storage:
         )
 
     def with_address(self, address: str) -> "Storage":
-        """The storage of another address. In the same store it has the same options; elsewhere `storage_of` returns it."""
+        """The storage of another address. In the same store it has the same options; elsewhere `find_storage` returns it."""
         storage = Storage.from_address(
             address, self.options, is_written_only_by_spark=self.is_written_only_by_spark
         )
         is_same_store = urlsplit(storage.address)[:2] == urlsplit(self.address)[:2]
-        return storage if is_same_store else storage_of(address)
+        return storage if is_same_store else find_storage(address)
 
     @property
     def scheme(self) -> str:
@@ -222,7 +222,7 @@ class Storage:
         endpoint = self.endpoint(environ)
         return endpoint is not None and not _S3_HOST.search(urlsplit(endpoint).hostname or "")
 
-    def _path_style(self, environ: Mapping[str, str]) -> str | None:
+    def _uses_path_style(self, environ: Mapping[str, str]) -> str | None:
         """Where the name of the bucket is: "true" for the path of a request, "false" for the name of the host.
 
         None if each engine may choose. If the host is an IP address, the bucket is always in the path, whatever
@@ -233,12 +233,12 @@ class Storage:
             return "true"
         return self.options.get("path_style") or ("true" if endpoint else None)
 
-    def _endpoint_with_bucket(self, endpoint: str) -> str:
+    def _make_endpoint_with_bucket(self, endpoint: str) -> str:
         """The address of a server, with the bucket before the host. The address `endpoint` may have the bucket already."""
-        parts = urlsplit(self._endpoint_without_bucket(endpoint))
+        parts = urlsplit(self._make_endpoint_without_bucket(endpoint))
         return parts._replace(netloc=f"{self._bucket}.{parts.netloc}").geturl()
 
-    def _endpoint_without_bucket(self, endpoint: str) -> str:
+    def _make_endpoint_without_bucket(self, endpoint: str) -> str:
         """The address of a server, without the bucket before the host."""
         parts = urlsplit(endpoint)
         return parts._replace(netloc=parts.netloc.removeprefix(f"{self._bucket}.")).geturl()
@@ -247,14 +247,14 @@ class Storage:
     def _bucket(self) -> str:
         return urlsplit(self.address).netloc
 
-    def delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    def make_delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The options for delta-rs. It reads more options itself, from the environment and the machine."""
         get_option = self.options.get
         if self.platform == "s3":
-            endpoint, path_style = self.endpoint(environ), self._path_style(environ)
+            endpoint, path_style = self.endpoint(environ), self._uses_path_style(environ)
             if endpoint and path_style == "false":
                 # delta-rs does not itself add the bucket to the host.
-                endpoint = self._endpoint_with_bucket(endpoint)
+                endpoint = self._make_endpoint_with_bucket(endpoint)
             options = {
                 "aws_endpoint_url": endpoint,
                 # This option takes precedence over the option before it. If it were missing, delta-rs would use the
@@ -265,7 +265,7 @@ class Storage:
                 "aws_secret_access_key": get_option("secret_access_key"),
                 "aws_session_token": get_option("session_token"),
                 "aws_conditional_put": "etag",
-                **self._profile_options(environ, endpoint),
+                **self._read_profile_options(environ, endpoint),
             }
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
@@ -284,7 +284,7 @@ class Storage:
             options = {"google_service_account": get_option("service_account")}
         return {name: value for name, value in options.items() if value is not None}
 
-    def _profile_options(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
+    def _read_profile_options(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
         """The options that come from a profile. If there is an endpoint, delta-rs itself reads no profile.
 
         The keys are passed on even if there is no endpoint, because other libraries use these options, too. But if
@@ -292,7 +292,7 @@ class Storage:
         needs new keys.
         """
         profile, options = AwsProfile.read_active(environ), {}
-        if profile.region and not self._region(environ):
+        if profile.region and not self._find_region(environ):
             options["aws_region"] = profile.region
         has_keys = "access_key_id" in self.options or any(environ.get(name) for name in _CREDENTIAL_VARIABLES)
         if not has_keys and (endpoint or not profile.has_expiring_keys):
@@ -300,15 +300,15 @@ class Storage:
             options |= profile.keys
         return options
 
-    def _region(self, environ: Mapping[str, str]) -> str | None:
+    def _find_region(self, environ: Mapping[str, str]) -> str | None:
         return self.options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
 
-    def spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    def make_spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The settings of Spark's file system for this lake that Spark does not find itself."""
         if self.platform == "s3":
-            settings = self._s3a_settings(environ)
+            settings = self._make_s3a_settings(environ)
         elif self.platform == "azure":
-            settings = self._abfs_settings()
+            settings = self._make_abfs_settings()
         elif self.platform == "gs" and (file := self.options.get("service_account")):
             settings = {
                 "fs.gs.auth.type": "SERVICE_ACCOUNT_JSON_KEYFILE",
@@ -318,13 +318,13 @@ class Storage:
             settings = {}
         return {name: value for name, value in settings.items() if value is not None}
 
-    def _s3a_settings(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+    def _make_s3a_settings(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         """The settings of S3A, Hadoop's file system for S3."""
         get_option = self.options.get
-        endpoint, path_style = self.endpoint(environ), self._path_style(environ)
+        endpoint, path_style = self.endpoint(environ), self._uses_path_style(environ)
         if endpoint and path_style == "false":
-            endpoint = self._endpoint_without_bucket(endpoint)
-        region = self._region(environ) or AwsProfile.read_active(environ).region
+            endpoint = self._make_endpoint_without_bucket(endpoint)
+        region = self._find_region(environ) or AwsProfile.read_active(environ).region
         provider = _SDK_CHAIN
         if get_option("access_key_id"):
             provider = _KEY_PROVIDER.format("Temporary" if get_option("session_token") else "Simple")
@@ -338,7 +338,7 @@ class Storage:
             "fs.s3a.session.token": get_option("session_token"),
         }
 
-    def _abfs_settings(self) -> dict[str, str | None]:
+    def _make_abfs_settings(self) -> dict[str, str | None]:
         """The settings of ABFS, Hadoop's file system for Azure."""
         get_option, account = self.options.get, urlsplit(self.address).hostname
         if get_option("account_key"):
@@ -382,7 +382,7 @@ def declare_storage(storage: Storage) -> None:
     _storage_by_address[storage.address] = storage
 
 
-def storage_of(address: str) -> Storage:
+def find_storage(address: str) -> Storage:
     """The storage that was declared for an address. If none was declared, a storage with the address alone."""
     return _storage_by_address.get(address) or Storage.from_address(address)
 

@@ -59,7 +59,7 @@ class Store:
     @classmethod
     def from_storage(cls, storage: Storage) -> "Store":
         """The store of a lake."""
-        return cls(tuple(storage.delta_rs_options().items()))
+        return cls(tuple(storage.make_delta_rs_options().items()))
 
     def file_system(self, path: str) -> tuple[pafs.FileSystem, str]:
         """The file system that contains a path, and the path within this file system."""
@@ -124,13 +124,13 @@ class Store:
         )
         return dataset.to_table(columns=columns and list(columns), filter=filters)
 
-    def row_groups(self, path: str) -> list["RowGroup"]:
+    def list_row_groups(self, path: str) -> list["RowGroup"]:
         """The row groups of a Parquet file."""
-        with self._parquet(path) as file:
+        with self._open_parquet(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         return [RowGroup(path, n, g.num_rows, g.total_byte_size) for n, g in enumerate(groups)]
 
-    def row_group_bounds(
+    def read_row_group_bounds(
         self, path: str, columns: Mapping[str, pa.DataType]
     ) -> dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]:
         """The least and the greatest value of columns in each row group of a Parquet file that has values of the column.
@@ -139,7 +139,7 @@ class Store:
         (`keys.has_bounds`). A column may be a field of a struct ("new.id"). None stands for bounds that are
         unknown.
         """
-        with self._parquet(path) as file:
+        with self._open_parquet(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             bounds = dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]()
             for index, name in enumerate(file.schema.column(n).path for n in range(len(file.schema))):
@@ -163,7 +163,7 @@ class Store:
         for path, groups_of_file in groupby(groups, key=attrgetter("file")):
             with ExitStack() as stack:
                 # The file is opened when the first of its row groups is read.
-                open_file = cache(partial(stack.enter_context, self._parquet(path)))
+                open_file = cache(partial(stack.enter_context, self._open_parquet(path)))
                 for group in groups_of_file:
                     yield group, partial(_read_group, open_file, group.number)
 
@@ -181,11 +181,11 @@ class Store:
 
     def read_columns(self, path: str, columns: Sequence[str]) -> pa.Table:
         """All rows of a Parquet file, with some of its columns. A column may be a field of a struct."""
-        with self._parquet(path) as file:
+        with self._open_parquet(path) as file:
             return _replace_views_in_rows(file.read(columns=list(columns)))
 
     @contextmanager
-    def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
+    def _open_parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         """Open a Parquet file for the block."""
         files, inner_path = self.file_system(path)
         # With pre_buffer, the columns of a row group are requested from an object store at the same time.
@@ -235,7 +235,7 @@ class Store:
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None
     ) -> Iterator[pa.RecordBatch]:
         """The same as `batches`, but without an Arrow dataset. All columns of the file are decoded."""
-        with self._parquet(path) as file:
+        with self._open_parquet(path) as file:
             for batch in file.iter_batches(row_groups=None if groups is None else list(groups)):
                 indices = [batch.schema.get_field_index(each.name) for each in schema]
                 columns = [
@@ -244,7 +244,7 @@ class Store:
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def file_names(self, folder: str) -> list[str]:
+    def list_file_names(self, folder: str) -> list[str]:
         """The names of all files in a folder and its subfolders. Empty if the folder does not exist."""
         return [file.base_name for file in self._list_files(folder)]
 
@@ -290,7 +290,7 @@ class Store:
 
     def remove(self, folder: str) -> bool:
         """Remove a folder with everything in it. Return False if the folder does not exist."""
-        if not (self.file_names(folder) if is_uri(folder) else Path(folder).exists()):
+        if not (self.list_file_names(folder) if is_uri(folder) else Path(folder).exists()):
             return False
         files, inner_path = self.file_system(folder)
         files.delete_dir(inner_path)

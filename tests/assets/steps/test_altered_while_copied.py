@@ -39,7 +39,7 @@ def test_a_copy_has_the_table_as_altered(shop: Shop, alteration: str) -> None:
     (copied,) = copy_tables(two, lake, find_tables_to_copy(two, lake), altering)
     assert copied.problem is None
     assert any(line.endswith("to be copied again: 1 table") for line in lines), lines
-    assert TableStates(lake, "two").newest()["public", "stock"].state == SyncState.READY
+    assert TableStates(lake, "two").read_newest()["public", "stock"].state == SyncState.READY
     replica = DeltaTable(lake.paths.replica("two", "public", "stock"))
     assert [field.name for field in replica.schema().fields] == columns
     assert replica.to_pyarrow_table().num_rows == rows

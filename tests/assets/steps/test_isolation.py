@@ -27,7 +27,7 @@ from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import drop_slots
 
@@ -101,7 +101,7 @@ def test_every_cut_equals_one_moment_of_the_publisher(replicated: _Replicated) -
         # A cut includes unchanged tables at their present version.
         database.execute("insert into checking values (%s, 0)", [10 + amount])
         replicated.increment()
-        cut = Cuts(replicated.lake, replicated.subscription.name).last()
+        cut = Cuts(replicated.lake, replicated.subscription.name).read_last()
         assert cut is not None
         cuts.append(cut)
     assert [c.lsn for c in cuts] == sorted({c.lsn for c in cuts})
@@ -123,7 +123,7 @@ def test_a_table_with_an_impossible_value_is_set_aside_and_the_others_continue(
     database.execute("insert into prices values (2, 'NaN')")
     database.execute("insert into notes values (1, 'goes on')")
     replicated.increment()
-    state = TableStates(replicated.lake, "sub").newest()["public", "prices"]
+    state = TableStates(replicated.lake, "sub").read_newest()["public", "prices"]
     assert state.state == SyncState.SET_ASIDE
     assert 'column "price"' in (state.reason or "")
     assert "in the row with key (id)=(2)" in (state.reason or "")
@@ -143,7 +143,7 @@ def test_a_table_with_an_impossible_value_is_set_aside_and_the_others_continue(
     assert copied.problem is None
     database.execute("insert into prices values (3, 3)")
     replicated.increment()
-    assert TableStates(replicated.lake, "sub").newest()["public", "prices"].state == SyncState.READY
+    assert TableStates(replicated.lake, "sub").read_newest()["public", "prices"].state == SyncState.READY
     assert sorted(row["id"] for row in replicated.rows("prices")) == [1, 2, 3]
     assert len(replicated.rows("notes")) == 2
 
@@ -170,12 +170,12 @@ def test_the_reason_names_the_transaction_that_set_a_table_aside(replicated: _Re
     database.execute("create publication p for table prices")
     replicated.copy()
     database.execute("insert into prices values (1, 1)")
-    before = current_lsn(database)
+    before = read_current_lsn(database)
     database.execute("insert into prices values (2, 'NaN')")
-    after = current_lsn(database)
+    after = read_current_lsn(database)
     database.execute("insert into prices values (3, 'NaN')")
     replicated.increment()
-    reason = TableStates(replicated.lake, "sub").newest()["public", "prices"].reason or ""
+    reason = TableStates(replicated.lake, "sub").read_newest()["public", "prices"].reason or ""
     (finished,) = re.findall(
         r"in the transaction finished at (\S+); set `types: .*; `pgsieve resync sub public\.prices` copies",
         reason,
@@ -205,7 +205,7 @@ def test_failing_row_filters_set_their_tables_aside_without_showing_a_value(
         database.execute(f"insert into {table} values (2, 777777, 2)")
     database.execute("insert into notes values (1, 'goes on')")
     replicated.increment()
-    states = TableStates(replicated.lake, "sub").newest()
+    states = TableStates(replicated.lake, "sub").read_newest()
     for table, (_, text) in filters.items():
         reason = states["public", table].reason or ""
         assert states["public", table].state == SyncState.SET_ASIDE
@@ -251,5 +251,7 @@ def test_a_table_with_columns_that_delta_cannot_have_is_set_aside_and_the_others
     assert problems["beside"] is None
     assert 'columns "Note" and "note" differ in case alone' in str(problems["cased"])
     assert "no column is published" in str(problems["bare"])
-    states = {name[1]: state.state for name, state in TableStates(replicated.lake, "sub").newest().items()}
+    states = {
+        name[1]: state.state for name, state in TableStates(replicated.lake, "sub").read_newest().items()
+    }
     assert states == {"cased": SyncState.SET_ASIDE, "bare": SyncState.SET_ASIDE, "beside": SyncState.READY}

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
-from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA, ChangeLog
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.ready import prepare_slot
@@ -43,10 +43,10 @@ from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     SlotMissingError,
     create_slot,
-    slot_state,
+    read_slot_state,
 )
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.lakes import no_session
 
 pytestmark = pytest.mark.slow
@@ -157,7 +157,7 @@ def test_a_filter_that_cannot_be_evaluated_stops_its_table_and_not_the_slot_stre
     assert isinstance(error, UnsupportedFilterError)
     assert "row_filter: publisher" in str(error.hint)
     assert find_tables_to_copy(subscription, lake) == []
-    state = TableStates(lake, "s").newest()["public", "t"]
+    state = TableStates(lake, "s").read_newest()["public", "t"]
     assert (state.state, state.reason) == (SyncState.INITIALIZE, describe_waiting_reason(error))
     drain_slot(subscription.slot_stream, lake, [subscription], lambda _: None)
     database.execute("alter publication odd set table t where (a > 1)")
@@ -272,13 +272,13 @@ def test_a_slot_behind_delta_is_advanced(conninfo: str, database: psycopg.Connec
     with reading.source.connect() as connection:
         start = create_slot(connection, "shop", "refused")
         database.execute("create table noise (a int)")
-        later = current_lsn(connection)
-        lake.records.append(lake.paths.change_log("shop"), CHANGE_LOG.empty_table(), later)
+        later = read_current_lsn(connection)
+        lake.records.append(lake.paths.change_log("shop"), CHANGE_LOG_SCHEMA.empty_table(), later)
         prepare_slot(connection, reading, lake)
-        state = slot_state(connection, "refused")
+        state = read_slot_state(connection, "refused")
     assert state is not None
     assert start < later <= state.confirmed_lsn
-    assert ChangeLog(lake, reading).position() == later
+    assert ChangeLog(lake, reading).read_position() == later
 
 
 def test_a_new_slot_causes_a_copy_of_every_table(
@@ -288,7 +288,7 @@ def test_a_new_slot_causes_a_copy_of_every_table(
     reading = slot_stream(conninfo)
     with reading.source.connect() as connection:
         prepare_slot(connection, reading, lake)
-    assert TableStates(lake, "s").newest()["public", "t"].state == SyncState.INITIALIZE
+    assert TableStates(lake, "s").read_newest()["public", "t"].state == SyncState.INITIALIZE
 
 
 def test_an_idle_slot_does_not_retain_wal(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:

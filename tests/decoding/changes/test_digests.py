@@ -10,7 +10,7 @@ import pytest
 from pyspark import cloudpickle
 
 from pgsieve.decoding.changes.columns import SIDES
-from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, digest_sides, row_digests
+from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, compute_row_digests, digest_sides
 from pgsieve.resources.lake.session import ship_by_value
 
 NAN = float("nan")
@@ -47,7 +47,9 @@ def _column(values: list[object], kind: pa.DataType) -> pa.Array:
 
 
 def _digests(*columns: pa.Array) -> list[tuple[int, ...]]:
-    digests = row_digests(pa.RecordBatch.from_arrays(list(columns), [str(n) for n in range(len(columns))]))
+    digests = compute_row_digests(
+        pa.RecordBatch.from_arrays(list(columns), [str(n) for n in range(len(columns))])
+    )
     assert digests.schema == DIGEST_SCHEMA
     return list(zip(*(column.to_pylist() for column in digests.columns), strict=True))
 
@@ -73,7 +75,7 @@ def test_rows_have_the_same_digest_if_all_values_are_the_same(kind: str) -> None
         == count**2
     )
 
-    places, of = WantedDigests(row_digests(pa.record_batch({"0": column.slice(1)}))).within(
+    places, of = WantedDigests(compute_row_digests(pa.record_batch({"0": column.slice(1)}))).find_rows(
         pa.record_batch({"0": twice})
     )
     assert places.tolist() == [place for place in range(2 * count) if place % count]
@@ -84,11 +86,11 @@ def test_a_search_can_be_sent_to_executors_without_pgsieve() -> None:
     """It is sent by value, with its class. Before Python 3.12 a cached_property has a lock, which cannot be pickled."""
     ship_by_value()
     rows = pa.record_batch({"0": pa.array(["a", "b", "c"])})
-    sought = WantedDigests(row_digests(rows.slice(1)))
+    sought = WantedDigests(compute_row_digests(rows.slice(1)))
     for _ in range(2):  # also after a search
         sent = cloudpickle.loads(cloudpickle.dumps(sought))
-        assert [part.tolist() for part in sent.within(rows)] == [[1, 2], [0, 1]]
-        assert [part.tolist() for part in sought.within(rows)] == [[1, 2], [0, 1]]
+        assert [part.tolist() for part in sent.find_rows(rows)] == [[1, 2], [0, 1]]
+        assert [part.tolist() for part in sought.find_rows(rows)] == [[1, 2], [0, 1]]
 
 
 def test_values_of_one_column_are_not_mistaken_for_those_of_another() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.changes.keys import key_numbers, key_parts
+from pgsieve.decoding.changes.keys import assign_key_parts, number_keys
 
 _MANY = 1000
 _KEYS = {
@@ -27,16 +27,16 @@ _KEYS = {
 @pytest.mark.parametrize("name", _KEYS)
 def test_a_key_is_in_the_same_part_whatever_keys_are_beside_it(name: str) -> None:
     keys = pa.table({"k": _KEYS[name], "n": pa.array(range(len(_KEYS[name])))})
-    parts = key_parts(keys, _MANY)
-    alone = [int(key_parts(keys.slice(row, 1), _MANY)[0]) for row in range(keys.num_rows)]
+    parts = assign_key_parts(keys, _MANY)
+    alone = [int(assign_key_parts(keys.slice(row, 1), _MANY)[0]) for row in range(keys.num_rows)]
     assert parts.tolist() == alone
     assert len(set(alone)) == len(alone)
-    assert key_parts(keys.slice(0, 0), _MANY).tolist() == []
+    assert assign_key_parts(keys.slice(0, 0), _MANY).tolist() == []
 
 
 def test_equal_floats_are_in_the_same_part() -> None:
     pairs = [0.0, -0.0], [np.nan, -np.nan], [[0.0, np.nan], [-0.0, -np.nan]]
-    zero, nan, listed = (key_parts(pa.table({"k": pa.array(both)}), _MANY) for both in pairs)
+    zero, nan, listed = (assign_key_parts(pa.table({"k": pa.array(both)}), _MANY) for both in pairs)
     assert len(set(zero)) == len(set(nan)) == len(set(listed)) == 1
 
 
@@ -46,7 +46,7 @@ def test_equal_floats_are_in_the_same_part() -> None:
     ids=["serial", "in steps", "uuid"],
 )
 def test_parts_have_about_the_same_size(keys: list[object]) -> None:
-    sizes = np.bincount(key_parts(pa.table({"k": pa.array(keys)}), 16), minlength=16)
+    sizes = np.bincount(assign_key_parts(pa.table({"k": pa.array(keys)}), 16), minlength=16)
     assert len(sizes) == 16
     assert sizes.min() > 900
     assert sizes.max() < 1_700
@@ -66,6 +66,6 @@ def test_parts_have_about_the_same_size(keys: list[object]) -> None:
 )
 def test_equal_keys_have_the_same_number(columns: list[list[int | None]]) -> None:
     keys = pa.table({f"k{number}": pa.array(values, pa.int64()) for number, values in enumerate(columns)})
-    numbers, rows = key_numbers(keys).tolist(), list(zip(*columns, strict=True))
+    numbers, rows = number_keys(keys).tolist(), list(zip(*columns, strict=True))
     assert {*numbers} == {*range(len({*rows}))}
     assert len({*zip(numbers, rows, strict=True)}) == len({*rows})

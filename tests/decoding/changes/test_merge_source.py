@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
-from pgsieve.decoding.changes.merge_source import merge_source
-from pgsieve.decoding.changes.net_change import DELETE, INSERT, NONE, UPDATE, KeyChanges, net_changes
+from pgsieve.decoding.changes.merge_source import make_merge_source
+from pgsieve.decoding.changes.net_change import DELETE, INSERT, NONE, UPDATE, KeyChanges, compute_net_change
 
 _KEYS, _COLUMNS = 5, ("a", "b")
 #: For each column of a row, the change that sent its value, or the replica's row.
@@ -46,9 +46,9 @@ def test_a_merge_leaves_the_same_rows_as_the_changes() -> None:
     for _ in range(500):
         changes, before, after = _history(drawn)
         present = np.array([*(key in before for key in range(_KEYS)), False])
-        net, conflict = net_changes(changes, present)
+        net, conflict = compute_net_change(changes, present)
         assert conflict is None
-        source = merge_source(net)
+        source = make_merge_source(net)
         rows = {key: dict(row) for key, row in before.items()}
         for i, key in enumerate(source.keys.tolist()):
             if source.actions[i] == "delete":
@@ -63,8 +63,8 @@ def test_a_merge_leaves_the_same_rows_as_the_changes() -> None:
 
 
 def _value(source, i: int, column: str, before: dict[int, _Row]) -> object:
-    if source.retains_value[column][i]:
+    if source.retains_value_by_column[column][i]:
         return before[int(source.keys[i])][column]
-    if (sent := int(source.sent[column][i])) != NONE:
+    if (sent := int(source.changes_by_column[column][i])) != NONE:
         return ("change", sent)
-    return before[int(source.base[i])][column]
+    return before[int(source.base_keys[i])][column]

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pgsieve.decoding.changes.multiset import mask_first, multiset_change, needed_rows
+from pgsieve.decoding.changes.multiset import (
+    compute_multiset_change,
+    count_needed_rows,
+    mask_first_occurrences,
+)
 from pgsieve.decoding.changes.net_change import DELETE, INSERT, NONE, UPDATE, KeyChanges
 
 #: The rows of a replica, by number: A twice, B once, C not at all.
@@ -29,12 +33,12 @@ def _changes(changes: Sequence[Change]) -> KeyChanges:
 
 def _applied(changes: Sequence[Change], before: Sequence[int]) -> tuple[list[int], int]:
     """How often each row exists after the changes, and how many changes found no row."""
-    became = multiset_change(_changes(changes), np.array(before))
-    after = np.array(before) - became.deleted
+    became = compute_multiset_change(_changes(changes), np.array(before))
+    after = np.array(before) - became.deletion_counts
     assert (after >= 0).all()
-    for place in became.inserted.tolist():
+    for place in became.inserting_changes.tolist():
         after[changes[place][1]] += 1
-    return after.tolist(), became.missing
+    return after.tolist(), became.missing_count
 
 
 def _one_by_one(changes: Sequence[Change], before: Sequence[int]) -> tuple[list[int], int]:
@@ -80,7 +84,7 @@ def test_random_changes_leave_the_rows_of_changes_applied_one_by_one() -> None:
         changes = [(draw.choice(rows) if o else None, draw.choice(rows) if n else None) for o, n in sides]
         expected = _one_by_one(changes, before)
         assert _applied(changes, before) == expected, f"seed {seed}"
-        enough = needed_rows(_changes(changes), len(before)).tolist()
+        enough = count_needed_rows(_changes(changes), len(before)).tolist()
         assert _one_by_one(changes, enough)[1] == 0, f"seed {seed}"
         assert (expected[1] > 0) == any(b < e for b, e in zip(before, enough, strict=True)), f"seed {seed}"
         lost += expected[1] > 0
@@ -90,6 +94,6 @@ def test_random_changes_leave_the_rows_of_changes_applied_one_by_one() -> None:
 def test_the_first_of_equal_rows_are_chosen_batch_by_batch() -> None:
     left = np.array([2, 1, 0])
     batches = [[A, C, B], [A, A, B], [B]]
-    chosen = [mask_first(np.array(rows, np.int64), left).tolist() for rows in batches]
+    chosen = [mask_first_occurrences(np.array(rows, np.int64), left).tolist() for rows in batches]
     assert chosen == [[True, False, True], [True, False, False], [False]]
     assert left.tolist() == [0, 0, 0]

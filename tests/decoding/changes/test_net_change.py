@@ -15,7 +15,7 @@ from pgsieve.decoding.changes.net_change import (
     KeyChanges,
     Mask,
     Numbers,
-    net_changes,
+    compute_net_change,
 )
 from tests.fixtures import histories as model
 
@@ -58,16 +58,16 @@ def _merged(
     changes: list[model.Change], replica: dict[int, model.Values], present: Mask
 ) -> dict[int, model.Values]:
     """The replica's rows after the net change of their keys."""
-    net, conflict = net_changes(_columns(changes), present)
+    net, conflict = compute_net_change(_columns(changes), present)
     assert conflict is None
     rows = {key: row for key, row in replica.items() if key not in net.keys}
     for number, key in enumerate(net.keys.tolist()):
-        base = int(net.base[number])
-        if not (net.upserted[number] or (net.updated[number] and base in replica)):
+        base = int(net.base_keys[number])
+        if not (net.is_upserted[number] or (net.is_updated[number] and base in replica)):
             continue
-        assert changes[net.last[number]].new == key
-        kept = replica[base] if net.updated[number] else dict.fromkeys(model.COLUMNS)
-        sent = {name: int(places[number]) for name, places in net.sent.items()}
+        assert changes[net.last_changes[number]].new == key
+        kept = replica[base] if net.is_updated[number] else dict.fromkeys(model.COLUMNS)
+        sent = {name: int(places[number]) for name, places in net.changes_by_column.items()}
         rows[key] = kept | {name: changes[at].values[name] for name, at in sent.items() if at != NONE}
     return rows
 
@@ -82,7 +82,7 @@ def test_random_histories_leave_the_rows_of_changes_applied_one_by_one() -> None
         wanted = model.applied(changes, replica)
         assert _merged(changes, replica, present) == wanted, f"seed {seed}"
         # Only keys that matter are looked up.
-        matters = np.append(_columns(changes).lookup_masks(5)[1], False)
+        matters = np.append(_columns(changes).compute_lookup_masks(5)[1], False)
         assert _merged(changes, replica, present & matters) == wanted, f"seed {seed}"
         moves += sum(change.is_move for change in changes)
     assert moves > 5000
@@ -94,23 +94,27 @@ def test_kept_rows_end_in_their_last_state() -> None:
         draw = random.Random(seed)
         changes, replica = model.history(draw, length=draw.choice([1, 3, 12, 40]))
         present = np.array([key in replica for key in range(6)])
-        net, conflict = net_changes(_columns(changes), present, retain_ended=True)
+        net, conflict = compute_net_change(_columns(changes), present, retain_ended=True)
         assert conflict is None
         living = {key: row for key, row in replica.items() if key not in net.keys}
         ended = dict[int, tuple[model.Values, int]]()
         for number, key in enumerate(net.keys.tolist()):
             if not net.has_row[number]:
                 continue
-            row = replica[int(net.base[number])] if net.updated[number] else dict.fromkeys(model.COLUMNS)
-            sent = {name: int(places[number]) for name, places in net.sent.items()}
+            row = (
+                replica[int(net.base_keys[number])]
+                if net.is_updated[number]
+                else dict.fromkeys(model.COLUMNS)
+            )
+            sent = {name: int(places[number]) for name, places in net.changes_by_column.items()}
             row = row | {name: changes[at].values[name] for name, at in sent.items() if at != NONE}
-            if net.ended[number] == NONE:
+            if net.end_changes[number] == NONE:
                 living[key] = row
             else:
-                ended[key] = row, int(net.ended[number])
+                ended[key] = row, int(net.end_changes[number])
         assert living == model.applied(changes, replica), f"seed {seed}"
         assert ended == model.ended(changes, replica), f"seed {seed}"
-        counts = net.counts(present)
+        counts = net.count_rows(present)
         assert counts["deleted"] == len(replica.keys() & ended.keys()), f"seed {seed}"
         kept += len(ended)
     assert kept > 500
@@ -131,10 +135,10 @@ def test_random_changes_have_the_conflict_of_changes_applied_one_by_one() -> Non
         columns = _columns(changes)
         wanted = _followed(changes, present)
         there = np.array([key in present for key in range(5)])
-        assert net_changes(columns, there)[1] == wanted, f"seed {seed}"
+        assert compute_net_change(columns, there)[1] == wanted, f"seed {seed}"
         # Keys that do not matter need not be looked up.
-        matters = np.append(columns.lookup_masks(4)[1], False)
-        assert net_changes(columns, there & matters)[1] == wanted, f"seed {seed}"
+        matters = np.append(columns.compute_lookup_masks(4)[1], False)
+        assert compute_net_change(columns, there & matters)[1] == wanted, f"seed {seed}"
         conflicts += wanted is not None
     assert 500 < conflicts < 2500
 
@@ -146,23 +150,23 @@ def test_a_chain_of_moves_of_any_length_ends_at_its_row(is_present: bool) -> Non
     for change in changes:
         if change.new != 8:
             change.values.clear()
-    net, conflict = net_changes(_columns(changes), np.array([is_present, *[False] * (length + 1)]))
-    (stays,) = np.flatnonzero(net.upserted | net.updated) if is_present else [None]
+    net, conflict = compute_net_change(_columns(changes), np.array([is_present, *[False] * (length + 1)]))
+    (stays,) = np.flatnonzero(net.is_upserted | net.is_updated) if is_present else [None]
     assert conflict is None
     if is_present:
-        assert (net.keys[stays], net.base[stays], net.sent["b"][stays]) == (length, 0, 7)
-        assert net.last[stays] == length - 1
-    assert np.count_nonzero(net.expected) == (1 if is_present else length)
+        assert (net.keys[stays], net.base_keys[stays], net.changes_by_column["b"][stays]) == (length, 0, 7)
+        assert net.last_changes[stays] == length - 1
+    assert np.count_nonzero(net.is_expected) == (1 if is_present else length)
 
 
 def test_a_key_is_expected_in_the_replica_unless_its_first_change_inserts() -> None:
     changes = [model.update(0), model.insert(1), model.delete(1), model.move(2, 3), model.move(4, 5)]
-    net, _ = net_changes(_columns(changes), np.array([False, False, True, False, False, False, False]))
-    expected = dict(zip(net.keys.tolist(), net.expected.tolist(), strict=True))
+    net, _ = compute_net_change(_columns(changes), np.array([False, False, True, False, False, False, False]))
+    expected = dict(zip(net.keys.tolist(), net.is_expected.tolist(), strict=True))
     # A move that finds no row is a DELETE of its old key, and does not affect its new key.
     assert expected == {0: True, 1: False, 2: True, 3: False, 4: True}
 
 
 def test_no_changes_become_nothing() -> None:
-    net, conflict = net_changes(_columns([]), np.zeros(1, np.bool_))
+    net, conflict = compute_net_change(_columns([]), np.zeros(1, np.bool_))
     assert (len(net.keys), conflict) == (0, None)

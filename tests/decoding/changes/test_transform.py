@@ -13,7 +13,7 @@ import pytest
 
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns
-from pgsieve.decoding.changes.sent_as import SentAs, received_counts
+from pgsieve.decoding.changes.sent_as import ChangeKind, count_received
 from pgsieve.decoding.changes.transform import EncodedMessages, Transformation, add_slice, truncate_changes
 from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
 from pgsieve.decoding.protocol.tuple_data import Null, OldRow, Text, TupleData, Unchanged
@@ -62,10 +62,10 @@ def message(change: Change) -> Message:
 
 
 def sent(changes: list[Change], texts: list[str] | None, operations: tuple[str, ...] = EVERY) -> list[Change]:
-    counts = Counter[SentAs]()
-    batches = transformation(texts, operations).changes([encoded(list(map(message, changes)))], counts)
+    counts = Counter[ChangeKind]()
+    batches = transformation(texts, operations).transform([encoded(list(map(message, changes)))], counts)
     rows = [row for batch in batches for row in batch.to_pylist()]
-    assert received_counts(counts) == {o: sum(kind == o for kind, *_ in changes) for o in EVERY}
+    assert count_received(counts) == {o: sum(kind == o for kind, *_ in changes) for o in EVERY}
     return [
         (row["operation"], *(row[side] and (row[side]["a"], row[side]["b"]) for side in ("old", "new")))
         for row in rows
@@ -111,11 +111,11 @@ def test_unpublished_operations_are_neither_sent_nor_decoded() -> None:
 
 def test_an_insert_made_of_an_update_names_the_columns_that_it_lacks() -> None:
     left_out = Update(1, None, (Text(b"9"), Unchanged()))
-    (batch,) = transformation(["a > 5"]).changes([encoded([left_out])], Counter())
+    (batch,) = transformation(["a > 5"]).transform([encoded([left_out])], Counter())
     assert batch.to_pylist()[0]["unchanged"] == ["b"]
     # A complete old row supplies all columns.
     moved = Update(1, OldRow((Text(b"1"), Text(b"7"))), (Text(b"9"), Unchanged()))
-    (row,) = next(transformation(["a > 5"]).changes([encoded([moved])], Counter())).to_pylist()
+    (row,) = next(transformation(["a > 5"]).transform([encoded([moved])], Counter())).to_pylist()
     assert (row["operation"], row["new"], row["unchanged"]) == ("insert", {"a": 9, "b": 7}, None)
 
 
@@ -127,7 +127,7 @@ def test_columns_of_filters_are_decoded_by_the_shared_reader() -> None:
         return make()  # type: ignore[operator]
 
     inserts = encoded([message(("insert", None, (a, 0))) for a in range(8)])
-    batches = transformation(["a > 5"]).changes([EncodedMessages(inserts.batch, shared)], Counter())
+    batches = transformation(["a > 5"]).transform([EncodedMessages(inserts.batch, shared)], Counter())
     assert [row["new"]["a"] for batch in batches for row in batch.to_pylist()] == [6, 7]
     assert [sorted(read.names) for read in asked] == [["a"]]
 

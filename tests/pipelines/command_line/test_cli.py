@@ -194,7 +194,7 @@ def test_wrong_arguments_are_refused(invoke, arguments):
 def _failing(error: BaseException) -> typer.Typer:
     """An app of pgsieve's own command and option classes, whose command fails."""
     app = typer.Typer(pretty_exceptions_enable=False)
-    app.callback()(application.common)
+    app.callback()(application.apply_common_options)
 
     def fail() -> None:
         secret = "s3cr3t"  # noqa: F841 - a variable that a traceback with variables would show
@@ -418,8 +418,8 @@ def test_a_run_imports_data_frames_and_the_filter_parser_only_when_used(
     spared = "sorted({'pandas', 'polars', 'sqlglot'} & set(sys.modules))"
     code = (
         "import sys\nfrom pathlib import Path\nfrom types import SimpleNamespace\n"
-        "from pgsieve.pipelines.command_line.app import load\n"
-        f"load(SimpleNamespace(obj=None), Path({str(tmp_path / 'pgsieve.yaml')!r}))\n"
+        "from pgsieve.pipelines.command_line.app import load_settings\n"
+        f"load_settings(SimpleNamespace(obj=None), Path({str(tmp_path / 'pgsieve.yaml')!r}))\n"
         "import pyarrow, pgsieve.pipelines.commands.run, adbc_driver_postgresql.dbapi\n"
         f"pyarrow.array([1])\nprint({spared})\n"
         "print(pyarrow.table({'a': [1]}).to_pandas()['a'].tolist())\n"

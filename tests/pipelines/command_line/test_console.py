@@ -23,7 +23,7 @@ def test_sizes_are_written_as_pg_size_pretty_does(count, text):
 
 
 def test_progress_off_a_terminal_is_a_line_at_each_end(capsys):
-    with console.progress() as progress:
+    with console.show_progress() as progress:
         progress.start("copy public.orders")
         progress.finish("copy public.orders")
         progress.start("apply")
@@ -43,7 +43,7 @@ def test_progress_on_a_terminal_is_a_bar_with_the_unchanged_name(monkeypatch):
     monkeypatch.setattr(
         console, "stderr_console", lambda **_: Console(file=screen, force_terminal=True, width=100)
     )
-    with console.progress() as progress:
+    with console.show_progress() as progress:
         progress.start("copy public.[red]t")
         progress.finish("copy public.[red]t")
     assert "copy public.[red]t" in screen.getvalue()
@@ -51,7 +51,7 @@ def test_progress_on_a_terminal_is_a_bar_with_the_unchanged_name(monkeypatch):
 
 PRINTED_AFTER_A_TASK = """
 from pgsieve.pipelines.command_line import console
-with console.progress() as progress:
+with console.show_progress() as progress:
     progress.start("a task")
     progress.finish("a task")
     console.print_out("a result")

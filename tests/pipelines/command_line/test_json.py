@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from pgsieve.pipelines.command_line import cli
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.errors import sqlstate_of_connection
+from pgsieve.resources.postgres.errors import find_connection_sqlstate
 from tests.fixtures.shop import Shop
 
 ROOT = Path(__file__).parents[3]
@@ -171,4 +171,4 @@ def test_a_connection_that_is_refused_has_a_sqlstate_and_leaves_the_slot_unknown
     ],
 )
 def test_the_text_of_a_refused_connection_gives_the_sqlstate(output: str, sqlstate: str) -> None:
-    assert sqlstate_of_connection(psycopg.OperationalError(f"connection failed: {output}")) == sqlstate
+    assert find_connection_sqlstate(psycopg.OperationalError(f"connection failed: {output}")) == sqlstate

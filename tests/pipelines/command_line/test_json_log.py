@@ -28,10 +28,10 @@ try:
     1 / 0
 except ZeroDivisionError as error:
     logging.getLogger("x").exception("failed")
-    console.print_unexpected(error, verbose=True)
+    console.print_fault(error, verbose=True)
 warnings.warn("old")
 console.print_error(PgsieveError("table is gone", hint="look", sqlstate="42P01"))
-with console.progress() as progress:
+with console.show_progress() as progress:
     progress.start("copy")
     progress.tell("half of it")
     progress.finish("copy")

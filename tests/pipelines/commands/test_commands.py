@@ -26,12 +26,12 @@ from pgsieve.pipelines.commands.skip import enable
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.definitions import build_ui_definitions
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import SlotAheadError, SlotError, SlotInUseError, SlotMissingError
-from pgsieve.resources.postgres.wal import system_identifier
+from pgsieve.resources.postgres.wal import read_system_identifier
 from tests.fixtures.servers import new_server
 from tests.fixtures.shop import Shop
 from tests.fixtures.terminal import shown_on_a_terminal
@@ -83,7 +83,7 @@ def test_a_named_table_is_copied_again_on_an_idle_server(shop: Shop) -> None:
 def test_a_set_aside_table_that_left_its_publication_is_no_longer_a_problem(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     states = TableStates(shop.lake, "one")
-    state = states.newest()["public", "notes"]
+    state = states.read_newest()["public", "notes"]
     states.append([replace(state, state=SyncState.SET_ASIDE, reason="a value")])
     code, output = shop.cli("run")
     assert code == 1
@@ -116,7 +116,7 @@ def test_a_table_that_comes_back_during_a_run_is_copied_by_the_next(shop: Shop) 
 @pytest.mark.spark
 def test_resync_brings_back_a_table_that_is_set_aside(shop: Shop) -> None:
     shop.copy()
-    (notes,) = [s for s in TableStates(shop.lake, "one").newest().values() if s.table == "notes"]
+    (notes,) = [s for s in TableStates(shop.lake, "one").read_newest().values() if s.table == "notes"]
     TableStates(shop.lake, "one").append([replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
     shop.database.execute("alter publication p drop table notes")
     shop.database.execute("alter publication p add table notes where (id > 3)")
@@ -155,8 +155,8 @@ def test_a_table_is_left_to_the_process_that_follows_the_slot(shop: Shop) -> Non
     with _read(conninfo, slot):
         report = shop.resync("one", "public.orders")
     assert report.followed
-    assert TableStates(shop.lake, "one").newest()["public", "orders"].state == SyncState.INITIALIZE
-    assert TableStates(shop.lake, "one").newest()["public", "notes"].state != SyncState.INITIALIZE
+    assert TableStates(shop.lake, "one").read_newest()["public", "orders"].state == SyncState.INITIALIZE
+    assert TableStates(shop.lake, "one").read_newest()["public", "notes"].state != SyncState.INITIALIZE
 
 
 @contextmanager
@@ -254,7 +254,7 @@ def test_another_cluster_is_an_error_that_names_both_and_resync_begins_from_scra
     identifiers = []
     for server in (publisher_server, subscriber_server):
         with psycopg.connect(server.conninfo()) as connection:
-            identifiers.append(system_identifier(connection))
+            identifiers.append(read_system_identifier(connection))
     name = f"elsewhere_{next(_numbers)}"
     with psycopg.connect(subscriber_server.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name}")
@@ -467,7 +467,7 @@ def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_c
     assert code == 1
     assert 'subscription "one" is disabled' in output
     assert shop.state("two", "later") == "ready"
-    assert ("public", "later") not in TableStates(shop.lake, "one").newest()
+    assert ("public", "later") not in TableStates(shop.lake, "one").read_newest()
     found_one = status(load_config(shop.path)).subscriptions[0]
     assert (found_one.enabled, found_one.reason) == (False, "a value, in the transaction finished at 0/10")
     assert shop.cli("enable", "one") == (0, "one: enabled\n")
@@ -478,7 +478,7 @@ def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_c
 
 def test_the_check_of_a_table_that_is_set_aside_or_disabled_fails_with_the_reason(shop: Shop) -> None:
     def evaluated() -> dict[str, tuple[bool, str | None]]:
-        defs = definitions(load_config(shop.path))
+        defs = build_ui_definitions(load_config(shop.path))
         (checks,) = [c for c in defs.asset_checks or [] if c.node_def.name == "one_sync_state"]
         result = dg.materialize(
             [checks],
@@ -491,7 +491,7 @@ def test_the_check_of_a_table_that_is_set_aside_or_disabled_fails_with_the_reaso
 
     shop.copy()
     assert evaluated() == {"orders": (True, None), "notes": (True, None)}
-    notes = TableStates(shop.lake, "one").newest()["public", "notes"]
+    notes = TableStates(shop.lake, "one").read_newest()["public", "notes"]
     TableStates(shop.lake, "one").append([replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
     assert evaluated() == {"orders": (True, None), "notes": (False, "a value")}
     SubscriptionRecord(shop.lake, "one").disable("another value")

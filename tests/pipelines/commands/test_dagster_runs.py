@@ -11,7 +11,7 @@ from pgsieve.pipelines.commands.dagster_runs import (
     IDLE_TAG,
     delete_earlier_idle_runs,
     delete_old_runs,
-    run_tags,
+    make_run_tags,
 )
 from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.config.model import load_config
@@ -74,10 +74,10 @@ def _run(dagster: dg.DagsterInstance, slices: int, tags: dict[str, str]) -> str:
 
 def test_young_runs_with_work_are_kept() -> None:
     with dg.DagsterInstance.ephemeral() as dagster:
-        copy = _run(dagster, 1, run_tags("copy", {"dagster/partition": "public.t"}))
+        copy = _run(dagster, 1, make_run_tags("copy", {"dagster/partition": "public.t"}))
         foreign = _run(dagster, 0, {})
-        runs = [_run(dagster, slices, run_tags("drain", None)) for slices in (0, 2, 0, 0, 3, 0)]
-        other = _run(dagster, 0, run_tags("another drain", None))
+        runs = [_run(dagster, slices, make_run_tags("drain", None)) for slices in (0, 2, 0, 0, 3, 0)]
+        other = _run(dagster, 0, make_run_tags("another drain", None))
         kept = {copy, foreign, runs[1], runs[4], runs[5], other}
         assert {run.run_id for run in dagster.get_runs()} == kept
         assert delete_old_runs(dagster, None) == delete_old_runs(dagster, timedelta(days=1)) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.resources.lake.delta.tables import shared_tables
+from pgsieve.resources.lake.delta.tables import share_tables
 from tests.fixtures.shop import Shop
 
 Damage = Callable[[Path], object]
@@ -56,7 +56,7 @@ def test_a_damaged_log_stops_only_its_table_until_a_copy(shop: Shop) -> None:
             shop.database.execute(f"insert into {name} select coalesce(max(id), 0) + 1 from {name}")
 
     def pgsieve(*arguments: str) -> tuple[int, str]:
-        shared_tables.cache_clear()  # simulates another process, which has no table open
+        share_tables.cache_clear()  # simulates another process, which has no table open
         return shop.cli(*arguments)
 
     for _ in range(4):

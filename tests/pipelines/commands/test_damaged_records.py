@@ -9,7 +9,7 @@ import pytest
 
 from pgsieve.assets.steps.records import table_states
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.resources.lake.delta.tables import shared_tables
+from pgsieve.resources.lake.delta.tables import share_tables
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.shop import Shop
 
@@ -59,7 +59,7 @@ def test_the_named_command_creates_a_damaged_table_again(shop: Shop, damage: Cal
 
     def pgsieve(*arguments: str) -> tuple[int, str]:
         # Simulates another process, which has no table open and has read nothing.
-        shared_tables.cache_clear()
+        share_tables.cache_clear()
         table_states._STATES_BY_PATH.clear()
         return shop.cli(*arguments)
 
@@ -98,7 +98,7 @@ def test_the_named_command_creates_a_damaged_table_again(shop: Shop, damage: Cal
 def test_a_subscription_is_dropped_once_its_damaged_state_is_created_again(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     _with_garbage_in_its_files(Path(shop.lake.paths.subscription("one")))
-    shared_tables.cache_clear()
+    share_tables.cache_clear()
     code, output = shop.cli("drop", "one", "--delete-tables")
     assert (code, "have it made again: `pgsieve resync`" in output) == (2, True), output
     assert shop.cli("resync", "one")[0] == 0

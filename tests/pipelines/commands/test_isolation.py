@@ -17,7 +17,7 @@ from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.definitions import build_ui_definitions
 from pgsieve.pipelines.following.follow import follow
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures import commands
@@ -121,7 +121,7 @@ def test_an_error_of_a_source_stops_only_its_subscriptions(shop: Shop) -> None:
         )
         assert shop.ids("one", "orders") == [2, 3, 4]
         assert shop.ids("two", "stock") == [1, 2, 3, 4]
-    dg.Definitions.validate_loadable(definitions(load_config(shop.path)))
+    dg.Definitions.validate_loadable(build_ui_definitions(load_config(shop.path)))
 
 
 @pytest.mark.drawn
@@ -140,7 +140,7 @@ def test_an_error_of_a_slot_is_printed_once_for_all_its_subscriptions(shop: Shop
 def test_a_publication_that_is_missing_does_not_hide_the_other_subscriptions_from_dagster(shop: Shop) -> None:
     shop.copy()
     shop.database.execute("drop publication q")
-    graph = definitions(load_config(shop.path)).resolve_asset_graph()
+    graph = build_ui_definitions(load_config(shop.path)).resolve_asset_graph()
     keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
     assert {"one/public/orders", "one/public/notes", "two/public/stock"} <= keys
 
@@ -148,7 +148,7 @@ def test_a_publication_that_is_missing_does_not_hide_the_other_subscriptions_fro
 def test_dagsters_job_materialises_the_subscriptions_that_do_not_fail(shop: Shop) -> None:
     shop.copy()
     SubscriptionRecord(shop.lake, "one").disable("an error")
-    defs, config = definitions(load_config(shop.path)), load_config(shop.path)
+    defs, config = build_ui_definitions(load_config(shop.path)), load_config(shop.path)
     with open_instance(config) as dagster:
         job = defs.resolve_job_def("shop_increments")
         result = job.execute_in_process(instance=dagster, raise_on_error=False)
@@ -269,7 +269,7 @@ def test_altering_a_filter_to_one_that_cannot_be_evaluated_loses_nothing(shop: S
         else:
             config = load_config(shop.path)
             with open_instance(config) as dagster:
-                definitions(config).resolve_job_def("shop_increments").execute_in_process(
+                build_ui_definitions(config).resolve_job_def("shop_increments").execute_in_process(
                     instance=dagster, raise_on_error=False
                 )
         shop.database.execute("insert into names values (%s, 1, 'x')", [number])

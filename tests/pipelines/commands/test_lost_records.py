@@ -12,7 +12,7 @@ from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
-from pgsieve.resources.lake.delta.tables import shared_tables
+from pgsieve.resources.lake.delta.tables import share_tables
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.shop import Shop
 
@@ -30,7 +30,7 @@ _CHANGES = "insert into {0} values ({1}, 0); update {0} set n = n + 1; delete fr
 
 def _pgsieve(shop: Shop, *arguments: str) -> tuple[int, str]:
     # Simulates another process, which has no table open and has read nothing.
-    shared_tables.cache_clear()
+    share_tables.cache_clear()
     table_states._STATES_BY_PATH.clear()
     return shop.cli(*arguments)
 
@@ -43,7 +43,7 @@ def _begun(shop: Shop) -> None:
 
 def _remove(path: str) -> None:
     shutil.rmtree(path)
-    shared_tables.cache_clear()
+    share_tables.cache_clear()
 
 
 def _is_equal(shop: Shop) -> None:
@@ -69,7 +69,7 @@ def test_an_unnoticed_loss_of_a_record_costs_no_row(shop: Shop, record: str) -> 
     assert code == 0, output
     assert ("copy 2 tables of one" in output) == (record == "_table_states"), output
     _is_equal(shop)
-    assert set(TableStates(shop.lake, "one").newest()) == {("public", "orders"), ("public", "notes")}
+    assert set(TableStates(shop.lake, "one").read_newest()) == {("public", "orders"), ("public", "notes")}
 
 
 @pytest.mark.drawn
@@ -86,5 +86,5 @@ def test_a_change_log_without_its_clusters_record_is_refused_until_everything_is
     assert _pgsieve(shop, "resync", "one")[0] == 0
     assert _pgsieve(shop, "run")[0] == 0
     slot_stream = build_project(load_config(shop.path)).subscriptions["one"].slot_stream
-    assert SlotStreamRecord(shop.lake, slot_stream).read_newest()["system_identifier"]
+    assert SlotStreamRecord(shop.lake, slot_stream).read_newest_cluster()["system_identifier"]
     _is_equal(shop)

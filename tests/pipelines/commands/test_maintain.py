@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.definitions import build_ui_definitions
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots
@@ -107,7 +107,7 @@ def test_a_subscription_restored_to_a_state_before_deleted_changes_is_copied_aga
 
 
 def test_maintenance_has_a_schedule_that_is_off(file: Path) -> None:
-    made = definitions(load_config(file))
+    made = build_ui_definitions(load_config(file))
     schedule = made.resolve_schedule_def("shop_maintenance_schedule")
     assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
     job = made.resolve_job_def("shop_maintenance")
@@ -121,7 +121,7 @@ def test_maintenance_has_a_schedule_that_is_off(file: Path) -> None:
 def test_old_files_of_a_running_copy_are_kept(shop: Shop) -> None:
     shop.copy()
     states = TableStates(shop.lake, "one")
-    copying = replace(states.newest()["public", "orders"], state=SyncState.DATA_SYNC, lsn=0)
+    copying = replace(states.read_newest()["public", "orders"], state=SyncState.DATA_SYNC, lsn=0)
     states.append([copying])
     files = {}
     for table in ("orders", "notes"):

@@ -11,7 +11,7 @@ import pytest
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.prefetched import PREFETCH_LOG, finished_work
-from pgsieve.pipelines.commands.prefetched_work import prefetched_work
+from pgsieve.pipelines.commands.prefetched_work import prefetch_work
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.resource import LakeResource
 from pgsieve.resources.lake.session import SparkEngine
@@ -32,7 +32,7 @@ def _work(name: str, log: Log) -> str:
 
 
 def test_each_step_gets_its_result_its_messages_and_its_error_in_any_order(lake: Lake) -> None:
-    with prefetched_work(lake, {name: partial(_work, name) for name in "abc"}) as done:
+    with prefetch_work(lake, {name: partial(_work, name) for name in "abc"}) as done:
         messages = list[str]()
         assert done["c"](messages.append)[0] == "C"
         with pytest.raises(ValueError, match="b"):
@@ -54,7 +54,7 @@ def test_log_messages_are_in_the_log_of_their_own_step(lake: Lake) -> None:
             logged.set()
         return name
 
-    with prefetched_work(lake, {name: partial(work, name) for name in "ab"}) as done:
+    with prefetch_work(lake, {name: partial(work, name) for name in "ab"}) as done:
 
         @dg.multi_asset(specs=[dg.AssetSpec("a")], name="a")
         def first(context: dg.AssetExecutionContext) -> None:
@@ -79,7 +79,7 @@ def test_log_messages_are_in_the_log_of_their_own_step(lake: Lake) -> None:
 
 
 def test_a_single_step_does_its_work_itself(lake: Lake) -> None:
-    with prefetched_work(lake, {"b": partial(_work, "b")}) as done:
+    with prefetch_work(lake, {"b": partial(_work, "b")}) as done:
         assert not done
 
 
@@ -92,7 +92,7 @@ def test_an_interrupted_recording_ends_the_work(lake: Lake) -> None:
         enter.wait(60)
 
     def interrupted() -> None:
-        with prefetched_work(lake, {name: partial(work, name) for name in "abc"}):
+        with prefetch_work(lake, {name: partial(work, name) for name in "abc"}):
             began.wait(60)
             threading.Timer(0.2, enter.set).start()
             raise KeyboardInterrupt

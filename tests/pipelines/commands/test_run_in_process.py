@@ -100,7 +100,7 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
     run_without_java(shop)
     lake = shop.lake
     path = lake.paths.replica("one", "public", "orders")
-    assert any(name.startswith("deletion_vector_") for name in lake.store.file_names(path))
+    assert any(name.startswith("deletion_vector_") for name in lake.store.list_file_names(path))
     rows = lake.records.rows(path)
     assert sorted((row["id"], row["n"]) for row in rows) == [(2, 12), (4, 12), (9, 9)]
     shop.configure(spark={})
@@ -129,7 +129,7 @@ def test_the_changes_of_a_table_decide_on_its_runner_and_not_the_slice(shop: Sho
     assert shop.ids("two", "stock")[-1] == 9
     assert len(shop.ids("two", "bulk")) == 20
     (bulk,) = (
-        c for s in TransformedSlices(shop.lake, "two").slices(0).values() for c in s if c.table == "bulk"
+        c for s in TransformedSlices(shop.lake, "two").read_slices(0).values() for c in s if c.table == "bulk"
     )
     assert (bulk.received_counts_by_operation["insert"], bulk.sent_counts["insert"]) == (2000, 20)
     assert 20 * 100 < bulk.size < 20 * 1000

@@ -17,13 +17,13 @@ from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.sequences import SequenceValue
-from pgsieve.resources.postgres.wal import flushed_lsn
+from pgsieve.resources.postgres.wal import read_flushed_lsn
 from tests.fixtures.shop import Shop
 from tests.fixtures.streamed import stop_at
 
 
 def recorded(shop: Shop, subscription: str) -> dict[str, tuple[int | None, bool | None]]:
-    newest = Sequences(shop.lake, subscription).newest()
+    newest = Sequences(shop.lake, subscription).read_newest()
     return {name: (value.last_value, value.is_called) for (_, name), value in newest.items()}
 
 
@@ -65,16 +65,16 @@ def test_sequences_of_the_file_are_recorded_refreshed_and_compared(shop: Shop) -
     assert recorded(shop, "alone") == recorded(shop, "beside") == {"one": (42, False), "Two": (8, True)}
     assert not shop.lake.records.exists(Sequences(shop.lake, "none").path)
     # Unchanged values are not written again.
-    version, project = Sequences(shop.lake, "alone").version(), build_project(load_config(shop.path))
+    version, project = Sequences(shop.lake, "alone").read_version(), build_project(load_config(shop.path))
     drain_slot(project.subscriptions["alone"].slot_stream, shop.lake, [], print)
-    assert Sequences(shop.lake, "alone").version() == version
+    assert Sequences(shop.lake, "alone").read_version() == version
     # A sequence that moved on does not differ, and is refreshed; a sequence that was never recorded differs.
     shop.database.execute("SELECT nextval('one')")
     assert checked(shop, "alone") == (0, {"one": (42, 42, True, True), "Two": (8, 8, True, False)})
     assert recorded(shop, "alone")["one"] == (42, True)
     record = Sequences(shop.lake, "alone")
-    two = record.newest()["public", "Two"]
-    record.append([replace(two, last_value=4)], [], record.version())
+    two = record.read_newest()["public", "Two"]
+    record.append([replace(two, last_value=4)], [], record.read_version())
     assert checked(shop, "alone") == (1, {"one": (42, 42, True, False), "Two": (4, 8, False, False)})
     shop.database.execute("SELECT nextval('one')")
     assert shop.cli("resync", "beside")[0] == 0
@@ -106,7 +106,7 @@ def test_a_follower_refreshes_sequences_even_if_no_table_is_published(shop: Shop
     with FollowedSlotStream(slot_stream, lake, print) as streamed, ThreadPoolExecutor(1) as pool:
         assert recorded(shop, "alone") == {"one": (1, False), "Two": (1, False)}
         shop.database.execute("SELECT setval('one', 100)")
-        stopping = pool.submit(stop_at, streamed, flushed_lsn(shop.database), Event())
+        stopping = pool.submit(stop_at, streamed, read_flushed_lsn(shop.database), Event())
         for _ in streamed.read_slice_ends():
             streamed.append_due_slice()
         stopping.result()

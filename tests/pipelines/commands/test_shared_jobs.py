@@ -97,7 +97,7 @@ def _check_each(shop: Shop, results: Mapping[str, Mapping[str, Any]], engine: st
         assert min(spent["tasks"] - 2, spent["bytes"], spent["seconds"]) > 0
     sent = Counter[str]()
     for number in range(_NUMBER):
-        for changes in TransformedSlices(shop.lake, f"p{number}").slices(0).values():
+        for changes in TransformedSlices(shop.lake, f"p{number}").read_slices(0).values():
             for change in (c for c in changes if c.table == "orders"):
                 assert change.received_counts_by_operation == {"insert": 180, "update": 21, "delete": 18}
                 sent += Counter(change.sent_counts)

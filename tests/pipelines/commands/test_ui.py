@@ -31,37 +31,37 @@ def config(tmp_path):
 
 
 def test_dagsters_folder_is_created_next_to_the_file_without_telemetry(config, tmp_path):
-    home = ui.dagster_home(config, {})
+    home = ui.find_dagster_home(config, {})
     assert home == tmp_path / ".pgsieve" / "dagster"
     settings = home / "dagster.yaml"
     quiet = {"telemetry": {"enabled": False}, "nux": {"enabled": False}}
     assert yaml.safe_load(settings.read_text()) == quiet
     settings.write_text("telemetry:\n  enabled: false\n")
-    ui.dagster_home(config, {})
+    ui.find_dagster_home(config, {})
     assert yaml.safe_load(settings.read_text()) == quiet, "settings of an earlier version are not completed"
 
 
 def test_existing_settings_stay(config):
-    settings = ui.dagster_home(config, {}) / "dagster.yaml"
+    settings = ui.find_dagster_home(config, {}) / "dagster.yaml"
     settings.write_text("telemetry: {enabled: true}\n")
-    ui.dagster_home(config, {})
+    ui.find_dagster_home(config, {})
     assert settings.read_text() == "telemetry: {enabled: true}\n"
 
 
 def test_the_users_own_folder_is_left_alone(config, tmp_path):
-    assert ui.dagster_home(config, {"DAGSTER_HOME": str(tmp_path / "mine")}) == tmp_path / "mine"
+    assert ui.find_dagster_home(config, {"DAGSTER_HOME": str(tmp_path / "mine")}) == tmp_path / "mine"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_refused(config, tmp_path):
     (tmp_path / ".pgsieve").write_text("a file")
     with pytest.raises(PgsieveError, match=r"dagster cannot be made") as caught:
-        ui.dagster_home(config, {})
+        ui.find_dagster_home(config, {})
     assert caught.value.hint == "set DAGSTER_HOME to a folder that can be written"
 
 
 def test_the_definitions_read_the_same_file(config, tmp_path):
-    environ = ui.server_environment(config, {"A": "b", "PGSIEVE_CONFIG": "other.yaml"})
+    environ = ui.make_server_environment(config, {"A": "b", "PGSIEVE_CONFIG": "other.yaml"})
     assert environ == {
         "A": "b",
         "PGSIEVE_CONFIG": str(tmp_path / "pgsieve.yaml"),
@@ -73,7 +73,7 @@ def test_the_definitions_read_the_same_file(config, tmp_path):
 @pytest.mark.slow
 def test_dagster_knows_the_options_of_the_command():
     """Parse the options with Dagster's own parser: with --help it starts nothing."""
-    command = ui.server_command("127.0.0.1", 3999)
+    command = ui.make_server_command("127.0.0.1", 3999)
     assert command[command.index("-d") + 1] == str(ROOT / "src")
     result = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 0, result.stderr
@@ -107,7 +107,7 @@ def test_the_server_gets_its_arguments_and_variables_and_its_exit_code_is_the_co
     out, _ = process.communicate(timeout=60)
     arguments, path = json.loads(out)
     assert path == str(tmp_path / "pgsieve.yaml")
-    assert arguments == ui.server_command("127.0.0.1", 3999)[1:]
+    assert arguments == ui.make_server_command("127.0.0.1", 3999)[1:]
     assert process.returncode == 7
 
 

@@ -52,7 +52,7 @@ def _rows(shop: Shop, table: str) -> list[tuple[int, int]]:
 
 
 def _state(shop: Shop) -> tuple[str, str | None]:
-    state = TableStates(shop.lake, "one").newest()["public", "orders"]
+    state = TableStates(shop.lake, "one").read_newest()["public", "orders"]
     return state.state, state.reason
 
 

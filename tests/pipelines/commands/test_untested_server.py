@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.pipelines.component import PgsieveComponent
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.definitions import definitions, register_tables
+from pgsieve.pipelines.definitions import build_ui_definitions, register_tables
 from pgsieve.pipelines.jobs import find_slot_problem
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -98,7 +98,7 @@ def test_assets_definitions_and_sensors_refuse_an_untested_server(shop: Shop, ne
     with dg.DagsterInstance.ephemeral() as instance:
         register_tables(config, instance)  # Warns, and keeps the tables that it already has.
         ran = (
-            definitions(config)
+            build_ui_definitions(config)
             .resolve_job_def("shop_increments")
             .execute_in_process(instance=instance, raise_on_error=False)
         )

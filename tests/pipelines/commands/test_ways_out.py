@@ -52,7 +52,7 @@ class _Site:
         return Path(self.shop.lake.paths.replica("one", "public", table))
 
     def state(self, table: str) -> SyncState:
-        return TableStates(self.shop.lake, "one").newest()["public", table].state
+        return TableStates(self.shop.lake, "one").read_newest()["public", table].state
 
     def sql(self, statements: str) -> None:
         for statement in statements.split(";"):
@@ -254,7 +254,7 @@ def test_the_way_out_of_a_subscriptions_reason_restores_its_tables(shop: Shop, t
         shop.configure(subscriptions={n: {"source": "shop", **s} for n, s in subscriptions.items()})
 
     def states(subscription: str) -> dict[str, str]:
-        newest = TableStates(shop.lake, subscription).newest().values()
+        newest = TableStates(shop.lake, subscription).read_newest().values()
         return {f"{s.schema}.{s.table}": s.state.value for s in newest}
 
     configured("flat")

@@ -10,7 +10,7 @@ import pytest
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, ConfigError, SourceConfig, load_config, parse_config
-from pgsieve.pipelines.config.values import slot_name
+from pgsieve.pipelines.config.values import make_slot_name
 from tests.fixtures.configs import (
     FILE,
     LEAST,
@@ -116,7 +116,7 @@ def test_a_capture_with_a_long_name_leaves_room_for_the_suffixes():
 
 
 def test_a_long_slot_name_is_cut_to_63_and_stays_distinct():
-    first, second = slot_name("s" * 63, "a" * 63), slot_name("s" * 63, "b" * 63)
+    first, second = make_slot_name("s" * 63, "a" * 63), make_slot_name("s" * 63, "b" * 63)
     assert len(first) == len(second) == 63
     assert first != second
     assert re.fullmatch(r"[a-z0-9_]{1,63}", first)

@@ -16,7 +16,7 @@ def read(history: object) -> HistoryChoices:
     subscription = {"source": "s", "publications": ["p"], "history": history}
     written = {"lake": "./lake", "sources": {"s": {"conninfo": ""}}, "subscriptions": {"a": subscription}}
     config = parse_config(yaml.safe_dump(written), Path("pgsieve.yaml"), {})
-    return config.subscriptions["a"].history.subscription_histories()
+    return config.subscriptions["a"].history.to_history_choices()
 
 
 def test_one_word_keeps_versions_of_all_tables() -> None:
@@ -27,10 +27,10 @@ def test_one_word_keeps_versions_of_all_tables() -> None:
 
 def test_a_table_overrides_the_default() -> None:
     kept = read({"initial": True, "tables": {"public.a": "scd2", '"S".b': "off", "c.d": {"initial": False}}})
-    assert kept.table_choice(("public", "a")) == HistoryChoice(initial=True, scd2=True)
-    assert kept.table_choice(("S", "b")) == HistoryChoice(initial=False, scd2=False)
-    assert kept.table_choice(("c", "d")) == HistoryChoice(initial=False)
-    assert kept.table_choice(("public", "other")) == HistoryChoice(initial=True)
+    assert kept.find_choice(("public", "a")) == HistoryChoice(initial=True, scd2=True)
+    assert kept.find_choice(("S", "b")) == HistoryChoice(initial=False, scd2=False)
+    assert kept.find_choice(("c", "d")) == HistoryChoice(initial=False)
+    assert kept.find_choice(("public", "other")) == HistoryChoice(initial=True)
 
 
 @pytest.mark.parametrize(

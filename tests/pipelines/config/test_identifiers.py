@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgsieve.pipelines.config.identifiers import parse_qualified_name, quote
+from pgsieve.pipelines.config.identifiers import parse_qualified_name, quote_name
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_an_empty_and_a_long_name_are_refused():
     )
 )
 def test_a_quoted_name_is_read_back(parts):
-    assert parse_qualified_name(quote(*parts), len(parts)) == tuple(parts)
+    assert parse_qualified_name(quote_name(*parts), len(parts)) == tuple(parts)

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from pgsieve.decoding.changes.metadata_columns import METADATA
+from pgsieve.decoding.changes.metadata_columns import TYPE_OID_BY_KIND
 from pgsieve.pipelines.config.file import ConfigError
 from pgsieve.pipelines.config.layout import LayoutConfig
 from pgsieve.pipelines.config.model import parse_config
@@ -36,29 +36,31 @@ def test_a_table_overrides_the_default() -> None:
                 '"Sales".lines': {"target_file_size": "64kB"},
             },
         }
-    ).subscription_layout()
+    ).to_subscription_layout()
     every = {"delta.enableChangeDataFeed": "true", "delta.checkpointInterval": "20"}
-    assert layout.table_layout(("public", "other")) == TableLayout(("region", "Day"), every, 256 * 1024**2)
+    assert layout.find_table_layout(("public", "other")) == TableLayout(
+        ("region", "Day"), every, 256 * 1024**2
+    )
     own = {**every, "delta.enableChangeDataFeed": "false"}
-    assert layout.table_layout(("public", "orders")) == TableLayout((), own, 256 * 1024**2)
-    assert layout.table_layout(("Sales", "lines")) == TableLayout(("region", "Day"), every, 65536)
+    assert layout.find_table_layout(("public", "orders")) == TableLayout((), own, 256 * 1024**2)
+    assert layout.find_table_layout(("Sales", "lines")) == TableLayout(("region", "Day"), every, 65536)
 
 
 def test_a_table_has_its_own_metadata_columns_in_place_of_the_others() -> None:
     layout = read(
         {"columns": {"operation": "op", "applied_at": "at"}, "tables": {"public.t": {"columns": {}}}}
     )
-    assert layout.subscription_layout().table_layout(("public", "u")).columns == {
+    assert layout.to_subscription_layout().find_table_layout(("public", "u")).columns == {
         "applied_at": "at",
         "operation": "op",
     }
-    assert layout.subscription_layout().table_layout(("public", "t")).columns == {}
-    assert set(get_args(MetadataKind)) == METADATA.keys()
+    assert layout.to_subscription_layout().find_table_layout(("public", "t")).columns == {}
+    assert set(get_args(MetadataKind)) == TYPE_OID_BY_KIND.keys()
 
 
 def test_the_default_layout_is_empty() -> None:
-    assert LayoutConfig().subscription_layout() == SubscriptionLayout()
-    assert SubscriptionLayout().properties_json() is None
+    assert LayoutConfig().to_subscription_layout() == SubscriptionLayout()
+    assert SubscriptionLayout().format_properties() is None
 
 
 @pytest.mark.parametrize("folders", ["{table}", "{schema}_{table}", "bronze/{schema}.{table}/v-1"])

@@ -11,7 +11,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, ConfigError, parse_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.stores import log_store
-from pgsieve.resources.lake.stores.storage import storage_of
+from pgsieve.resources.lake.stores.storage import find_storage
 from pgsieve.resources.passwords import conceal_passwords
 
 SECRET = "w9Kq+3zP/x7Lm2Vt"
@@ -31,16 +31,16 @@ def test_options_come_from_the_environment_and_reach_both_engines() -> None:
     config = read("s3://bucket/lake", options, KEY=SECRET)
     lake = build_project(config).lake
     assert lake.uri == lake.engine.lake == "s3a://bucket/lake"
-    storage = storage_of(lake.uri)
-    assert storage.delta_rs_options()["aws_secret_access_key"] == SECRET
-    assert storage.spark_settings({})["fs.s3a.secret.key"] == SECRET
-    assert storage.spark_settings({})["fs.s3a.path.style.access"] == "false"
+    storage = find_storage(lake.uri)
+    assert storage.make_delta_rs_options()["aws_secret_access_key"] == SECRET
+    assert storage.make_spark_settings({})["fs.s3a.secret.key"] == SECRET
+    assert storage.make_spark_settings({})["fs.s3a.path.style.access"] == "false"
 
 
 def test_secrets_are_in_no_repr_and_no_text() -> None:
     config = read("s3://bucket/lake", f"{{access_key_id: AKIA7, secret_access_key: '{SECRET}'}}")
     lake = build_project(config).lake
-    assert SECRET not in repr(config) + repr(lake) + repr(storage_of(lake.uri)) + config.model_dump_json()
+    assert SECRET not in repr(config) + repr(lake) + repr(find_storage(lake.uri)) + config.model_dump_json()
     # Dagster shows and records this of a resource.
     assert SECRET not in str(lake.get_resource_definition().config_schema.default_value)
     assert SECRET not in conceal_passwords(f"403 Forbidden: {SECRET}")

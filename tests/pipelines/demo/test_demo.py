@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pgsieve.pipelines.command_line.cli import app
-from pgsieve.pipelines.demo.at_size import at_size
+from pgsieve.pipelines.demo.at_size import measure_large_table
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -56,13 +56,13 @@ def test_with_many_rows_both_sides_do_the_same_work_and_the_replica_is_equal(
         with monkeypatch.context() as patch:
             patch.setattr(SparkEngine, "fetch_jars", _unavailable)
             with pytest.raises(SparkUnavailableError):
-                at_size(tmp_path, servers, {"master": "local[2]"}, {}, 4000, _Quiet())
+                measure_large_table(tmp_path, servers, {"master": "local[2]"}, {}, 4000, _Quiet())
         for server in servers:
             with psycopg.connect(server.conninfo(), autocommit=True) as admin:
                 begun = admin.execute("select count(*) from pg_replication_slots").fetchone()
                 assert begun == (0,), "jars are fetched before the clock of either runs"
                 admin.execute("drop database at_size")
-        report = at_size(tmp_path, servers, spark, {}, 4000, _Quiet())
+        report = measure_large_table(tmp_path, servers, spark, {}, 4000, _Quiet())
     assert report.equal
     assert [(step.title, step.rows) for step in report.steps] == [("first copy", 4000), ("catch-up", 2000)]
     assert all(step.spent and step.spent.engine == "threads" for step in report.steps)

@@ -13,7 +13,7 @@ from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter,
 from pgsieve.resources.lake.delta.errors import ERRORS_OF_NO_TABLE, LakeError, OvertakenError
 from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import table_maintenance
+from pgsieve.resources.lake.maintenance import make_table_maintenance
 from pgsieve.resources.lake.policy import LakeSettings
 from tests.fixtures.pgsieve_replica import engine
 
@@ -93,7 +93,7 @@ def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: st
     assert isinstance(many, SparkCommitter) >= (not is_reached_by_delta_rs)
     assert files.can_mark_rows(path, _SCHEMA.names) <= is_reached_by_delta_rs
     assert files.can_rewrite_files(path, _SCHEMA.names) <= is_reached_by_delta_rs
-    compacted = table_maintenance(lake, path).compact()
+    compacted = make_table_maintenance(lake, path).compact()
     assert compacted == 2
     lake.set_properties(path, {"delta.checkpointInterval": "20"})
     lake.set_comments(path, "it's \\ 'here'", {"v": "a `column`'s"})

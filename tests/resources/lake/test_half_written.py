@@ -146,8 +146,8 @@ def test_a_version_with_incomplete_deletion_vectors_is_removed(tmp_path: Path) -
 def test_a_killed_process_leaves_its_mark_and_the_next_one_repairs(tmp_path: Path) -> None:
     lake, marks = tmp_path / "lake", tmp_path / "lake" / "_pgsieve" / ".unsynced"
     killed = (
-        "import os, signal, sys; from pgsieve.resources.lake.unsynced import unsynced_writes;"
-        " mark = unsynced_writes(sys.argv[1]); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from pgsieve.resources.lake.unsynced import get_unsynced_writes;"
+        " mark = get_unsynced_writes(sys.argv[1]); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", killed, str(lake)], check=False)
     (mark,) = [each for each in marks.iterdir() if each.name != "lock"]

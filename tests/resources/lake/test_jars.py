@@ -13,13 +13,13 @@ from pgsieve.resources.lake import jars as jars_module
 from pgsieve.resources.lake.jars import (
     JarsUnavailableError,
     Packages,
-    class_path_settings,
     copy_jars,
-    delta_packages,
     fetch_packages,
+    find_recorded_jars,
+    list_delta_packages,
+    list_s3_packages,
+    make_class_path_settings,
     record_jars,
-    recorded_jars,
-    s3_packages,
 )
 
 if TYPE_CHECKING:
@@ -41,44 +41,44 @@ def jars(tmp_path: Path) -> list[Path]:
 
 def test_jars_are_those_that_spark_resolved_in_its_order(tmp_path: Path, jars: list[Path]) -> None:
     record_jars(PACKAGE, ",".join(jar.as_uri() for jar in reversed(jars)), tmp_path / "kept.json")
-    assert recorded_jars(PACKAGE, tmp_path / "kept.json") == [str(jar) for jar in reversed(jars)]
+    assert find_recorded_jars(PACKAGE, tmp_path / "kept.json") == [str(jar) for jar in reversed(jars)]
 
 
 def test_jars_of_another_version_are_not_used(tmp_path: Path, jars: list[Path]) -> None:
     record_jars(PACKAGE, ",".join(jar.as_uri() for jar in jars), tmp_path / "kept.json")
-    assert recorded_jars(PACKAGE.replace("4.4.0", "4.4.1"), tmp_path / "kept.json") is None
+    assert find_recorded_jars(PACKAGE.replace("4.4.0", "4.4.1"), tmp_path / "kept.json") is None
 
 
 def test_one_deleted_jar_makes_all_unknown(tmp_path: Path, jars: list[Path]) -> None:
     record_jars(PACKAGE, ",".join(jar.as_uri() for jar in jars), tmp_path / "kept.json")
     jars[1].unlink()
-    assert recorded_jars(PACKAGE, tmp_path / "kept.json") is None
+    assert find_recorded_jars(PACKAGE, tmp_path / "kept.json") is None
 
 
 @pytest.mark.parametrize("spark_jars", ["", ","])
 def test_a_session_without_jars_leaves_them_unknown(tmp_path: Path, spark_jars: str) -> None:
     record_jars(PACKAGE, spark_jars, tmp_path / "kept.json")
-    assert recorded_jars(PACKAGE, tmp_path / "kept.json") is None
+    assert find_recorded_jars(PACKAGE, tmp_path / "kept.json") is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"another": []}'])
 def test_an_unreadable_record_counts_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "kept.json").write_text(content, encoding="utf-8")
-    assert recorded_jars(PACKAGE, tmp_path / "kept.json") is None
+    assert find_recorded_jars(PACKAGE, tmp_path / "kept.json") is None
 
 
 def test_a_record_that_cannot_be_stored_is_made_again(tmp_path: Path, jars: list[Path]) -> None:
     nowhere = tmp_path / "missing" / "kept.json"
     record_jars(PACKAGE, jars[0].as_uri(), nowhere)
-    assert recorded_jars(PACKAGE, nowhere) is None
+    assert find_recorded_jars(PACKAGE, nowhere) is None
 
 
 def test_records_of_several_sets_of_jars_are_kept(tmp_path: Path, jars: list[Path]) -> None:
     kept = tmp_path / "kept.json"
     record_jars("a", jars[0].as_uri(), kept)
     record_jars("b", jars[1].as_uri(), kept)
-    assert recorded_jars("a", kept) == [str(jars[0])]
-    assert recorded_jars("b", kept) == [str(jars[1])]
+    assert find_recorded_jars("a", kept) == [str(jars[0])]
+    assert find_recorded_jars("b", kept) == [str(jars[1])]
 
 
 DELTA = Packages((PACKAGE,))
@@ -89,7 +89,9 @@ def test_the_users_packages_are_added(tmp_path: Path, jars: list[Path]) -> None:
     kept = tmp_path / "kept.json"
     record_jars(DELTA.name, jars[0].as_uri(), kept)
     conf = {"spark.jars.packages": "org.postgresql:postgresql:42.7.4, x:y:1", "spark.jars": "/own.jar"}
-    assert class_path_settings([DELTA, S3], ["/log.jar"], {**conf, "spark.jars.excludes": "b:c"}, kept) == {
+    assert make_class_path_settings(
+        [DELTA, S3], ["/log.jar"], {**conf, "spark.jars.excludes": "b:c"}, kept
+    ) == {
         "spark.jars": f"/log.jar,{jars[0]},/own.jar",
         "spark.jars.packages": f"{S3.name},org.postgresql:postgresql:42.7.4,x:y:1",
         "spark.jars.excludes": "a:bundle,b:c",
@@ -99,13 +101,13 @@ def test_the_users_packages_are_added(tmp_path: Path, jars: list[Path]) -> None:
 @pytest.mark.parametrize("theirs", ["io.delta:delta-spark_2.13:4.0.1", "io.delta:delta-spark_4.1_2.13:4.4.1"])
 def test_the_users_packages_are_not_added_in_another_version(tmp_path: Path, theirs: str) -> None:
     conf = {"spark.jars.packages": theirs}
-    assert class_path_settings([DELTA], [], conf, tmp_path / "kept.json") == conf
+    assert make_class_path_settings([DELTA], [], conf, tmp_path / "kept.json") == conf
 
 
 def test_s3a_has_the_version_of_sparks_hadoop_and_lacks_the_whole_sdk() -> None:
-    hadoop = s3_packages().coordinates[0]
+    hadoop = list_s3_packages().coordinates[0]
     assert hadoop.startswith("org.apache.hadoop:hadoop-aws:3.")
-    assert "software.amazon.awssdk:bundle" in s3_packages().excluded
+    assert "software.amazon.awssdk:bundle" in list_s3_packages().excluded
 
 
 def test_a_copied_folder_names_its_jars_wherever_it_is(
@@ -116,9 +118,9 @@ def test_a_copied_folder_names_its_jars_wherever_it_is(
     copy_jars(tmp_path / "copy", [DELTA])
     elsewhere = (tmp_path / "copy").rename(tmp_path / "elsewhere")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
-    assert recorded_jars(DELTA.name) is None
+    assert find_recorded_jars(DELTA.name) is None
     monkeypatch.setenv("PGSIEVE_JARS", str(elsewhere))
-    assert recorded_jars(DELTA.name) == [str(elsewhere / jar.name) for jar in jars]
+    assert find_recorded_jars(DELTA.name) == [str(elsewhere / jar.name) for jar in jars]
     fetch_packages([DELTA], {})  # nothing has to be downloaded
 
 
@@ -136,7 +138,7 @@ def test_spark_downloads_if_no_record_can_be_stored(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
     monkeypatch.setattr(jars_module, "_fetch", lambda *_: pytest.fail("asked"))
     fetch_packages([DELTA], {})
-    assert class_path_settings([DELTA], [], {})["spark.jars.packages"] == DELTA.name
+    assert make_class_path_settings([DELTA], [], {})["spark.jars.packages"] == DELTA.name
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_jars_are_fetched_once_and_a_repository_that_does_not_answer_is_named(
     monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
     monkeypatch.setattr(sys, "prefix", str(prefix))
     monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
-    needed = [delta_packages()]
+    needed = [list_delta_packages()]
     with pytest.raises(JarsUnavailableError, match=r"cannot be fetched: .*127\.0\.0\.1:9") as raised:
         fetch_packages(
             needed, {"spark.jars.ivySettings": str(settings), "spark.jars.ivy": str(tmp_path / "cache")}
@@ -191,7 +193,7 @@ def test_jars_are_fetched_once_and_a_repository_that_does_not_answer_is_named(
     assert output.startswith(f"fetching the jars of {needed[0].name} for Spark, once\nfetched ")
     fetch_packages(needed, {})
     assert capfd.readouterr().err == ""
-    assert set(class_path_settings(needed, [], {})) == {"spark.jars"}
+    assert set(make_class_path_settings(needed, [], {})) == {"spark.jars"}
 
 
 @pytest.mark.parametrize(
@@ -205,4 +207,4 @@ def test_the_jar_is_named_as_the_installed_delta_names_it(
     monkeypatch: pytest.MonkeyPatch, spark: str, delta: str, name: str
 ) -> None:
     monkeypatch.setattr(jars_module, "version", {"pyspark": spark, "delta-spark": delta}.__getitem__)
-    assert delta_packages().name == name
+    assert list_delta_packages().name == name

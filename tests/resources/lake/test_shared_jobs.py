@@ -18,12 +18,12 @@ from pgsieve.resources.lake.shared_jobs import (
     Request,
     SharedJobs,
     SharedParts,
-    current_shared_jobs,
     divide_into_tasks,
+    get_shared_jobs,
     share_jobs,
 )
 from pgsieve.resources.parts import Guard, Part
-from pgsieve.resources.work import Work, measure, name_jobs
+from pgsieve.resources.work import Work, measure_work, name_jobs
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.pgsieve_replica import engine
 
@@ -143,21 +143,21 @@ def test_a_failing_part_fails_only_its_caller() -> None:
     job = [_asked("a", 3), _asked("bad", 2), _asked("b", 1), _asked("bad too")]
     together = SharedParts([each.run_part for each in job], divide_into_tasks(job, 2), FILE_SCHEMA)
     rows = CALLING_THREAD.run(together, len(together.tasks), schema=together.row_schema)
-    a, bad, b, bad_too = together.rows_by_caller(rows)
+    a, bad, b, bad_too = together.divide_rows_by_caller(rows)
     assert a is not None
     assert b is not None
     assert a.sort_by("path") == _rows("a", 3)
     assert b == _rows("b")
     assert (bad, bad_too) == (None, None)
-    nothing = together.rows_by_caller(together.row_schema.empty_table())
+    nothing = together.divide_rows_by_caller(together.row_schema.empty_table())
     assert nothing == [FILE_SCHEMA.empty_table()] * len(job)
 
 
 def test_jobs_are_shared_only_within_their_block() -> None:
-    assert current_shared_jobs() is None
+    assert get_shared_jobs() is None
     with share_jobs():
-        assert copy_context().run(current_shared_jobs) is current_shared_jobs() is not None
-    assert current_shared_jobs() is None
+        assert copy_context().run(get_shared_jobs) is get_shared_jobs() is not None
+    assert get_shared_jobs() is None
     assert (CALLING_THREAD.max_callers, Threads(3).max_callers) == (1, 1)
 
 
@@ -188,12 +188,12 @@ def test_spark_runs_shared_requests_under_the_names_of_all(tmp_path: Path) -> No
 
     def written(name: str, parts: int) -> tuple[list[str], Work]:
         part = _sent_part(name, str(until) if name == "one" else None)
-        with measure() as work, name_jobs(name, f"UPDATE transformation of public.{name}, slice 0/1A2B"):
+        with measure_work() as work, name_jobs(name, f"UPDATE transformation of public.{name}, slice 0/1A2B"):
             rows = executors.run(part, parts)
         return rows["path"].to_pylist(), work
 
     with ThreadPoolExecutor(4) as pool, share_jobs():
-        jobs = current_shared_jobs()
+        jobs = get_shared_jobs()
         assert jobs is not None
 
         def ask(name: str, parts: int) -> Future[Any]:

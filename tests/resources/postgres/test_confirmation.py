@@ -12,9 +12,9 @@ from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.confirmation import confirm, release_wal
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import advance_slot, create_slot, peek_query, slot_state
+from pgsieve.resources.postgres.slot import advance_slot, create_slot, peek_query, read_slot_state
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import flushed_lsn
+from pgsieve.resources.postgres.wal import read_flushed_lsn
 from tests.fixtures.servers import DECODINGS_LOGGED, TEST_SETTINGS, decodings, new_server
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def connection(
 
 
 def sent(connection: psycopg.Connection, slot: str) -> list[bytes]:
-    query = peek_query(slot, flushed_lsn(connection), OPTIONS, connection.info.server_version)
+    query = peek_query(slot, read_flushed_lsn(connection), OPTIONS, connection.info.server_version)
     return [bytes(data) for (data,) in connection.execute(query).fetchall()]
 
 
@@ -76,10 +76,10 @@ def test_a_status_update_confirms_the_same_as_an_advance(
         if number % 3 == 0:
             connection.execute("SELECT pg_log_standby_snapshot()")
         if number % 4 == 0:
-            lsn = flushed_lsn(connection)
+            lsn = read_flushed_lsn(connection)
             confirm(connection, source, "reported", lsn, OPTIONS, durable)
             advance_slot(connection, source.name, "advanced", lsn)
-            reported, advanced = (slot_state(connection, slot) for slot in ("reported", "advanced"))
+            reported, advanced = (read_slot_state(connection, slot) for slot in ("reported", "advanced"))
             assert reported
             assert advanced
             assert reported.confirmed_lsn == advanced.confirmed_lsn == lsn
@@ -100,7 +100,7 @@ def test_a_status_update_confirms_without_decoding(
     source = Source("shop", server.conninfo())
     create_slot(connection, source.name, "s")
     connection.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) i")
-    begun, lsn = decodings(server, "s"), flushed_lsn(connection)
+    begun, lsn = decodings(server, "s"), read_flushed_lsn(connection)
     confirm(connection, source, "s", lsn, OPTIONS, durable)
     # The walsender starts one decoding, which it ends at once. An advance would be a second one.
     assert decodings(server, "s") == begun + 1
@@ -147,12 +147,12 @@ def assert_advanced(
 ) -> None:
     create_slot(connection, source.name, "s", failover=failover)
     connection.execute("SELECT pg_logical_emit_message(true, 'x', 'y')")
-    lsn, before = flushed_lsn(connection), slot_state(connection, "s")
+    lsn, before = read_flushed_lsn(connection), read_slot_state(connection, "s")
     with pytest.raises(OSError, match="no disk"):
         confirm(connection, source, "s", lsn, OPTIONS, lost)
-    assert slot_state(connection, "s") == before
+    assert read_slot_state(connection, "s") == before
     confirm(connection, source, "s", lsn, OPTIONS, durable)
-    state = slot_state(connection, "s")
+    state = read_slot_state(connection, "s")
     assert state is not None
     assert state.confirmed_lsn == lsn
     # A walsender would have its own line: START_REPLICATION is logged as soon as it is received.

@@ -11,7 +11,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.slot import advance_slot, create_slot, peek_query
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn, inserted_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn, read_flushed_lsn, read_inserted_lsn
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
@@ -38,9 +38,9 @@ def test_a_record_flushed_in_part_is_read_at_once(server: EmbeddedServer, settin
         connection.execute("INSERT INTO t VALUES (1, 'committed')")
         open_one.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 200) i")
         wait_until(lambda: is_flushed_in_part(connection), lambda: "it is not flushed in part")
-        inserted = inserted_lsn(connection)
-        lsn = flushed_lsn(reading)
-        assert inserted <= lsn <= current_lsn(reading)
+        inserted = read_inserted_lsn(connection)
+        lsn = read_flushed_lsn(reading)
+        assert inserted <= lsn <= read_current_lsn(reading)
         query = peek_query("s", lsn, PgoutputOptions(("p",)), connection.info.server_version)
         kinds = b"".join(data[:1] for (data,) in reading.execute(query).fetchall())
         assert kinds == b"BRIC"
@@ -55,12 +55,12 @@ def test_nothing_is_written_if_everything_is_flushed(server: EmbeddedServer, sta
         connection.execute(statement.encode())
         # After a switch comes the header of a page, which is flushed only with its first record.
         wait_until(
-            lambda: inserted_lsn(connection) - current_lsn(connection) in {0, 40},
+            lambda: read_inserted_lsn(connection) - read_current_lsn(connection) in {0, 40},
             lambda: "it is never flushed",
         )
-        before = inserted_lsn(connection), current_lsn(connection)
-        assert flushed_lsn(connection) == before[1]
-        assert (inserted_lsn(connection), current_lsn(connection)) == before
+        before = read_inserted_lsn(connection), read_current_lsn(connection)
+        assert read_flushed_lsn(connection) == before[1]
+        assert (read_inserted_lsn(connection), read_current_lsn(connection)) == before
 
 
 def test_a_role_that_may_not_write_messages_waits_for_the_server(server: EmbeddedServer) -> None:
@@ -77,9 +77,9 @@ def test_a_role_that_may_not_write_messages_waits_for_the_server(server: Embedde
         open_one.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 200) i")
         wait_until(lambda: is_flushed_in_part(connection), lambda: "it is not flushed in part")
         with Source("shop", server.conninfo(user="reader")).connect() as reading:
-            assert flushed_lsn(reading) % 8192 == 0
+            assert read_flushed_lsn(reading) % 8192 == 0
 
 
 def is_flushed_in_part(connection: psycopg.Connection) -> bool:
-    flushed = current_lsn(connection)
-    return flushed % 8192 == 0 and flushed + 40 < inserted_lsn(connection)
+    flushed = read_current_lsn(connection)
+    return flushed % 8192 == 0 and flushed + 40 < read_inserted_lsn(connection)

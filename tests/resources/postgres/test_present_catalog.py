@@ -10,7 +10,7 @@ import pytest
 from pgsieve.resources.postgres import present_catalog as module
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.present_catalog import read_present_catalog
 from tests.fixtures.servers import new_server
 
 pytestmark = pytest.mark.slow
@@ -89,11 +89,11 @@ def _each(text: str) -> list[str]:
 
 def test_the_present_catalog_is_right_after_every_alteration(database: psycopg.Connection) -> None:
     database.execute(TABLES)
-    catalog = present_catalog(database)
+    catalog = read_present_catalog(database)
     assert catalog == read_catalog(database)
     for statement in _each(ALTERATIONS):
         database.execute(statement.replace("s2.", "z."))
-        present = present_catalog(database)
+        present = read_present_catalog(database)
         assert present == read_catalog(database), statement
         assert present != catalog, statement
         catalog = present
@@ -110,10 +110,10 @@ def test_the_present_catalog_is_read_once_while_nothing_is_altered(
         return read_catalog(connection)
 
     monkeypatch.setattr(module, "read_catalog", counted)
-    catalog = present_catalog(database)
+    catalog = read_present_catalog(database)
     for statement in _each(INDIFFERENT):
         database.execute(statement)
-        assert present_catalog(database) is catalog, statement
+        assert read_present_catalog(database) is catalog, statement
     assert len(read) == 1
 
 
@@ -121,7 +121,8 @@ def test_each_database_has_its_own(server: EmbeddedServer, database: psycopg.Con
     database.execute("CREATE TABLE only_here (a int)")
     with psycopg.connect(server.conninfo(), autocommit=True) as other:
         assert (
-            not present_catalog(other).table_by_name.keys() & present_catalog(database).table_by_name.keys()
+            not read_present_catalog(other).table_by_name.keys()
+            & read_present_catalog(database).table_by_name.keys()
         )
 
 
@@ -136,4 +137,4 @@ def test_a_catalog_altered_while_it_is_read_is_read_again(database: psycopg.Conn
         return catalog
 
     monkeypatch.setattr(module, "read_catalog", altered)
-    assert ("public", "second") in present_catalog(database).table_by_name
+    assert ("public", "second") in read_present_catalog(database).table_by_name

@@ -13,7 +13,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import (
     ForeignServerError,
     TransientError,
-    message_without_values,
+    remove_values_from_message,
     translate_errors,
 )
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -84,4 +84,4 @@ def test_a_lost_connection_is_another_servers_if_the_session_continues(
 )  # fmt: skip
 def test_no_value_is_shown_in_any_language_of_the_server(error: str, shown: str) -> None:
     """The language is that of lc_messages, which only a superuser sets."""
-    assert message_without_values(psycopg.errors.InvalidTextRepresentation(error)) == shown
+    assert remove_values_from_message(psycopg.errors.InvalidTextRepresentation(error)) == shown

@@ -15,9 +15,9 @@ from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import ReceivedMessages
 from pgsieve.resources.postgres.slot import SlotAheadError, SlotMissingError, create_slot
-from pgsieve.resources.postgres.source import literal, quote
+from pgsieve.resources.postgres.source import quote, quote_literal
 from pgsieve.resources.postgres.stream import StreamStart
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.streaming_publisher import (
     OPTIONS,
@@ -34,8 +34,8 @@ def peeked(
     publisher: Publisher, slot: str, options: PgoutputOptions, **settings: str
 ) -> list[tuple[int, bytes]]:
     with publisher.source(**settings).connect() as connection:
-        arguments = options.arguments(connection.info.server_version)
-        quoted = ", ".join(literal(text) for argument in arguments.items() for text in argument)
+        arguments = options.make_arguments(connection.info.server_version)
+        quoted = ", ".join(quote_literal(text) for argument in arguments.items() for text in argument)
         query = (
             f"select lsn::text, data from pg_logical_slot_peek_binary_changes('{slot}', null, null, {quoted})"
         )
@@ -104,7 +104,7 @@ def test_both_transports_deliver_the_same_messages(
     options, slot = CASES[case], f"{publisher.name}_{case}"
     expected = peeked(publisher, f"{slot}_peek", options, **SMALL_MEMORY)
     arrived: list[tuple[int, bytes]] = []
-    end = current_lsn(publisher.connection)
+    end = read_current_lsn(publisher.connection)
     with publisher.stream(options, slot=slot, start=begin[case], settings=SMALL_MEMORY) as stream:
         items = stream.items()
         assert next(items) == StreamStart(begin[case], timeline=1)
@@ -160,8 +160,8 @@ def test_both_transports_deliver_the_same_messages(
 )
 def test_a_server_gets_only_options_that_it_knows(version: int, expected: dict[str, str]) -> None:
     names = {"publication_names": '"odd ""name"", it\'s \\ all"'}
-    assert CASES["all"].arguments(version) == expected | names
-    assert OPTIONS.arguments(version) == {"proto_version": expected["proto_version"]} | names
+    assert CASES["all"].make_arguments(version) == expected | names
+    assert OPTIONS.make_arguments(version) == {"proto_version": expected["proto_version"]} | names
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_an_error_of_decoding_follows_what_came_before_it(publisher: Publisher) 
 def test_an_idle_database_moves_the_slot(publisher: Publisher) -> None:
     with consuming(publisher.stream()):
         publisher("create table unpublished as select i from generate_series(1, 1000) i")
-        end = current_lsn(publisher.connection)
+        end = read_current_lsn(publisher.connection)
         wait_until(lambda: publisher.confirmed() >= end, lambda: "the slot stays behind")
 
 

@@ -20,7 +20,7 @@ from pgsieve.resources.postgres.errors import SourceError, SourcePermissionError
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import export_snapshot, read_chunk
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.streamed import consume_stream
 from tests.fixtures.tls import PASSWORD, TlsServer
@@ -71,7 +71,7 @@ def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsSer
         drained = drain_slot(subscription.slot_stream, lake, [subscription], print)
         assert drained.slices == 1
         admin.execute("insert into t values (3, 'three')")
-        consume_stream(subscription.slot_stream, lake, current_lsn(admin))
+        consume_stream(subscription.slot_stream, lake, read_current_lsn(admin))
         assert len(lake.records.slices(lake.paths.change_log("shop"), 0)) == 2
         drop_slots(admin)
     with tls_server.server.log_path.open() as log:

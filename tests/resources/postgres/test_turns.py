@@ -23,7 +23,10 @@ def test_a_wait_for_another_process_is_reported_after_a_second_with_its_pid(
         with source.hold_lock("sales"):
             had.set()
 
-    with source.hold_lock("sales"), psycopg.connect(publisher_server.conninfo(), autocommit=True) as other:
+    with (
+        source.hold_lock("sales"),
+        psycopg.connect(publisher_server.conninfo(), autocommit=True) as other,
+    ):
         with source.hold_lock("other"):
             assert not caplog.messages, "a process waits"
         # The server needs a moment to notice that the other connection is closed.
@@ -44,7 +47,10 @@ def test_a_wait_for_another_process_is_reported_after_a_second_with_its_pid(
 
 
 def test_a_lock_is_reentrant_and_released_once(publisher_server: EmbeddedServer) -> None:
-    source, other = Source("shop", publisher_server.conninfo()), Source("shop", publisher_server.conninfo())
+    source, other = (
+        Source("shop", publisher_server.conninfo()),
+        Source("shop", publisher_server.conninfo()),
+    )
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as database:
         locks = "select pid from pg_locks where locktype = 'advisory' and granted"
         with source.hold_lock("sales"):

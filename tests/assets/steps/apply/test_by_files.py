@@ -112,7 +112,7 @@ class Changes:
                         sent_counts=sent,
                         key_change_count=sum(c.is_move for c in part),
                         unsent_columns=sorted({name for c in part for name in c.unchanged}),
-                        truncated_at=(end - 50, truncates[-1]) if truncates else None,
+                        last_truncate=(end - 50, truncates[-1]) if truncates else None,
                     )
                 )
                 self.lake.local.write(self.log, self._history(part, end), Commit(end))
@@ -180,7 +180,7 @@ class Changes:
     def one_by_one(self, replicated: Definition) -> TableResult:
         assert self.lake.local is not None
         pending = self.pending()
-        few = self.lake.local.open_slices(self.log).rows([c.slice_end for c in self.slices])
+        few = self.lake.local.open_slices(self.log).read_rows([c.slice_end for c in self.slices])
         assert few is not None
         small, changes = (
             Lake(self.lake.uri, no_session),

@@ -18,7 +18,7 @@ from pgsieve.assets.steps.apply.merging import make_keyless_clauses
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.digests import row_digests
+from pgsieve.decoding.changes.digests import compute_row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
@@ -225,7 +225,7 @@ def test_a_merge_finds_exactly_the_rows_with_the_same_digest(name: str) -> None:
     """MERGE can compare rows by Spark's expressions only, so each type is compared with the digests that decide."""
     kind, values = _SAMPLES[name]
     rows = pa.table([pa.array(values, kind)], [name])
-    digests = row_digests(rows.combine_chunks().to_batches()[0])["digest"].to_pylist()
+    digests = compute_row_digests(rows.combine_chunks().to_batches()[0])["digest"].to_pylist()
     session = engine().session
     numbered = rows.append_column("i", pa.array(range(len(values))))
     left = session.createDataFrame(numbered).alias("t")

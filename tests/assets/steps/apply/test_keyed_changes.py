@@ -55,21 +55,23 @@ def test_changes_are_read_from_files_in_their_order(tmp_path: Path) -> None:
 
     def read(most_bytes: int, *paths: str) -> KeyedChanges | None:
         stored = read_changes(Store(), paths, _KEY, ["other"])
-        return make_keyed_changes(stored, _KEY, ["other"], Extent(_SLICES, since=50), max_bytes=most_bytes)
+        return make_keyed_changes(
+            stored, _KEY, ["other"], Extent(_SLICES, since_lsn=50), max_bytes=most_bytes
+        )
 
     keyed = read(2000, *files)
     assert keyed is not None
     keys, changes = [*map(tuple, map(dict.values, keyed.keys.to_pylist())), None], keyed.changes
-    assert [keys[number] for number in changes.new] == [(1, "a"), None, (1, "b"), (1, "b")]
+    assert [keys[number] for number in changes.new_keys] == [(1, "a"), None, (1, "b"), (1, "b")]
     # An UPDATE whose old key equals the new one is no move.
-    assert [keys[number] for number in changes.old] == [None, (1, "a"), (9, "old"), None]
+    assert [keys[number] for number in changes.old_keys] == [None, (1, "a"), (9, "old"), None]
     assert [ROW_OPERATIONS[number] for number in changes.operations] == [
         "insert",
         "delete",
         "update",
         "update",
     ]
-    assert changes.sent["other"].tolist() == [True, True, False, True]
+    assert changes.is_sent_by_column["other"].tolist() == [True, True, False, True]
     assert keyed.places.tolist() == [4, 5, 1 << 56, (1 << 56) + 1]
     assert keyed.commit_lsns.tolist() == [90, 90, 150, 150]
     assert keyed.truncate_indices == (1,)
@@ -104,5 +106,5 @@ def test_keys_are_equal_if_postgresql_finds_them_equal() -> None:
     )
     keyed = make_keyed_changes([changes], keys, (), Extent([100]))
     assert keyed is not None
-    assert keyed.changes.new.tolist() == [0, 0, 1, 2, 0, 0, 1, 2]
-    assert NONE not in keyed.changes.new
+    assert keyed.changes.new_keys.tolist() == [0, 0, 1, 2, 0, 0, 1, 2]
+    assert NONE not in keyed.changes.new_keys

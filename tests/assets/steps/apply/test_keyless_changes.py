@@ -13,7 +13,7 @@ import pytest
 
 from pgsieve.assets.steps.apply.keyless_changes import select_first_matches
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.digests import WantedDigests, row_digests
+from pgsieve.decoding.changes.digests import WantedDigests, compute_row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
@@ -86,7 +86,7 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     enable_marking(local, changes.path)
     counts = Counter(map(str, gone))
     distinct = [row for row in _ROWS if counts[str(row)]]
-    sought = WantedDigests(row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
+    sought = WantedDigests(compute_row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
     row_matches = FileCommitter(lake.local, lake.access).find_row_matches(
         changes.path, sought, schema, CALLING_THREAD
     )

@@ -40,7 +40,7 @@ from pgsieve.resources.lake.policy import SMALL_BYTES_DEFAULT, LakeSettings
 from pgsieve.resources.lake.session import SESSION_SETTINGS
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import drop_slots
 
@@ -123,7 +123,7 @@ class Overlap:
             assert Counter(self._rows(f"sub/public/{name}")) == expected, name
             changes = self._rows(f"sub/_changes/public/{name}", "commit_lsn, ordinal")
             assert len(changes) == len(set(changes)), f"{name}: a change twice in its history"
-        cut = Cuts(self.first.lake, "sub").all()[-1]
+        cut = Cuts(self.first.lake, "sub").read_all()[-1]
         for (_, name), version in cut.tables.items():
             expected = Counter(self.database.execute(f"select * from {name}").fetchall())
             assert Counter(self._rows(f"sub/public/{name}", version=version)) == expected, (
@@ -259,7 +259,7 @@ def test_two_drains_of_a_slot_append_each_transaction_once(
     if altered:
         overlap.database.execute("create publication q for table appended")
         overlap.database.execute("alter publication p set (publish_via_partition_root = true)")
-    between = current_lsn(overlap.database)
+    between = read_current_lsn(overlap.database)
     overlap.write()
     function = "drained_messages" if overlap.first.lake.local is None else "commit_slice"
     # The first process's slice begins with the transactions that the second process appends.

@@ -89,7 +89,7 @@ class World:
             10 * len(changes),
             sent_counts=sent,
             truncate_count=len(truncates),
-            truncated_at=max(truncates, default=None),
+            last_truncate=max(truncates, default=None),
             key_change_count=sum(c.is_move for _, c in changes),
             unsent_columns=COLUMNS,
         )

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from pgsieve.assets.steps.checks.conformity import TableConformity, check_conformity
 from pgsieve.assets.steps.checks.freshness import check_freshness
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.definitions import build_ui_definitions
 from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
 
@@ -63,7 +63,7 @@ def test_only_rows_that_no_filter_could_let_in_are_a_failure(shop: Shop) -> None
     shop.database.execute("alter publication p set table orders where (id > 1)")
     assert _conformity(shop, "orders").altered, "the filter was a different one for a while"
 
-    defs = definitions(load_config(shop.path))
+    defs = build_ui_definitions(load_config(shop.path))
     result = dg.materialize(
         list(defs.asset_checks or []),
         resources=defs.resources,

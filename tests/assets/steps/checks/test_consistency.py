@@ -294,13 +294,13 @@ def test_a_repair_writes_only_differing_rows_and_moves_no_position(
     assert (
         len([line for line in progress if "the change history of" in line and "pgsieve resync" in line]) == 2
     )
-    states = TableStates(lake, subscription.name).newest()
+    states = TableStates(lake, subscription.name).read_newest()
     assert not any(s.definition.history.whole for s in states.values() if s.definition)
     assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
     assert [(r.inserted, r.deleted) for r in repair(subscription, lake, NAMES, _quiet)] == [(0, 0), (0, 0)]
     repaired = [replicated.replica(name) for _, name in NAMES]
     assert [table.transaction_version("pgsieve") for table in repaired] == positions
-    cut = Cuts(lake, subscription.name).last()
+    cut = Cuts(lake, subscription.name).read_last()
     assert cut is not None
     assert cut.tables == {name: table.version() for name, table in zip(NAMES, repaired, strict=True)}
     rows = repaired[0].to_pyarrow_table()

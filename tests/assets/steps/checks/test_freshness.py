@@ -13,7 +13,7 @@ from pgsieve.assets.steps.checks.freshness import check_freshness
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
-from pgsieve.resources.postgres.slot import slot_state
+from pgsieve.resources.postgres.slot import read_slot_state
 from tests.fixtures.shop import Shop
 
 
@@ -63,10 +63,10 @@ def test_nothing_is_decoded_if_the_slot_is_confirmed_up_to_the_end_of_the_wal(
     shop.run()
     project = build_project(load_config(shop.path))
     subscription, lake = project.subscriptions["one"], project.lake.open()
-    state = slot_state(shop.database, subscription.slot_stream.slot)
+    state = read_slot_state(shop.database, subscription.slot_stream.slot)
     assert state is not None
     ends = iter([state.confirmed_lsn, state.confirmed_lsn + 1])
-    monkeypatch.setattr(freshness, "flushed_lsn", lambda _: next(ends))
+    monkeypatch.setattr(freshness, "read_flushed_lsn", lambda _: next(ends))
     asked = []
     monkeypatch.setattr(freshness, "fetch_first_message", lambda *query: asked.append(query))
     freshness._RESULT_BY_SLOT.clear()

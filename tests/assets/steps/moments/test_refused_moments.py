@@ -21,7 +21,7 @@ from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.moments import restore as restoring
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.reading import find_tables
-from pgsieve.assets.steps.moments.restore import restore
+from pgsieve.assets.steps.moments.restore import restore_tables
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_subscription
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -157,7 +157,7 @@ def test_moments_before_the_retention_are_refused(counters: Counters) -> None:
     assert counters.n(early) == 1
     counters.maintain(Retention(None, timedelta(), timedelta(days=7)))
     assert "are deleted, as `retention.changes` says" in counters.refusal(early)
-    cut = Cuts(counters.lake, "sub").all()[-1]
+    cut = Cuts(counters.lake, "sub").read_all()[-1]
     assert counters.n(cut.lsn) == 2
     late = counters.add()
     counters.add()
@@ -190,14 +190,14 @@ def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters, *, i
     counters.add()
     counters.run()
     states, name = TableStates(counters.lake, "sub"), ("public", "t")
-    states.append([states.newest()[name].with_problem("sub", "it is set aside")])
+    states.append([states.read_newest()[name].with_problem("sub", "it is set aside")])
     missed = counters.add()
     counters.run()
-    assert states.newest()[name].state == SyncState.SET_ASIDE
+    assert states.read_newest()[name].state == SyncState.SET_ASIDE
     assert "set aside or left the publications, and has not been copied" in counters.refusal(missed)
     states.leave_to_next_copy([name])
     counters.run()
-    again = states.newest()[name].lsn
+    again = states.read_newest()[name].lsn
     later = counters.add()
     counters.run()
     counters.maintain(FOREVER)
@@ -250,7 +250,7 @@ def test_a_folder_gets_the_tables_of_a_moment_and_keeps_them(counters: Counters,
     counters.add()
     counters.run()
     lake, folder = counters.lake, tmp_path.parent / f"{tmp_path.name}_restored"
-    (table,) = restore(Moment(lake, "sub", early), str(folder))
+    (table,) = restore_tables(Moment(lake, "sub", early), str(folder))
     assert (table.path, table.change_count) == (f"{folder}/sub/public/t", 1)
     # The folder has plain Delta tables, without files of pgsieve.
     assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()) == [
@@ -270,7 +270,7 @@ def test_refused_targets_of_a_restore(
     counters: Counters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counters.run()
-    lsn, lake = Cuts(counters.lake, "sub").all()[-1].lsn, counters.lake
+    lsn, lake = Cuts(counters.lake, "sub").read_all()[-1].lsn, counters.lake
     half = tmp_path.parent / f"{tmp_path.name}_half"
     (half / "_pgsieve").mkdir(parents=True)
     (half / "_pgsieve" / "mark").touch()
@@ -281,7 +281,7 @@ def test_refused_targets_of_a_restore(
         "hdfs://nowhere/restored": "Spark alone reaches one of them",
     }.items():
         with pytest.raises(MomentError, match=reason):
-            restore(Moment(lake, "sub", lsn), folder)
+            restore_tables(Moment(lake, "sub", lsn), folder)
 
     def failing(*arguments: Any) -> None:
         brought(*arguments)
@@ -291,5 +291,5 @@ def test_refused_targets_of_a_restore(
     brought, refused = restoring.clone_up_to, tmp_path.parent / f"{tmp_path.name}_refused"
     monkeypatch.setattr(restoring, "clone_up_to", failing)
     with pytest.raises(LakeError, match="no room"):
-        restore(Moment(lake, "sub", lsn), str(refused))
+        restore_tables(Moment(lake, "sub", lsn), str(refused))
     assert list(refused.iterdir()) == []

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from pgsieve.assets.steps.operations import maintenance
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_slot_stream, maintain_subscription
-from pgsieve.assets.steps.records.catalogs import ALTERED_SCHEMA, CATALOGS, make_publisher_slot_stream
-from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.records.catalogs import ALTERED_SCHEMA, CATALOG_SCHEMA, make_publisher_slot_stream
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.slices import SLICES
+from pgsieve.assets.steps.records.slices import SLICE_SCHEMA
 from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed_slices import TRANSFORMED, TableChanges
+from pgsieve.assets.steps.records.transformed_slices import TRANSFORMED_SCHEMA, TableChanges
 from pgsieve.assets.steps.subscription import Definition, SlotStream, Subscription
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
@@ -68,10 +68,10 @@ class Shop:
         times = {"commit_time": datetime.now(UTC) - age, "slice": end, "commit_lsn": end - 1, "number": 0}
         row = {**times, "ordinal": 0, "xid": 1, "kind": "I", "relation_id": 1, "data": b"message %d" % end}
         self.local.write(
-            self.lake.paths.change_log(owner), pa.Table.from_pylist([row], CHANGE_LOG), Commit(end)
+            self.lake.paths.change_log(owner), pa.Table.from_pylist([row], CHANGE_LOG_SCHEMA), Commit(end)
         )
         summary = {"slice": end, "bytes": 9, "relations": [1], "messages": []}
-        self.local.append(self.lake.paths.slices(owner), pa.Table.from_pylist([summary], SLICES), end)
+        self.local.append(self.lake.paths.slices(owner), pa.Table.from_pylist([summary], SLICE_SCHEMA), end)
 
     def transform(self, name: str, end: int, age: timedelta = timedelta(), *, sent: bool = True) -> None:
         """Transform a slice. With `sent=False` a row filter rejected all of its changes."""
@@ -79,8 +79,8 @@ class Shop:
             row = {"slice": end, "commit_time": datetime.now(UTC) - age, "operation": "insert"}
             path = self.lake.paths.change_history(name, "public", table)
             self.local.write(path, pa.Table.from_pylist([row], CHANGES), Commit(end))
-        rows = [TableChanges(end, "public", t, sent_counts={"insert": 1}).row() for t in TABLES if sent]
-        table = pa.Table.from_pylist(rows or [{"slice": end}], TRANSFORMED)
+        rows = [TableChanges(end, "public", t, sent_counts={"insert": 1}).to_row() for t in TABLES if sent]
+        table = pa.Table.from_pylist(rows or [{"slice": end}], TRANSFORMED_SCHEMA)
         self.local.append(self.lake.paths.transformed_slices(name), table, end)
 
     def apply(
@@ -190,10 +190,10 @@ def test_a_compacted_slice_is_read_by_itself(shop: Shop) -> None:
     shop.maintain()
     assert DeltaTable(path).get_add_actions().num_rows == 1
     assert list(shop.local.slices(path, 10)) == [20, 30]
-    assert shop.local.open_slices(path).messages(20) == [b"message 20"]
-    files = shop.local.open_slices(path).files([20]) or []
+    assert shop.local.open_slices(path).read_messages(20) == [b"message 20"]
+    files = shop.local.open_slices(path).find_files([20]) or []
     assert len(files) == 1
-    assert shop.local.open_slices(path).files([40]) == []
+    assert shop.local.open_slices(path).find_files([40]) == []
 
 
 def test_records_of_alterations_are_deleted_with_their_changes_but_the_next_slices_catalog_stays(
@@ -202,7 +202,7 @@ def test_records_of_alterations_are_deleted_with_their_changes_but_the_next_slic
     path = shop.lake.paths.catalogs("shop")
     for lsn in (5, 15, 25, 35):
         row = {"lsn": lsn, "digest": "", "catalog": "{}", "subscriptions": list(NAMES)}
-        shop.local.append(path, pa.Table.from_pylist([row], CATALOGS))
+        shop.local.append(path, pa.Table.from_pylist([row], CATALOG_SCHEMA))
     for end in (10, 20, 30):
         shop.all(end)
         row = {"subscription": "first", "begin": end - 10, "slice": end}
@@ -234,7 +234,7 @@ def test_every_cut_that_is_kept_can_be_read(shop: Shop, versions: timedelta, kep
         shop.all(end, timedelta(days=days))
     files = shop.files()
     shop.maintain(replace(AT_ONCE, versions=versions))
-    recorded = Cuts(shop.lake, "first").all()
+    recorded = Cuts(shop.lake, "first").read_all()
     assert list(dict.fromkeys(c.lsn for c in recorded)) == kept, "compaction does not renew the newest cut"
     for cut in recorded:
         for name, version in cut.tables.items():
@@ -247,9 +247,9 @@ def test_versions_of_a_replica_stay_while_a_run_has_not_written_its_cut(shop: Sh
     shop.receive(20)
     shop.transform("first", 20)
     shop.apply("first", 20, ("a",))
-    (cut,) = Cuts(shop.lake, "first").all()
+    (cut,) = Cuts(shop.lake, "first").read_all()
     shop.maintain(replace(AT_ONCE, versions=timedelta(hours=2)))
-    assert Cuts(shop.lake, "first").all() == [cut]
+    assert Cuts(shop.lake, "first").read_all() == [cut]
     assert shop.ids("first", "a", cut.tables["public", "a"]) == {0, 10}
 
 
@@ -259,7 +259,7 @@ def test_the_newest_cut_names_the_newest_versions_after_maintenance(shop: Shop) 
         shop.all(end)
     shop.maintain()
     for name in NAMES:
-        newest = Cuts(shop.lake, name).all()[-1].tables
+        newest = Cuts(shop.lake, name).read_all()[-1].tables
         assert newest == {("public", t): shop.local.version(shop.replica(name, t)) for t in TABLES}
 
 
@@ -270,35 +270,37 @@ def test_superseded_states_are_deleted_and_needed_ones_stay(shop: Shop) -> None:
             TableStates(shop.lake, "first").append([TableState("public", "a", state, lsn, definition)])
     TableStates(shop.lake, "first").append([TableState("public", "a", SyncState.SET_ASIDE, 9, reason="why")])
     TableStates(shop.lake, "first").append([TableState("public", "c", SyncState.INITIALIZE)])
-    path, before = shop.lake.paths.table_states("first"), TableStates(shop.lake, "first").newest()
+    path, before = shop.lake.paths.table_states("first"), TableStates(shop.lake, "first").read_newest()
     assert len(shop.local.rows(path)) > 20
     for _ in range(2):
         shop.maintain()
         # Of "b" the commit that "a" is in, too, is kept; of "a" the newest commit, and the last one with a definition.
         assert len(shop.local.rows(path)) == 5
-        assert TableStates(shop.lake, "first").newest() == before
+        assert TableStates(shop.lake, "first").read_newest() == before
     assert before["public", "a"].definition == definition
     TableStates(shop.lake, "first").append([TableState("public", "c", SyncState.READY, 1, definition)])
-    assert TableStates(shop.lake, "first").newest()["public", "c"].version > before["public", "c"].version
+    assert (
+        TableStates(shop.lake, "first").read_newest()["public", "c"].version > before["public", "c"].version
+    )
 
 
 def test_superseded_rows_of_the_slot_stream_and_the_subscription_are_deleted(shop: Shop) -> None:
     for number in range(5):
-        SlotStreamRecord(shop.lake, FEED).note_deleted(100 + number)
-        SlotStreamRecord(shop.lake, FEED).note_cluster("cluster", number, given_up=False)
+        SlotStreamRecord(shop.lake, FEED).record_deleted_lsn(100 + number)
+        SlotStreamRecord(shop.lake, FEED).record_cluster("cluster", number, given_up=False)
         SubscriptionRecord(shop.lake, "first").disable(f"reason {number}")
         SubscriptionRecord(shop.lake, "first").enable()
-    SlotStreamRecord(shop.lake, FEED).note_deleted(200)
+    SlotStreamRecord(shop.lake, FEED).record_deleted_lsn(200)
     SubscriptionRecord(shop.lake, "first").disable("the last one")
     row, state = (
-        SlotStreamRecord(shop.lake, FEED).read_newest(),
+        SlotStreamRecord(shop.lake, FEED).read_newest_cluster(),
         SubscriptionRecord(shop.lake, "first").read_state(),
     )
     for _ in range(2):
         shop.maintain()
         assert len(shop.local.rows(shop.lake.paths.slot_stream("shop"))) == 2
         assert len(shop.local.rows(shop.lake.paths.subscription("first"))) == 1
-        assert SlotStreamRecord(shop.lake, FEED).read_newest() == row
+        assert SlotStreamRecord(shop.lake, FEED).read_newest_cluster() == row
         assert SlotStreamRecord(shop.lake, FEED).read_deleted_lsn() == 200
         assert SubscriptionRecord(shop.lake, "first").read_state() == state
 
@@ -317,7 +319,7 @@ def test_a_state_that_is_written_during_maintenance_stays(shop: Shop, monkeypatc
 
     monkeypatch.setattr(maintenance, "make_superseded_condition", writing)
     maintain_subscription(shop.subscriptions[0], shop.lake, AT_ONCE, print)
-    states = TableStates(shop.lake, "first").newest()
+    states = TableStates(shop.lake, "first").read_newest()
     assert [states["public", t].state for t in TABLES] == [SyncState.SET_ASIDE, SyncState.READY]
     with pytest.raises(OvertakenError):
         TableStates(shop.lake, "first").append([TableState("public", "a", SyncState.READY, 1)], base)
@@ -349,7 +351,7 @@ def test_unchanged_tables_may_be_left_out(shop: Shop) -> None:
     paths = {table.path for table in done}
     assert {shop.replica("first", "a"), shop.lake.paths.transformed_slices("first")} <= paths
     assert not {shop.replica("first", "b"), shop.lake.paths.change_history("first", "public", "b")} & paths
-    (newest,) = {frozenset(cut.tables.items()) for cut in Cuts(shop.lake, "first").all()[-1:]}
+    (newest,) = {frozenset(cut.tables.items()) for cut in Cuts(shop.lake, "first").read_all()[-1:]}
     assert newest == {(("public", t), shop.local.version(shop.replica("first", t))) for t in TABLES}
 
 
@@ -357,7 +359,7 @@ def test_no_deletion_is_recorded_if_there_was_nothing_to_delete(shop: Shop) -> N
     """A cut may be later than the copies without any slice. A subscription that has transformed no slice then lacks none."""
     for name in NAMES:
         shop.apply(name, 50)
-    shop.local.append(shop.lake.paths.change_log("shop"), CHANGE_LOG.empty_table(), 50)
+    shop.local.append(shop.lake.paths.change_log("shop"), CHANGE_LOG_SCHEMA.empty_table(), 50)
     shop.maintain()
     assert SlotStreamRecord(shop.lake, FEED).read_deleted_lsn() == 0
 
@@ -387,7 +389,7 @@ def test_maintenance_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
                 died = False
             except Died:
                 died = True
-        for cut in Cuts(shop.lake, "first").all():
+        for cut in Cuts(shop.lake, "first").read_all():
             assert {len(shop.ids("first", t, v)) for (_, t), v in cut.tables.items()} == {2}
         shop.maintain()
         assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == [20]

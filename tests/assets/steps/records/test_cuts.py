@@ -113,7 +113,7 @@ def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Cal
     retention = Retention(timedelta(), timedelta(), timedelta(hours=2))
 
     def read() -> None:
-        for cut in Cuts(bank.lake, "sub").all():
+        for cut in Cuts(bank.lake, "sub").read_all():
             if (cut.lsn, cut.at) not in read_cuts:
                 assert bank.total(cut) == TOTAL, format_lsn(cut.lsn)
                 read_cuts.add((cut.lsn, cut.at))
@@ -134,7 +134,7 @@ def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Cal
                     bank.subscription.slot_stream, bank.lake, [bank.subscription], retention, _quiet
                 )
     assert len({lsn for lsn, _ in read_cuts}) >= 4
-    newest = Cuts(bank.lake, "sub").all()[-1]
+    newest = Cuts(bank.lake, "sub").read_all()[-1]
     spark = engine().session
     frames = read_at_cut(spark, bank.lake.uri, "sub", format_lsn(newest.lsn))
     assert sorted(frames) == ["public.checking", "public.savings"]
@@ -162,7 +162,7 @@ def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_until_they_follow(bank
         )
         apply(bank.subscription, bank.lake, _quiet)
         bank.run()
-    recorded = Cuts(bank.lake, "sub").all()
+    recorded = Cuts(bank.lake, "sub").read_all()
     assert len(recorded) >= 3
     assert [bank.total(cut) for cut in recorded] == [TOTAL] * len(recorded)
 
@@ -172,7 +172,7 @@ def test_a_cut_is_found_by_its_lsn_and_by_the_names_of_any_table(tmp_path: Path)
     names = [('a"."b', "t"), ("public", 'x"y'), ("S", "Order Lines")]
     for lsn in (10, 20):
         Cuts(lake, "sub").append(Cut(lsn, dict.fromkeys(names, lsn), datetime.now(UTC)))
-    assert [cut.lsn for cut in Cuts(lake, "sub").all()] == [10, 20]
-    assert set(Cuts(lake, "sub").all()[-1].tables) == set(names)
+    assert [cut.lsn for cut in Cuts(lake, "sub").read_all()] == [10, 20]
+    assert set(Cuts(lake, "sub").read_all()[-1].tables) == set(names)
     with pytest.raises(LakeError, match='"sub" has no cut at or before 0/9'):
         read_at_cut(None, lake.uri, "sub", "0/9")  # type: ignore[arg-type]

@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 
 from pgsieve.assets.steps.records.failures import (
+    add_transaction,
     describe_error,
-    find_first_failing,
+    find_first_failing_commit,
     is_transient,
-    name_transaction,
 )
 from pgsieve.assets.steps.records.table_states import add_copy_command
 from pgsieve.decoding.errors import PgsieveError
@@ -30,15 +30,15 @@ def test_the_first_transaction_that_fails_is_found_in_few_tries(culprit: int | N
         tried.append(lsn)
         return culprit is not None and lsn >= culprit
 
-    assert find_first_failing(COMMITS, fails) == culprit
+    assert find_first_failing_commit(COMMITS, fails) == culprit
     assert len(tried) <= 3
 
 
 def test_a_reason_names_the_transaction_in_the_form_of_skip() -> None:
-    assert name_transaction("division by zero", 0x1_0000_0010) == (
+    assert add_transaction("division by zero", 0x1_0000_0010) == (
         "division by zero, in the transaction finished at 1/10"
     )
-    assert name_transaction("division by zero", None) == "division by zero"
+    assert add_transaction("division by zero", None) == "division by zero"
 
 
 def test_a_reason_to_copy_again_names_the_command_for_a_shell() -> None:

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pgsieve.assets.steps.apply.damaged_tables import set_aside_damaged_tables
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, find_newest_version
 from pgsieve.assets.steps.subscription import Definition, SlotStream, Subscription
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta import tables as delta
@@ -36,7 +36,7 @@ def lake_of(folder: Path, tables: int) -> Lake:
         for position in (None, 1):
             lake.local.write(lake.paths.replica("sub", *name), pa.table({"id": [0]}), Commit(position))
     versions = {name: lake.local.version(lake.paths.replica("sub", *name)) for name in names}
-    states = newest_version(TableStates(lake, "sub").newest().values())
+    states = find_newest_version(TableStates(lake, "sub").read_newest().values())
     Cuts(lake, "sub").append(Cut(1, versions, datetime.now(UTC), states))
     return lake
 
@@ -50,11 +50,11 @@ def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
             paths.append(path)
             super().__init__(path, **options)
 
-    delta.shared_tables.cache_clear()
+    delta.share_tables.cache_clear()
     lake = Lake(lake.uri, no_session)
     with monkeypatch.context() as patch:
         patch.setattr(delta, "DeltaTable", Counted)
-        set_aside_damaged_tables(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
+        set_aside_damaged_tables(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).read_last(), set())
         assert ReplicaProgress(SUBSCRIPTION, lake).find_tables_beyond_cut() == set()
         assert ReplicaProgress(SUBSCRIPTION, lake).find_applied_lsn() == 1
     return len(paths)
@@ -69,8 +69,8 @@ def test_a_missing_replica_is_noticed_although_it_is_idle(tmp_path: Path) -> Non
     lake = lake_of(tmp_path, 3)
     shutil.rmtree(lake.paths.replica("sub", "public", "t1"))
     DeltaTable(lake.paths.replica("sub", "public", "t2")).restore(0)
-    set_aside_damaged_tables(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
-    states = TableStates(lake, "sub").newest()
+    set_aside_damaged_tables(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).read_last(), set())
+    states = TableStates(lake, "sub").read_newest()
     assert [states["public", f"t{n}"].state for n in range(3)] == [
         SyncState.READY,
         SyncState.SET_ASIDE,
@@ -84,20 +84,20 @@ def test_states_are_read_once_for_each_version(tmp_path: Path, monkeypatch) -> N
     lake, read = lake_of(tmp_path, 1), []
     rows = lake.records.rows
     monkeypatch.setattr(lake.records, "rows", lambda *given: read.append(given) or rows(*given))
-    states = TableStates(lake, "sub").newest()
+    states = TableStates(lake, "sub").read_newest()
     states.clear()  # the caller's own copy
-    assert TableStates(lake, "sub").newest().keys() == {("public", "t0")}
+    assert TableStates(lake, "sub").read_newest().keys() == {("public", "t0")}
     assert read == []
     other = Lake(str(tmp_path), no_session)  # simulates another process
     TableStates(other, "sub").append([TableState("public", "t0", SyncState.SET_ASIDE, 1, DEFINITION, "why")])
-    assert TableStates(lake, "sub").newest()["public", "t0"].state == SyncState.SET_ASIDE
+    assert TableStates(lake, "sub").read_newest()["public", "t0"].state == SyncState.SET_ASIDE
 
 
 def test_states_of_a_recreated_table_are_its_own(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, 1)
-    before = TableStates(lake, "sub").newest()
+    before = TableStates(lake, "sub").read_newest()
     version = lake.records.version(lake.paths.table_states("sub"))
     shutil.rmtree(lake.paths.table_states("sub"))
     TableStates(lake, "sub").append([TableState("public", "other", SyncState.READY, 1, DEFINITION)])
     assert lake.records.version(lake.paths.table_states("sub")) == version
-    assert TableStates(lake, "sub").newest().keys() != before.keys()
+    assert TableStates(lake, "sub").read_newest().keys() != before.keys()

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.records.catalogs import CATALOGS, Catalogs
-from pgsieve.assets.steps.records.cuts import CUTS, Cut, Cuts
+from pgsieve.assets.steps.records.catalogs import CATALOG_SCHEMA, Catalogs
+from pgsieve.assets.steps.records.cuts import CUT_SCHEMA, Cut, Cuts
 from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import (
     SUBSCRIPTION,
@@ -27,14 +27,14 @@ from pgsieve.assets.steps.records.table_states import (
     SyncState,
     TableState,
     TableStates,
-    newest_version,
+    find_newest_version,
 )
 from pgsieve.assets.steps.slot_consumption.slot import record_dropped_slot
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import table_maintenance
+from pgsieve.resources.lake.maintenance import make_table_maintenance
 from pgsieve.resources.postgres.alterations import CatalogFingerprint
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
@@ -70,7 +70,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def state(lake: Lake, table: str = "t") -> str:
-    return TableStates(lake, "sub").newest()["public", table].state
+    return TableStates(lake, "sub").read_newest()["public", table].state
 
 
 def test_a_state_counts_after_one_of_a_fast_clock(lake: Lake) -> None:
@@ -94,29 +94,29 @@ def test_a_subscription_is_enabled_and_skips_after_a_fast_clock(lake: Lake) -> N
 def test_a_slot_stream_begins_after_a_host_with_a_fast_clock_gave_it_up(lake: Lake) -> None:
     with fast_clock():
         record_dropped_slot(lake, FEED)
-    SlotStreamRecord(lake, FEED).note_cluster("1", 1, given_up=False)
-    assert SlotStreamRecord(lake, FEED).read_newest()["given_up"] is False
+    SlotStreamRecord(lake, FEED).record_cluster("1", 1, given_up=False)
+    assert SlotStreamRecord(lake, FEED).read_newest_cluster()["given_up"] is False
 
 
 def test_a_cut_and_a_state_are_ordered_by_the_cuts_versions(lake: Lake) -> None:
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 1)])
-    before = TableStates(lake, "sub").newest()
-    seen = newest_version(before.values())
+    before = TableStates(lake, "sub").read_newest()
+    seen = find_newest_version(before.values())
     Cuts(lake, "sub").append(Cut(9, {("public", "t"): 3}, datetime.now(UTC) + DAY, seen))
     Cuts(lake, "sub").append(Cut(9, {("public", "t"): 4}, datetime.now(UTC), seen))
     with fast_clock():
         TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 8)])
-    newest = Cuts(lake, "sub").all()[-1]
+    newest = Cuts(lake, "sub").read_all()[-1]
     assert newest.tables == {("public", "t"): 4}
-    assert newest.is_after(before["public", "t"])
-    copied = TableStates(lake, "sub").newest()["public", "t"]
-    assert not newest.is_after(copied)
+    assert newest.has_state(before["public", "t"])
+    copied = TableStates(lake, "sub").read_newest()["public", "t"]
+    assert not newest.has_state(copied)
     cut = Cut(10, {}, datetime.now(UTC), copied.version)
-    assert cut.is_after(copied)
-    cut.refuse_earlier(TableStates(lake, "sub"))
+    assert cut.has_state(copied)
+    cut.refuse_earlier_states(TableStates(lake, "sub"))
     max(Path(TableStates(lake, "sub").path, "_delta_log").glob("*.json")).unlink()
     with pytest.raises(DamagedTableError, match="put back to an earlier version"):
-        cut.refuse_earlier(TableStates(lake, "sub"))
+        cut.refuse_earlier_states(TableStates(lake, "sub"))
 
 
 def test_the_later_of_two_catalogs_of_one_lsn_counts(lake: Lake) -> None:
@@ -135,12 +135,12 @@ def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
             ],
         )
     path = lake.paths.table_states("sub")
-    table_maintenance(lake, path).compact()
-    table_maintenance(lake, path).vacuum(0)
+    make_table_maintenance(lake, path).compact()
+    make_table_maintenance(lake, path).vacuum(0)
     assert len(DeltaTable(path).file_uris()) == 1
-    assert TableStates(lake, "sub").newest()["public", "t"].lsn == 4
+    assert TableStates(lake, "sub").read_newest()["public", "t"].lsn == 4
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 5)])
-    assert TableStates(lake, "sub").newest()["public", "t"].lsn == 5
+    assert TableStates(lake, "sub").read_newest()["public", "t"].lsn == 5
 
 
 def test_a_table_with_two_states_in_one_commit_has_the_last_one(lake: Lake) -> None:
@@ -171,20 +171,20 @@ def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
         {"enabled": True, "at": long_ago + DAY},
         {"enabled": False, "at": long_ago},
     )
-    former = pa.schema([field for field in CUTS if field.name != "states"])
+    former = pa.schema([field for field in CUT_SCHEMA if field.name != "states"])
     at, tables = long_ago + 2 * DAY, [('"public"."t"', 4)]
     write(lake.paths.cuts("sub"), former, {"lsn": 2, "at": at, "tables": tables})
-    former = pa.schema(list(CATALOGS)[:4])
+    former = pa.schema(list(CATALOG_SCHEMA)[:4])
     write(
         lake.paths.catalogs("shop"),
         former,
         {"lsn": 5, "digest": "a", "catalog": "{}", "subscriptions": ["sub"]},
     )
 
-    kept = TableStates(lake, "sub").newest()["public", "t"]
+    kept = TableStates(lake, "sub").read_newest()["public", "t"]
     assert kept.state == SyncState.READY
     assert SubscriptionRecord(lake, "sub").read_state().enabled
-    assert Cuts(lake, "sub").all()[-1].is_after(kept)
+    assert Cuts(lake, "sub").read_all()[-1].has_state(kept)
     assert not Catalogs(lake, FEED).is_recorded(CatalogFingerprint("a", "")), (
         "an old lake cannot say what it has recorded"
     )
@@ -196,9 +196,11 @@ def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
     assert state(lake) == SyncState.SET_ASIDE
     assert not SubscriptionRecord(lake, "sub").read_state().enabled
     assert Catalogs(lake, FEED).is_recorded(CatalogFingerprint("b", ""))
-    assert not Cuts(lake, "sub").all()[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
+    assert (
+        not Cuts(lake, "sub").read_all()[-1].has_state(TableStates(lake, "sub").read_newest()["public", "t"])
+    )
     Cuts(lake, "sub").append(Cut(2, {("public", "t"): 5}, at - DAY, 0))
-    assert Cuts(lake, "sub").all()[-1].tables == {("public", "t"): 5}
+    assert Cuts(lake, "sub").read_all()[-1].tables == {("public", "t"): 5}
 
 
 def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
@@ -214,7 +216,7 @@ def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
         list(pool.map(write, range(writers)))
     rows = lake.records.rows(path)
     assert len({row["version"] for row in rows}) == len(rows) == writers * each
-    assert {s.lsn for s in TableStates(lake, "sub").newest().values()} == {each - 1}
+    assert {s.lsn for s in TableStates(lake, "sub").read_newest().values()} == {each - 1}
 
 
 @pytest.mark.drawn
@@ -261,5 +263,5 @@ def test_in_a_lake_at_a_uri_writers_at_once_lose_no_row_and_have_one_order(tmp_p
         list(pool.map(write, range(2)))
     written = [row["version"] for row in lakes[0].records.rows(path) if row["version"] is not None]
     assert len(set(written)) == len(written) == 2 * each
-    assert {s.lsn for s in TableStates(lakes[0], "sub").newest().values()} == {each - 1}
+    assert {s.lsn for s in TableStates(lakes[0], "sub").read_newest().values()} == {each - 1}
     assert state(lakes[1], "t0") == SyncState.READY

@@ -33,7 +33,7 @@ from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.oracle import Session, wait_until
 from tests.fixtures.servers import new_server
 from tests.fixtures.streamed import consume_stream
@@ -136,7 +136,7 @@ class Published:
             with pytest.MonkeyPatch.context() as patch:
                 # One slice, as in a drain. If there were several, slices without an alteration would not be kept.
                 patch.setattr(follow.WaitingTransactions, "is_due", lambda _: False)
-                consume_stream(self.captured, self.lake, current_lsn(self.run.connection))
+                consume_stream(self.captured, self.lake, read_current_lsn(self.run.connection))
         else:
             drain_slot(self.captured, self.lake, (), print)
 
@@ -148,7 +148,7 @@ class Published:
 
     def altered(self) -> set[int]:
         """The ends of the slices with an alteration."""
-        durable = ChangeLog(self.lake, self.captured).position()
+        durable = ChangeLog(self.lake, self.captured).read_position()
         assert durable is not None
         return AlteredSlices(self.lake, self.captured).read_ends("sub", durable)
 
@@ -466,7 +466,7 @@ def test_a_server_may_restart_while_its_catalog_is_read(server, tmp_path, monkey
         server.start()
         published.run = Session(server.conninfo(dbname=published.name))
         published.run("INSERT INTO t VALUES (2)")
-        target = current_lsn(published.run.connection)
+        target = read_current_lsn(published.run.connection)
         wait_until(
             lambda: streamed.position >= target or following.done(),
             lambda: f"at {streamed.position}, not {target}",

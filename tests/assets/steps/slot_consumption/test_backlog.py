@@ -21,9 +21,9 @@ from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, read_slot_t
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import create_slot, peek_query, slot_state
+from pgsieve.resources.postgres.slot import create_slot, peek_query, read_slot_state
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import DECODINGS_LOGGED, TEST_SETTINGS, decodings, new_server
@@ -151,12 +151,12 @@ def test_messages_that_a_server_repeats_after_a_crash_are_in_the_change_log_once
             long.close()
     server.start()
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
-        state = slot_state(connection, slot_stream.slot)
+        state = read_slot_state(connection, slot_stream.slot)
         assert state is not None
         assert state.confirmed_lsn < reached, "the crash did not set the slot back"
         fill(connection, 3, 10)
         # Simulates a drain that prepared the slot before the crash.
-        target = current_lsn(connection)
+        target = read_current_lsn(connection)
         read_slot_to(ReadySlot(connection, slot_stream, lake, ("p",)), target, lambda _: None)
     rows = stored_messages(lake, slot_stream)
     begins = rows.filter(pa.compute.equal(rows["kind"], "B"))
@@ -177,9 +177,9 @@ def test_an_executor_skips_repeated_messages(server: EmbeddedServer) -> None:
         connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
         create_slot(connection, "shop", slot_stream.slot)
         fill(connection, 3, 10)
-        begin = current_lsn(connection)
+        begin = read_current_lsn(connection)
         fill(connection, 3, 10)
-        end = current_lsn(connection)
+        end = read_current_lsn(connection)
         query = peek_query(
             slot_stream.slot, end, make_peek_options(slot_stream, ["p"]), connection.info.server_version
         )

@@ -26,7 +26,7 @@ from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot_copy import SlotCopy, copy_slot
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.lakes import no_session
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
@@ -291,7 +291,7 @@ def test_stopping_a_slot_copy_does_not_wait_for_its_reading(server: EmbeddedServ
         raised = list[Exception]()
         with copy_slot(conninfo, "s") as copy:
             assert copy is not None
-            begin = current_lsn(connection)
+            begin = read_current_lsn(connection)
 
             def read() -> None:
                 try:

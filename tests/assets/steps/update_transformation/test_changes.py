@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA
 from pgsieve.assets.steps.update_transformation.changes import (
     ReadableChanges,
     SentChanges,
@@ -27,7 +27,7 @@ from pgsieve.assets.steps.update_transformation.messages import MessageFilter, M
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns
-from pgsieve.decoding.changes.sent_as import SentAs
+from pgsieve.decoding.changes.sent_as import ChangeKind
 from pgsieve.decoding.changes.tally import ChangeCounts
 from pgsieve.decoding.changes.transform import (
     EncodedMessages,
@@ -45,7 +45,7 @@ from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.executors import CALLING_THREAD, Threads
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.batch_cache import BatchCache, current_batch_cache, share_batch_cache
+from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache, share_batch_cache
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.pgsieve_replica import engine
 
@@ -115,14 +115,14 @@ def change_log(folder: Path, messages: list[Message]) -> tuple[pa.Table, StoredM
             }
             for number, message in enumerate(messages)
         ],
-        CHANGE_LOG,
+        CHANGE_LOG_SCHEMA,
     )
     half = len(messages) // 2
     files = [str(folder / name) for name in ("one.parquet", "other.parquet")]
     for file, part in zip(files, (rows.slice(0, half), rows.slice(half)), strict=True):
         pq.write_table(part, file, row_group_size=_GROUP)
     store = Store()
-    groups = [group for file in files for group in store.row_groups(file)]
+    groups = [group for file in files for group in store.list_row_groups(file)]
     return rows.slice(10), StoredMessages(store, groups, frozenset([_END]))
 
 
@@ -167,9 +167,9 @@ def test_every_runner_writes_the_same_changes(
         Messages(no_frame, stored=stored).apply_filter(choice),
     )
     assert few.table is not None
-    counts = Counter[SentAs]()
+    counts = Counter[ChangeKind]()
     encoded = map(EncodedMessages, few.table.select(ENCODED_COLUMNS).to_batches())
-    made = [*chosen.changes(encoded, counts), truncate_changes([(405, 3, _AT)], _SCHEMA)]
+    made = [*chosen.transform(encoded, counts), truncate_changes([(405, 3, _AT)], _SCHEMA)]
     expected = pa.Table.from_batches([add_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
     for name, several, runner in (
         ("few", few, CALLING_THREAD),
@@ -259,7 +259,7 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
     stored = messages[1]
     alone = rows(stored, "alone")
     with share_batch_cache():
-        kept = replace(stored, batch_cache=current_batch_cache())
+        kept = replace(stored, batch_cache=get_batch_cache())
         assert rows(kept, "shared") == alone
     assert rows(replace(stored, batch_cache=BatchCache(2000)), "some") == alone
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents
 from pgsieve.resources.lake.delta.records import Commit
@@ -32,7 +32,9 @@ def receive(lake: Lake, end: int, *messages: bytes) -> None:
         {**at, "ordinal": 2 * number, "number": number, "kind": chr(data[0]), "data": data}
         for number, data in enumerate(messages)
     ]
-    lake.local.write(lake.paths.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG), Commit(end))
+    lake.local.write(
+        lake.paths.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG_SCHEMA), Commit(end)
+    )
 
 
 def test_a_small_slices_contents_are_recreated_without_spark(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import table_maintenance
+from pgsieve.resources.lake.maintenance import make_table_maintenance
 from tests.fixtures.lakes import no_session
 
 #: 262142-12-31, PostgreSQL's last date, infinity and -infinity, as days since 1970-01-01.
@@ -41,7 +41,7 @@ def test_distant_dates_are_written_merged_and_compacted(tmp_path: Path, day: int
     merge = Merge({"id": "k0"}, {"id": "v0", "day": "v1"}, {})
     local.merge(path, source, merge, Commit(20, expected_version=0))
     local.write(path, pa.table({"id": [5], "day": dates(5)}), Commit(30))
-    assert table_maintenance(Lake(str(tmp_path), no_session), path).compact() == 1
+    assert make_table_maintenance(Lake(str(tmp_path), no_session), path).compact() == 1
     assert days(path) == {1: day, 2: _MINUS_INFINITY, 4: 7, 5: 5}
     assert local.position(path) == 30
 
@@ -68,7 +68,7 @@ def test_other_columns_of_files_with_distant_dates_have_bounds(tmp_path: Path) -
     local.write(
         path, pa.table({"slice": [10, 10], "commit_lsn": [5, 6], "ordinal": [0, 0], "new": new}), Commit(10)
     )
-    rows = local.open_slices(path).rows([10], must_exist=True)
+    rows = local.open_slices(path).read_rows([10], must_exist=True)
     assert rows is not None
     assert rows.num_rows == 2
 
@@ -118,7 +118,7 @@ def _merged(local: LocalRecords, path: str) -> None:
 
 def _deleted(local: LocalRecords, path: str) -> None:
     _written(local, path)
-    assert table_maintenance(Lake(str(Path(path).parent), no_session), path).delete("id = 2") == 1
+    assert make_table_maintenance(Lake(str(Path(path).parent), no_session), path).delete("id = 2") == 1
 
 
 def _by_threads(local: LocalRecords, path: str) -> None:
@@ -129,12 +129,12 @@ def _by_threads(local: LocalRecords, path: str) -> None:
 
 def _compacted(local: LocalRecords, path: str) -> None:
     _written(local, path)
-    assert table_maintenance(Lake(str(Path(path).parent), no_session), path).compact() == 1
+    assert make_table_maintenance(Lake(str(Path(path).parent), no_session), path).compact() == 1
 
 
 def _clustered(local: LocalRecords, path: str) -> None:
     _written(local, path)
-    table_maintenance(Lake(str(Path(path).parent), no_session), path).compact(["id"])
+    make_table_maintenance(Lake(str(Path(path).parent), no_session), path).compact(["id"])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import table_maintenance
+from pgsieve.resources.lake.maintenance import make_table_maintenance
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
@@ -91,12 +91,12 @@ def _delete(path: str) -> None:
             pa.concat_tables([more, more.slice(0, 1).drop_columns(["id"]).append_column("id", [[i + 100]])]),
             Commit(),
         )
-    assert table_maintenance(_lake(path), path).delete("id >= 100") == 3
+    assert make_table_maintenance(_lake(path), path).delete("id >= 100") == 3
 
 
 def _compact(path: str) -> None:
     _append(path)
-    assert table_maintenance(_lake(path), path).compact() == 8
+    assert make_table_maintenance(_lake(path), path).compact() == 8
 
 
 def _lake(path: str) -> Lake:

@@ -26,7 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from tenacity import retry, retry_if_exception_type
 
 from pgsieve.resources.lake.delta import compaction
-from pgsieve.resources.lake.delta.compaction import cluster, compact
+from pgsieve.resources.lake.delta.compaction import cluster_files, compact
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -41,7 +41,7 @@ Meanwhile = Callable[[str], object]
 _FILES = 6
 _WAYS = {
     "compact": compact,
-    "cluster": lambda local, path: cluster(local, path, ["slice", "half"]),
+    "cluster": lambda local, path: cluster_files(local, path, ["slice", "half"]),
 }
 
 
@@ -89,7 +89,7 @@ def spark(path: str, statement: str) -> None:
 _MEANWHILE: dict[str, tuple[Meanwhile, bool]] = {
     "nothing": (lambda _: None, True),
     "it is compacted": (lambda path: compact(other_process(), path), False),
-    "it is clustered": (lambda path: cluster(other_process(), path, ["slice"]), False),
+    "it is clustered": (lambda path: cluster_files(other_process(), path, ["slice"]), False),
     "delta-rs compacts it": (lambda path: DeltaTable(path).optimize.compact(), False),
     "rows are appended": (lambda path: other_process().write(path, rows(7, 8), Commit(7)), True),
     "rows are replaced": (lambda path: replaced(other_process(), path, 3, 33), False),
@@ -266,7 +266,7 @@ def test_every_type_is_unchanged_also_in_files_older_than_a_column(tmp_path: Pat
     if way == "compact":
         compact(local, path)
     else:
-        cluster(local, path, ["amount", "day", "text"])
+        cluster_files(local, path, ["amount", "day", "text"])
     assert _printed(local, path) == before
     (added,) = [json.loads(line)["add"] for line in _newest_entry(path) if '"add"' in line]
     assert added["dataChange"] is False
@@ -307,7 +307,7 @@ def test_readers_that_use_bounds_find_every_row(tmp_path: Path) -> None:
     rows = pa.table({"amount": pa.array(amounts, pa.decimal128(20, 2)), "day": days})
     for i in range(len(amounts)):
         local.write(path, rows.slice(i, 1), Commit(i + 1, properties={"delta.targetFileSize": "1"}))
-    cluster(local, path, ["amount"])
+    cluster_files(local, path, ["amount"])
     assert DeltaTable(path).get_add_actions().num_rows > 1
     for amount, day in zip(amounts, days, strict=True):
         for condition in (f"amount = cast('{amount}' as decimal(20, 2))", f"day = date '{day}'"):
@@ -337,7 +337,7 @@ def test_small_files_become_one_row_group_and_large_ones_stay(tmp_path: Path) ->
 def test_an_empty_table_is_unchanged(tmp_path: Path) -> None:
     path, local = str(tmp_path / "t"), LocalRecords()
     DeltaTable.create(path, rows().schema)
-    assert compact(local, path) == cluster(local, path, ["slice"]) == 0
+    assert compact(local, path) == cluster_files(local, path, ["slice"]) == 0
     assert DeltaTable(path).version() == 0
 
 

@@ -61,7 +61,7 @@ class Place:
         return LocalRecords(store := self.store, Tables(store))
 
     def table(self) -> DeltaTable:
-        return DeltaTable(self.path, storage_options=self.storage.delta_rs_options() or None)
+        return DeltaTable(self.path, storage_options=self.storage.make_delta_rs_options() or None)
 
     def rows(self) -> dict[int, int]:
         """The rows that delta-rs reads from a newly opened table."""
@@ -71,7 +71,7 @@ class Place:
 
     def files(self, end: str) -> list[str]:
         """The names of files in the table's folder and in its log that end with `end`."""
-        return [name for name in self.store.file_names(self.path) if name.endswith(end)]
+        return [name for name in self.store.list_file_names(self.path) if name.endswith(end)]
 
     def remove(self, name: str) -> None:
         files, inner = self.store.file_system(f"{self.path}/{name}")
@@ -256,7 +256,7 @@ def test_a_table_gets_only_the_features_that_a_writer_needs(place: Place) -> Non
 def test_spark_and_this_process_mark_rows_in_turns(place: Place, seed: int) -> None:
     """It takes long: Spark starts, and takes many turns."""
     spark, draw = engine().session.newSession(), random.Random(seed)
-    for key, value in place.storage.spark_settings().items():
+    for key, value in place.storage.make_spark_settings().items():
         spark.conf.set(key, value)
     name = f"delta.{quote_name(place.path)}"
     local, expected = table_of(place, range(60)), {n: 2 * n for n in range(60)}
@@ -317,7 +317,7 @@ class TestOnABadNetwork:
         """The proxy carries only this process's own writes: delta-rs holds Python's lock while it waits for an answer."""
         storage = Storage.from_address(s3_folder, s3_server.storage)
         behind = Storage.from_address(s3_folder, {**s3_server.storage, "endpoint": proxy.url})
-        objects = Objects(f"s3a://{BUCKET}", behind.delta_rs_options())
+        objects = Objects(f"s3a://{BUCKET}", behind.make_delta_rs_options())
 
         def reached(path: str, options: tuple[tuple[str, str], ...]) -> Objects | None:
             return open_objects(path, options) if current_thread().name == "faster" else objects

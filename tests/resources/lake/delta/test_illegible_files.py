@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import DamagedTableError, find_illegible_file
-from pgsieve.resources.lake.delta.tables import shared_tables
+from pgsieve.resources.lake.delta.tables import share_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
 from tests.fixtures.lakes import no_session
@@ -46,7 +46,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 #: Ways to read a table's rows; the last one reads no page.
 READERS: dict[str, Callable[[LocalRecords, str], object]] = {
     "rows": lambda records, path: records.rows(path),
-    "least": lambda records, path: records.least_value(path, "commit_lsn", "ordinal > 3"),
+    "least": lambda records, path: records.find_least_value(path, "commit_lsn", "ordinal > 3"),
     "newest": lambda records, path: records.newest_rows(path, "slice"),
     "table": lambda records, path: records.read_all_rows(path),
     "batches": lambda records, path: list(records.read_version_batches(path, 1)),
@@ -54,7 +54,7 @@ READERS: dict[str, Callable[[LocalRecords, str], object]] = {
         path, ROWS.select(["ordinal"]), [np.ones(ROWS.num_rows, np.bool_)], None
     ),
     "rows_of": lambda records, path: records.find_rows(path, ROWS.select(["ordinal"]), ROWS.schema),
-    "slices": lambda records, path: records.open_slices(path).rows([10]),
+    "slices": lambda records, path: records.open_slices(path).read_rows([10]),
     "delete": lambda records, path: _opened(records, path).delete("ordinal = 3"),
     "compact": lambda records, path: _opened(records, path).optimize.compact(),
     "merge": lambda records, path: (
@@ -63,7 +63,7 @@ READERS: dict[str, Callable[[LocalRecords, str], object]] = {
         .when_matched_update_all()
         .execute()
     ),
-    "row_groups": lambda records, path: records.open_slices(path).row_groups([10]),
+    "row_groups": lambda records, path: records.open_slices(path).find_row_groups([10]),
 }
 
 
@@ -94,7 +94,7 @@ def _change(lake: Lake, folder: str, ending: str, change: Callable[[bytes], byte
             Path(file.path).write_bytes(change(content))
         else:
             objects.write(file.path, change(content))
-    shared_tables.cache_clear()
+    share_tables.cache_clear()
     return [file.base_name for file in matching]
 
 
@@ -143,7 +143,7 @@ def test_an_empty_file_is_reported_although_spark_reads_it_without_an_error(lake
     lake.local.append(path, ROWS, 1)
     (file,) = _change(lake, path, ".parquet", DAMAGES["empty"])
     with pytest.raises(DamagedTableError, match="is empty") as raised:
-        LocalRecords(lake.store).open_slices(path).files([10])
+        LocalRecords(lake.store).open_slices(path).find_files([10])
     assert file in raised.value.message
 
 

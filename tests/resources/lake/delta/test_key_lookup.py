@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from pgsieve.decoding.changes.keys import SoughtKeys, equal_rows
+from pgsieve.decoding.changes.keys import SoughtKeys, find_equal_rows
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.key_lookup import (
     find_files_within,
+    find_key_bounds,
     find_rows,
     find_single_value_files,
-    key_bounds,
 )
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -75,7 +75,7 @@ def test_keys_are_looked_up_in_the_files_that_may_have_them(kind: str, write: ob
         numbers, rows = find_rows(DeltaTable(tmp_path), str(tmp_path), Store(), keys, keys.schema)
         assert numbers.tolist() == ([0] if is_present else [])
         assert rows.equals(keys.slice(0, len(numbers)))
-        files = find_files_within(DeltaTable(tmp_path), key_bounds(keys))
+        files = find_files_within(DeltaTable(tmp_path), find_key_bounds(keys))
         if write is _by_executors:
             assert len(files) == (2 if kind in READ_ALWAYS else int(is_present)), (n, files)
         # Another reader skips files by the same statistics.
@@ -120,7 +120,7 @@ def test_keys_of_several_columns_are_looked_up_as_a_whole(tmp_path: Path) -> Non
     keys = pa.table({"a": [1, 2, 1], "b": ["y", "y", "z"]})
     numbers, matches = find_rows(DeltaTable(tmp_path), str(tmp_path), Store(), keys, rows.schema)
     assert (numbers.tolist(), matches.to_pylist()) == ([1], [{"b": "y", "a": 2, "c": 0}])
-    assert find_files_within(DeltaTable(tmp_path), key_bounds(pa.table({"a": [1], "b": ["z"]}))) == []
+    assert find_files_within(DeltaTable(tmp_path), find_key_bounds(pa.table({"a": [1], "b": ["z"]}))) == []
 
 
 def test_a_truncated_bound_is_still_a_bound(tmp_path: Path) -> None:
@@ -171,16 +171,18 @@ def test_keys_that_postgresql_finds_equal_are_found(
 )
 def test_keys_of_one_column_are_found_as_a_join_finds_them(rows: pa.Array, keys: pa.Array) -> None:
     both = pa.table({"k0": rows}), pa.table({"k0": keys})
-    expected = sorted(zip(*(each.tolist() for each in equal_rows(*both)), strict=True))
-    row, key = SoughtKeys.of(both[1]).within(both[0])
+    expected = sorted(zip(*(each.tolist() for each in find_equal_rows(*both)), strict=True))
+    row, key = SoughtKeys.from_keys(both[1]).find_rows(both[0])
     assert list(zip(row.tolist(), key.tolist(), strict=True)) == expected
 
 
 def test_numbers_far_from_the_keys_are_no_keys() -> None:
-    sought = SoughtKeys.of(pa.table({"k": pa.array([10, 12], pa.int64())}))
-    row, key = sought.within(pa.table({"k": pa.array([-(2**63), 12, 9, 10, 11, 13, 2**63 - 1], pa.int64())}))
+    sought = SoughtKeys.from_keys(pa.table({"k": pa.array([10, 12], pa.int64())}))
+    row, key = sought.find_rows(
+        pa.table({"k": pa.array([-(2**63), 12, 9, 10, 11, 13, 2**63 - 1], pa.int64())})
+    )
     assert (row.tolist(), key.tolist()) == ([1, 3], [1, 0])
-    row, key = sought.within(pa.table({"k": pa.array([12, 10], pa.int64())}))
+    row, key = sought.find_rows(pa.table({"k": pa.array([12, 10], pa.int64())}))
     assert (row.tolist(), key.tolist()) == ([0, 1], [1, 0])
 
 

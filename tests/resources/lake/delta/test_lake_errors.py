@@ -17,7 +17,7 @@ from pgsieve.resources.lake.delta.errors import (
     describe_spark_error,
     find_missing_file,
     find_refusal_code,
-    first_message_line,
+    get_first_message_line,
     is_spark_lost,
 )
 from pgsieve.resources.lake.lake import Lake
@@ -105,7 +105,7 @@ _GET = "Error performing GET http://store:9000/lake/region=EMEA/x.parquet?sig=s3
     ],
 )
 def test_a_stores_error_shows_the_request_and_its_end(text: str, line: str) -> None:
-    assert first_message_line(RuntimeError(text)) == line
+    assert get_first_message_line(RuntimeError(text)) == line
 
 
 @pytest.mark.parametrize("lost", [("protocol",), ("metaData",), ("protocol", "metaData")])

@@ -288,8 +288,8 @@ def test_a_file_rewritten_by_delta_rs_is_read_as_any_other(tmp_path: Path) -> No
         records = LocalRecords()
         keys = pa.table({"operation": ["insert"], "ordinal": [1]})
         read = [
-            records.open_slices(path).rows([200, 300]),
-            records.open_slices(path).rows([300], columns=["commit_lsn", "ordinal", "operation", "new"]),
+            records.open_slices(path).read_rows([200, 300]),
+            records.open_slices(path).read_rows([300], columns=["commit_lsn", "ordinal", "operation", "new"]),
         ]
         plain = [rows.to_pylist() for rows in read if rows is not None]
         return [

@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.merge import Merge, keyless_clauses
+from pgsieve.resources.lake.delta.merge import Merge, format_keyless_clauses
 from pgsieve.resources.lake.delta.records import Commit, quote_name
 
 MERGE = Merge({"id": "k0"}, {"id": "v0", "a`b": "v1"}, {"a`b": "u1"})
 
 
 def test_spark_gets_the_clauses_as_sql() -> None:
-    assert MERGE.clauses(quote_name).statement("x", "y") == (
+    assert MERGE.make_clauses(quote_name).format_statement("x", "y") == (
         "merge into x t using y s on t.`id` = s.k0"
         " when matched and s.action = 'delete' then delete"
         " when matched then update set t.`id` = s.v0, t.`a``b` = case when s.u1 then t.`a``b` else s.v1 end"
@@ -23,7 +23,7 @@ def test_spark_gets_the_clauses_as_sql() -> None:
 
 
 def test_without_a_key_every_matched_row_is_deleted() -> None:
-    assert keyless_clauses("t.`a` <=> s.row.`a`", ["a"]).statement("x", "y") == (
+    assert format_keyless_clauses("t.`a` <=> s.row.`a`", ["a"]).format_statement("x", "y") == (
         "merge into x t using y s on s.action = 'delete' and t.`a` <=> s.row.`a`"
         " when matched then delete"
         " when not matched and s.action = 'insert' then insert (`a`) values (s.row.`a`)"
@@ -51,7 +51,7 @@ def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
 def test_an_ended_row_gets_only_some_columns(tmp_path: Path) -> None:
     merge = Merge({"id": "k0"}, {"id": "v0", "a": "v1", "gone": "v2"}, {}, ended_columns=["gone"])
     assert " when matched and s.action = 'end' then update set t.`gone` = s.v2 when matched then update" in (
-        merge.clauses(quote_name).statement("x", "y")
+        merge.make_clauses(quote_name).format_statement("x", "y")
     )
     path, local = str(tmp_path / "t"), LocalRecords()
     local.write(path, pa.table({"id": [1, 2], "a": ["w", "x"], "gone": [False, True]}), Commit(10))

@@ -15,7 +15,7 @@ from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, TableHead
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.maintenance import table_maintenance
+from pgsieve.resources.lake.maintenance import make_table_maintenance
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.lakes import no_session
@@ -92,12 +92,12 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
         (written,) = [batch.to_pylist() for batch in write_files(path, SCHEMA, batches, store=store)]
         records.commit(path, SCHEMA, written, Commit(end))
     assert records.slices(path, 0) == [10, 20]
-    files = records.open_slices(path).files([20], must_exist=True)
+    files = records.open_slices(path).find_files([20], must_exist=True)
     assert files is not None
     (file,) = files
     assert file.startswith(path)
     assert records.store.read_rows(file).to_pylist() == rows(20, 3, 4).to_pylist()
-    groups = records.open_slices(path).row_groups([20], must_exist=True)
+    groups = records.open_slices(path).find_row_groups([20], must_exist=True)
     assert groups is not None
     assert [read(["id"])["id"].to_pylist() for _, read in store.group_readers(groups)] == [[3, 4]]
     matches = records.find_key_matches(path, pa.table({"id": [3, 7]}), [np.array([True, True])], 10**6)
@@ -114,13 +114,13 @@ def test_a_table_is_maintained(lake: Lake, records: LocalRecords) -> None:
     path = f"{lake.uri}/t"
     for number in range(5):
         records.append(path, rows(number + 1, number), number + 1)
-    tended = table_maintenance(lake, path)
+    tended = make_table_maintenance(lake, path)
     assert tended.delete("id = 0") == 1
     assert tended.compact() >= 1
     assert tended.vacuum(0) >= 4
     assert records.count_rows(path) == 4
     assert records.position(path) == 5
-    assert abs(records.last_commit_time(path) - datetime.now(UTC)) < timedelta(hours=1)
+    assert abs(records.read_last_commit_time(path) - datetime.now(UTC)) < timedelta(hours=1)
 
 
 def test_a_removed_folder_is_gone_and_can_be_created_again(lake: Lake, records: LocalRecords) -> None:

@@ -71,7 +71,7 @@ def test_a_record_is_valid_while_its_process_is_alive(folder: EngineFolder) -> N
 def test_an_engine_has_the_same_code_only_if_no_file_of_it_has_changed(
     folder: EngineFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code_digest = installed_code.code_digest
+    code_digest = installed_code.compute_code_digest
     digest = code_digest()
     assert digest
     serving = folder.lock("serving")

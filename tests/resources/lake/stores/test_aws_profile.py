@@ -131,8 +131,8 @@ def test_both_engines_use_the_server_of_a_profile(
     environ = home(config, **environ)
     storage = Storage.from_address("s3://bucket/lake")
     assert storage.endpoint(environ) == endpoint
-    assert storage.delta_rs_options(environ).get("aws_endpoint_url") == endpoint
-    assert storage.spark_settings(environ).get("fs.s3a.endpoint") == endpoint
+    assert storage.make_delta_rs_options(environ).get("aws_endpoint_url") == endpoint
+    assert storage.make_spark_settings(environ).get("fs.s3a.endpoint") == endpoint
     assert (
         Storage.from_address("s3://bucket/lake", {"endpoint": "http://own"}).endpoint(environ) == "http://own"
     )
@@ -150,8 +150,8 @@ def test_an_invalid_address_is_refused_with_its_place(home: Home, name: str, end
     storage = Storage.from_address("s3://bucket/lake")
     for method in (
         storage.endpoint,
-        storage.delta_rs_options,
-        storage.spark_settings,
+        storage.make_delta_rs_options,
+        storage.make_spark_settings,
         storage.is_s3_imitation,
     ):
         with pytest.raises(EndpointError) as caught:
@@ -164,23 +164,23 @@ def test_an_invalid_address_is_refused_with_its_place(home: Home, name: str, end
 def test_delta_rs_gets_the_profile_that_it_does_not_read_itself(home: Home) -> None:
     storage = Storage.from_address("s3://bucket/lake")
     config = "[default]\nregion = eu-central-1\n"
-    kept = storage.delta_rs_options(home(config, f"[default]\n{KEYS}"))
+    kept = storage.make_delta_rs_options(home(config, f"[default]\n{KEYS}"))
     assert (kept["aws_access_key_id"], kept["aws_region"]) == ("AKIA7", "eu-central-1")
     assert "secret" not in conceal_passwords("x7Qm-secret-2Lp")
     # delta-rs reads temporary credentials itself, again and again, if it reads them at all.
     ending = home(config, f"[default]\n{KEYS}{TOKEN}")
-    assert "aws_access_key_id" not in storage.delta_rs_options(ending)
+    assert "aws_access_key_id" not in storage.make_delta_rs_options(ending)
     with_endpoint = Storage.from_address(
         "s3://bucket/lake", {"endpoint": "http://own", "region": "us-1"}
-    ).delta_rs_options(ending)
+    ).make_delta_rs_options(ending)
     assert (with_endpoint["aws_session_token"], with_endpoint["aws_region"]) == ("t0k-en-of-an-hour", "us-1")
 
 
 @pytest.mark.parametrize("before", ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"])
 def test_credentials_of_the_environment_precede_a_profile(home: Home, before: str) -> None:
     environ = home("", f"[default]\n{KEYS}", **{before: "x"})
-    assert "aws_access_key_id" not in Storage.from_address("s3://bucket/lake").delta_rs_options(environ)
+    assert "aws_access_key_id" not in Storage.from_address("s3://bucket/lake").make_delta_rs_options(environ)
     given = Storage.from_address("s3://bucket/lake", {"access_key_id": "own", "secret_access_key": "s"})
-    options = given.delta_rs_options(home("", f"[default]\n{KEYS}{TOKEN}"))
+    options = given.make_delta_rs_options(home("", f"[default]\n{KEYS}{TOKEN}"))
     assert options["aws_access_key_id"] == "own"
     assert "aws_session_token" not in options

@@ -7,7 +7,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from pgsieve.resources.lake.stores.batch_cache import BatchCache, current_batch_cache, share_batch_cache
+from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache, share_batch_cache
 
 
 def _batch(made: list[int], rows: int) -> pa.RecordBatch:
@@ -26,14 +26,14 @@ def test_values_that_fit_are_made_once_and_the_first_ones_stay() -> None:
 def test_another_process_keeps_its_own_reads_until_the_next_run() -> None:
     made: list[int] = []
     with share_batch_cache():
-        kept = current_batch_cache()
-        assert current_batch_cache() is kept
+        kept = get_batch_cache()
+        assert get_batch_cache() is kept
         kept.get("a", partial(_batch, made, 3))
         tasks = [pickle.loads(pickle.dumps(kept)) for _ in range(2)]
     for shared in (*tasks, *tasks):
         assert shared.get("a", partial(_batch, made, 2)).num_rows == 2
     with share_batch_cache():
-        pickle.loads(pickle.dumps(current_batch_cache())).get("a", partial(_batch, made, 1))
+        pickle.loads(pickle.dumps(get_batch_cache())).get("a", partial(_batch, made, 1))
     pickle.loads(pickle.dumps(kept)).get("a", partial(_batch, made, 4))
     assert made == [3, 2, 1, 4]
 
@@ -51,7 +51,7 @@ def test_a_worker_frees_memory_for_another_part_if_less_than_half_is_left() -> N
 
 def test_without_a_block_nothing_is_kept_here_or_in_another_process() -> None:
     made: list[int] = []
-    for shared in (current_batch_cache(), pickle.loads(pickle.dumps(current_batch_cache()))):
+    for shared in (get_batch_cache(), pickle.loads(pickle.dumps(get_batch_cache()))):
         for _ in range(2):
             shared.get("a", partial(_batch, made, 1))
     assert made == [1, 1, 1, 1]

@@ -59,7 +59,7 @@ def test_a_small_file_is_written_and_read_with_one_request_each(
     path = f"{s3_folder}/{row['path']}"
     assert store.read_rows(path).to_batches() == [rows]
     assert asked(proxy) == ["GET"]
-    ((group, read),) = store.group_readers(store.row_groups(path))
+    ((group, read),) = store.group_readers(store.list_row_groups(path))
     assert group.row_count == 1000
     assert read(["n"]).to_batches() == [rows]
     assert asked(proxy) == ["GET", "GET"]

@@ -58,7 +58,10 @@ def test_both_libraries_use_the_configured_endpoint_whatever_the_environment_nam
 
 def test_an_object_is_created_once(s3_server: S3Server, s3_folder: str) -> None:
     storage = Storage.from_address(s3_folder, s3_server.storage)
-    objects, name = Objects("s3a://lake", storage.delta_rs_options()), f"{s3_folder.rpartition('/')[2]}/x"
+    objects, name = (
+        Objects("s3a://lake", storage.make_delta_rs_options()),
+        f"{s3_folder.rpartition('/')[2]}/x",
+    )
     objects.create(name, b"1")
     with pytest.raises(FileExistsError):
         objects.create(name, b"2")

@@ -6,12 +6,12 @@ import pytest
 
 from pgsieve.resources.lake.session import (
     UnsafeLogStoreError,
-    session_config,
-    storage_settings,
+    make_session_config,
+    make_storage_settings,
     verify_log_store_settings,
 )
 from pgsieve.resources.lake.stores import log_store
-from pgsieve.resources.lake.stores.storage import Storage, declare_storage, storage_of
+from pgsieve.resources.lake.stores.storage import Storage, declare_storage, find_storage
 from pgsieve.resources.passwords import conceal_passwords
 
 MINIO = {
@@ -49,7 +49,7 @@ def test_a_store_is_safe_if_it_keeps_the_first_of_two_commits(address: str, is_s
 
 def test_a_private_s3_server_in_the_options_of_both_engines() -> None:
     storage = Storage.from_address("s3://bucket/lake", MINIO)
-    assert storage.delta_rs_options({}) == {
+    assert storage.make_delta_rs_options({}) == {
         "aws_endpoint_url": "http://minio:9000",
         "aws_endpoint_url_s3": "http://minio:9000",
         "aws_access_key_id": "AKIA7",
@@ -58,7 +58,7 @@ def test_a_private_s3_server_in_the_options_of_both_engines() -> None:
         "aws_allow_http": "true",
         "aws_virtual_hosted_style_request": "false",
     }
-    assert storage.spark_settings({}) == {
+    assert storage.make_spark_settings({}) == {
         "fs.s3a.endpoint": "http://minio:9000",
         "fs.s3a.endpoint.region": "us-east-1",
         "fs.s3a.path.style.access": "true",
@@ -70,10 +70,10 @@ def test_a_private_s3_server_in_the_options_of_both_engines() -> None:
 
 def test_without_options_both_engines_read_the_same_as_aws_tools() -> None:
     storage = Storage.from_address("s3://bucket/lake")
-    assert storage.delta_rs_options({}) == {"aws_conditional_put": "etag"}
+    assert storage.make_delta_rs_options({}) == {"aws_conditional_put": "etag"}
     chain = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-    assert storage.spark_settings({}) == {"fs.s3a.aws.credentials.provider": chain}
-    assert storage.spark_settings({"AWS_ENDPOINT_URL": "https://store:1", "AWS_REGION": "eu-1"}) == {
+    assert storage.make_spark_settings({}) == {"fs.s3a.aws.credentials.provider": chain}
+    assert storage.make_spark_settings({"AWS_ENDPOINT_URL": "https://store:1", "AWS_REGION": "eu-1"}) == {
         "fs.s3a.endpoint": "https://store:1",
         "fs.s3a.endpoint.region": "eu-1",
         "fs.s3a.path.style.access": "true",
@@ -111,7 +111,7 @@ def test_both_engines_have_the_bucket_in_the_path_or_in_the_hosts_name(
     storage = Storage.from_address(
         "s3://bucket/lake", {name: value for name, value in given.items() if value}
     )
-    options, settings = storage.delta_rs_options({}), storage.spark_settings({})
+    options, settings = storage.make_delta_rs_options({}), storage.make_spark_settings({})
     assert (options.get("aws_endpoint_url"), options.get("aws_virtual_hosted_style_request")) == delta_rs
     assert options.get("aws_endpoint_url_s3") == options.get("aws_endpoint_url")
     assert (settings.get("fs.s3a.endpoint"), settings.get("fs.s3a.path.style.access")) == spark
@@ -119,8 +119,8 @@ def test_both_engines_have_the_bucket_in_the_path_or_in_the_hosts_name(
 
 def test_a_session_token_needs_the_provider_that_reads_it() -> None:
     storage = Storage.from_address("s3://bucket/lake", {**MINIO, "session_token": "t"})
-    settings = storage.spark_settings({})
-    assert settings["fs.s3a.session.token"] == storage.delta_rs_options()["aws_session_token"] == "t"
+    settings = storage.make_spark_settings({})
+    assert settings["fs.s3a.session.token"] == storage.make_delta_rs_options()["aws_session_token"] == "t"
     assert settings["fs.s3a.aws.credentials.provider"].endswith(".TemporaryAWSCredentialsProvider")
 
 
@@ -128,11 +128,14 @@ def test_a_session_token_needs_the_provider_that_reads_it() -> None:
 def test_both_engines_use_the_server_of_the_environment(name: str) -> None:
     storage = Storage.from_address("s3://bucket/lake")
     environ = {name: "http://store:1"}
-    options = storage.delta_rs_options(environ)
+    options = storage.make_delta_rs_options(environ)
     assert (options["aws_endpoint_url"], options["aws_allow_http"]) == ("http://store:1", "true")
-    assert storage.spark_settings(environ)["fs.s3a.endpoint"] == "http://store:1"
+    assert storage.make_spark_settings(environ)["fs.s3a.endpoint"] == "http://store:1"
     own = Storage.from_address("s3://bucket/lake", MINIO)
-    assert own.delta_rs_options(environ)["aws_endpoint_url"] == own.spark_settings(environ)["fs.s3a.endpoint"]
+    assert (
+        own.make_delta_rs_options(environ)["aws_endpoint_url"]
+        == own.make_spark_settings(environ)["fs.s3a.endpoint"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,48 +158,50 @@ def test_a_server_that_imitates_s3_is_recognised_by_its_name(endpoint: str | Non
 def test_azure_in_the_options_of_both_engines() -> None:
     account = "shop.dfs.core.windows.net"
     by_key = Storage.from_address(ABFSS, {"account_key": "k"})
-    assert by_key.delta_rs_options() == {"azure_storage_account_key": "k"}
-    assert by_key.spark_settings({}) == {f"fs.azure.account.key.{account}": "k"}
+    assert by_key.make_delta_rs_options() == {"azure_storage_account_key": "k"}
+    assert by_key.make_spark_settings({}) == {f"fs.azure.account.key.{account}": "k"}
     by_role = Storage.from_address(ABFSS)
-    assert by_role.delta_rs_options() == {}
-    assert by_role.spark_settings({})[f"fs.azure.account.oauth.provider.type.{account}"].endswith(
+    assert by_role.make_delta_rs_options() == {}
+    assert by_role.make_spark_settings({})[f"fs.azure.account.oauth.provider.type.{account}"].endswith(
         ".MsiTokenProvider"
     )
     principal = {"tenant_id": "t", "client_id": "c", "client_secret": "s"}
     by_principal = Storage.from_address(ABFSS, principal)
-    assert set(by_principal.delta_rs_options().values()) == {"t", "c", "s"}
-    endpoint = by_principal.spark_settings({})[f"fs.azure.account.oauth2.client.endpoint.{account}"]
+    assert set(by_principal.make_delta_rs_options().values()) == {"t", "c", "s"}
+    endpoint = by_principal.make_spark_settings({})[f"fs.azure.account.oauth2.client.endpoint.{account}"]
     assert endpoint.endswith("/t/oauth2/token")
 
 
 def test_google_in_the_options_of_both_engines() -> None:
     storage = Storage.from_address("gs://bucket/lake", {"service_account": "/keys/lake.json"})
-    assert storage.delta_rs_options() == {"google_service_account": "/keys/lake.json"}
-    settings = storage.spark_settings({})
+    assert storage.make_delta_rs_options() == {"google_service_account": "/keys/lake.json"}
+    settings = storage.make_spark_settings({})
     assert settings["fs.gs.auth.service.account.json.keyfile"] == "/keys/lake.json"
-    assert Storage.from_address("gs://bucket/lake").spark_settings({}) == {}
+    assert Storage.from_address("gs://bucket/lake").make_spark_settings({}) == {}
 
 
 def test_secrets_are_in_no_repr_no_text_and_no_command_that_starts_a_jvm() -> None:
     storage = Storage.from_address("s3://bucket/lake", MINIO)
     declare_storage(storage)
-    assert storage_of("s3a://bucket/lake") is storage
+    assert find_storage("s3a://bucket/lake") is storage
     assert "x7Qm" not in repr(storage)
     assert "x7Qm" not in conceal_passwords("403 for AKIA7, x7Qm-secret-2Lp")
-    assert "x7Qm" not in str(session_config("local[1]", {}, storage))
+    assert "x7Qm" not in str(make_session_config("local[1]", {}, storage))
 
 
 def test_a_session_for_s3_has_the_log_store_and_its_jar() -> None:
-    config = session_config("local[1]", {}, Storage.from_address("s3://bucket/lake"))
+    config = make_session_config("local[1]", {}, Storage.from_address("s3://bucket/lake"))
     assert config[log_store.SETTING] == log_store.CLASS
     assert str(log_store.JAR) in config["spark.jars"].split(",")
-    assert log_store.SETTING not in session_config("local[1]", {}, Storage.from_address("/lakes/shop"))
+    assert log_store.SETTING not in make_session_config("local[1]", {}, Storage.from_address("/lakes/shop"))
 
 
 def test_the_users_settings_of_the_file_system_are_kept() -> None:
     storage = Storage.from_address("s3://bucket/lake", MINIO)
     own = {"spark.hadoop.fs.s3a.endpoint": "https://other"}
-    assert storage.spark_settings({}).keys() - storage_settings(storage, own).keys() == {"fs.s3a.endpoint"}
+    assert storage.make_spark_settings({}).keys() - make_storage_settings(storage, own).keys() == {
+        "fs.s3a.endpoint"
+    }
 
 
 @pytest.mark.parametrize("setting", [log_store.SETTING, "spark.delta.logStore.class"])

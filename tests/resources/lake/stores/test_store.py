@@ -38,7 +38,7 @@ def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
 def test_a_probe_of_s3_leaves_nothing(s3_server: S3Server, s3_folder: str) -> None:
     store = Store.from_storage(Storage.from_address(s3_folder, s3_server.storage))
     store.probe(s3_folder, ".probe")
-    assert ".probe" not in store.file_names(s3_folder)
+    assert ".probe" not in store.list_file_names(s3_folder)
 
 
 @pytest.mark.slow
@@ -174,6 +174,6 @@ def test_bounds_are_read_as_they_are_stored(tmp_path: Path) -> None:
     rows = {name: values.cast(kind) for name, (kind, values) in kinds.items()}
     path = str(tmp_path / "rows.parquet")
     pq.write_table(pa.table({"new": pa.StructArray.from_arrays([*rows.values()], [*rows])}), path)
-    read = Store().row_group_bounds(path, {f"new.{name}": kind for name, (kind, _) in kinds.items()})
+    read = Store().read_row_group_bounds(path, {f"new.{name}": kind for name, (kind, _) in kinds.items()})
     expected = {name: pc.min_max(values) for name, values in rows.items()}
     assert read == {f"new.{name}": [(each["min"], each["max"])] for name, each in expected.items()}
