@@ -390,11 +390,13 @@ def test_a_store_that_may_lose_commits_is_refused_before_anything_is_written(
     shop.proxy.heal()
     assert shop("validate")[0] == 0, shop.log
     assert shop.objects() == []
-    for tried in (True, False):
+    for _ in range(2):
+        # On a busy machine too few writers may meet in one run. Then nothing is recorded, and the next run tries again.
+        is_recorded = any("_commits_kept" in path for path in shop.objects())
         shop.proxy.answered.clear()
         shop.write()
         assert shop("run")[0] == 0, shop.log
-        assert any("_commits_tried" in path for _, path, _ in shop.proxy.answered) is tried
+        assert any("_commits_tried" in path for _, path, _ in shop.proxy.answered) is not is_recorded
     shop.settle()
 
 
