@@ -17,10 +17,10 @@ def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.Automatio
     """
     # Dagster's operators accept more types than their annotations say.
     condition: Any = dg.AutomationCondition
-    cut = key or dg.AssetKey([subscription, "cut"])
-    is_new = condition.asset_matches(cut, condition.data_version_changed())
-    is_written = ~condition.asset_matches(cut, condition.in_progress())
-    up_to_cut: dg.AutomationCondition[dg.AssetKey] = (
-        is_new.since_last_handled() & is_written & ~condition.in_progress()
+    cut_key = key or dg.AssetKey([subscription, "cut"])
+    has_new_cut = condition.asset_matches(cut_key, condition.data_version_changed())
+    has_run_ended = ~condition.asset_matches(cut_key, condition.in_progress())
+    at_new_cut: dg.AutomationCondition[dg.AssetKey] = (
+        has_new_cut.since_last_handled() & has_run_ended & ~condition.in_progress()
     ).with_label(f"at a cut of {subscription}")
-    return up_to_cut
+    return at_new_cut

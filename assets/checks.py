@@ -14,7 +14,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from pgsieve.assets.encoded_names import group_by_distinct_names
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import LAG_BYTES, LAG_SECONDS
-from pgsieve.assets.outcome import as_step
+from pgsieve.assets.outcome import run_as_step
 from pgsieve.assets.published import Tables
 from pgsieve.assets.steps.checks.conformity import TableConformity, check_conformity, is_checkable
 from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
@@ -30,13 +30,13 @@ from pgsieve.decoding.wording import quantity
 from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.postgres.slot import SlotState, read_slot_state
 
-Keys = Mapping[dg.AssetKey, TableName]
+TableByKey = Mapping[dg.AssetKey, TableName]
 
 #: The names of the checks that each run evaluates for the cut.
 SYNC_STATE, FRESHNESS = "sync_state", "freshness"
 #: The result of the check `sync_state` of a cut has a metadata entry of this name. It lists the problems for which a
 #: run has already failed.
-_REPORTED = "runs have failed for"
+_REPORTED_PROBLEMS = "runs have failed for"
 
 #: If a slot retains this many bytes of WAL, the check `slot_health` and the sensor of the slot report it.
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
@@ -46,24 +46,26 @@ def _specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.
     return [dg.AssetCheckSpec(name, asset=key, description=description) for key in keys]
 
 
-def _tables_by_key(subscription: Subscription, tables: Tables, dagster_names: DagsterNames) -> Keys:
+def _map_keys_to_tables(
+    subscription: Subscription, tables: Tables, dagster_names: DagsterNames
+) -> TableByKey:
     """Maps the asset key of each replica to the name of its table."""
     return {
         dagster_names.asset_key(replica_asset(subscription, table)): name for name, table in tables.items()
     }
 
 
-def _checks_in_ops(
-    name: str, keys: Keys, checks: Callable[[str, Keys], dg.AssetChecksDefinition]
+def _divide_into_ops(
+    name: str, table_by_key: TableByKey, make_op: Callable[[str, TableByKey], dg.AssetChecksDefinition]
 ) -> list[dg.AssetChecksDefinition]:
     """Make the checks of some tables.
 
-    The ops are called `name`, `<name>_2` and so on. No op has two tables to which Dagster gives the same name. `checks`
-    makes one op, for its name and its tables.
+    The ops are called `name`, `<name>_2` and so on. No op has two tables to which Dagster gives the same name. `make_op`
+    is a function that gets the name and the tables of an op, and makes it.
     """
     return [
-        checks(name if number == 1 else f"{name}_{number}", group)
-        for number, group in enumerate(group_by_distinct_names(keys), 1)
+        make_op(name if number == 1 else f"{name}_{number}", group)
+        for number, group in enumerate(group_by_distinct_names(table_by_key), 1)
     ]
 
 
@@ -76,9 +78,9 @@ def consistency_checks(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
-    tables_by_key = _tables_by_key(subscription, tables, dagster_names)
+    table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
 
-    def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
+    def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
         specs = _specs(
             "subscriber_consistency",
             keys,
@@ -96,19 +98,19 @@ def consistency_checks(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             names = [keys[key] for key in _selected_keys(context)]
-            keys_by_name = {name: key for key, name in keys.items()}
-            with as_step(context):
+            key_by_name = {name: key for key, name in keys.items()}
+            with run_as_step(context):
                 lake = open_lake(context, dagster_names)
                 compared_tables = check_consistency(
                     subscription, lake, context.log.info, names, context.log.warning
                 )
                 for result in compared_tables:
-                    yield _consistency_result(keys_by_name[result.schema, result.table], result)
+                    yield _consistency_result(key_by_name[result.schema, result.table], result)
 
         return consistency
 
-    return _checks_in_ops(
-        dagster_names.prefixed_name(f"{subscription.name}_consistency"), tables_by_key, checks
+    return _divide_into_ops(
+        dagster_names.prefixed_name(f"{subscription.name}_consistency"), table_by_key, make_op
     )
 
 
@@ -119,7 +121,7 @@ def _consistency_result(key: dg.AssetKey, result: TableConsistency) -> dg.AssetC
         asset_key=key,
         passed=result.equal,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=result.problem or _difference(result),
+        description=result.problem or _describe_difference(result),
         metadata={
             "LSN": format_lsn(result.lsn),
             "rows at the publisher": result.publisher_rows,
@@ -130,8 +132,8 @@ def _consistency_result(key: dg.AssetKey, result: TableConsistency) -> dg.AssetC
     )
 
 
-def _difference(result: TableConsistency) -> str | None:
-    """A sentence with the number of rows that differ, the keys of some, and the command that repairs them.
+def _describe_difference(result: TableConsistency) -> str | None:
+    """Describe in a sentence how many rows differ, with the keys of some, and the command that repairs them.
 
     None if no row differs.
     """
@@ -155,9 +157,9 @@ def conformity_checks(
         for name, table in tables.items()
         if table.replicated and is_checkable(subscription, table.replicated)
     }
-    tables_by_key = _tables_by_key(subscription, checkable_tables, dagster_names)
+    table_by_key = _map_keys_to_tables(subscription, checkable_tables, dagster_names)
 
-    def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
+    def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
         specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
 
         @dg.multi_asset_check(
@@ -166,15 +168,15 @@ def conformity_checks(
         def conformity(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            with as_step(context):
+            with run_as_step(context):
                 lake = open_lake(context, dagster_names)
                 for key in _selected_keys(context):
                     yield _conformity_result(key, check_conformity(subscription, lake, keys[key]))
 
         return conformity
 
-    return _checks_in_ops(
-        dagster_names.prefixed_name(f"{subscription.name}_conformity"), tables_by_key, checks
+    return _divide_into_ops(
+        dagster_names.prefixed_name(f"{subscription.name}_conformity"), table_by_key, make_op
     )
 
 
@@ -202,16 +204,18 @@ def _conformity_result(key: dg.AssetKey, conformity: TableConformity) -> dg.Asse
 def freshness_checks(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
-    """Make the check `freshness`: how long the oldest commit that the replicas do not have yet has been waiting.
+    """Make the check `freshness`: how long the oldest commit that is not in the replicas yet has been waiting.
 
     The check reads no replica.
     """
-    tables_by_key = _tables_by_key(subscription, tables, dagster_names)
-    limit = subscription.freshness.total_seconds()
+    table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
+    max_seconds = subscription.freshness.total_seconds()
 
-    def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
+    def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
         specs = _specs(
-            "freshness", keys, f"No commit has been waiting for longer than {limit:.0f} s to be applied."
+            "freshness",
+            keys,
+            f"No commit has been waiting for longer than {max_seconds:.0f} s to be applied.",
         )
 
         @dg.multi_asset_check(
@@ -224,7 +228,7 @@ def freshness_checks(
         def freshness(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            with as_step(context):
+            with run_as_step(context):
                 lake = open_lake(context, dagster_names)
                 freshness_of_replicas = check_freshness(subscription, lake)
                 states = TableStates(lake, subscription.name).read_newest()
@@ -233,8 +237,8 @@ def freshness_checks(
 
         return freshness
 
-    return _checks_in_ops(
-        dagster_names.prefixed_name(f"{subscription.name}_freshness"), tables_by_key, checks
+    return _divide_into_ops(
+        dagster_names.prefixed_name(f"{subscription.name}_freshness"), table_by_key, make_op
     )
 
 
@@ -242,9 +246,9 @@ def sync_state_checks(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `sync_state`: the table is ready, and the subscription is enabled. The check reads no rows."""
-    tables_by_key = _tables_by_key(subscription, tables, dagster_names)
+    table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
 
-    def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
+    def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
         specs = _specs(
             "sync_state",
             keys,
@@ -257,7 +261,7 @@ def sync_state_checks(
         def sync_state(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            with as_step(context):
+            with run_as_step(context):
                 lake = open_lake(context, dagster_names)
                 states = TableStates(lake, subscription.name).read_newest()
                 subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
@@ -266,8 +270,8 @@ def sync_state_checks(
 
         return sync_state
 
-    return _checks_in_ops(
-        dagster_names.prefixed_name(f"{subscription.name}_sync_state"), tables_by_key, checks
+    return _divide_into_ops(
+        dagster_names.prefixed_name(f"{subscription.name}_sync_state"), table_by_key, make_op
     )
 
 
@@ -293,12 +297,12 @@ def cut_sync_state_result(
     key: dg.AssetKey,
     states: Mapping[TableName, TableState],
     subscription_state: SubscriptionState,
-    reported: Iterable[str] = (),
+    reported_problems: Iterable[str] = (),
 ) -> dg.AssetCheckResult:
     """The result of the check `sync_state` for a cut, which concerns all tables of the subscription.
 
-    If tables only wait for a copy, the result is a warning. `reported` lists the problems for which a run has already
-    failed (see `reported_problems`).
+    If tables only wait for a copy, the result is a warning. `reported_problems` lists the problems for which a run has
+    already failed (see `reported_problems`).
     """
     waiting_tables = {
         name: state
@@ -324,13 +328,17 @@ def cut_sync_state_result(
             "tables ready": sum(state.state == SyncState.READY for state in states.values()),
             "tables waiting": len(waiting_tables) - len(tables_set_aside),
             "tables set aside": len(tables_set_aside),
-            **({_REPORTED: dg.MetadataValue.json(sorted(reported))} if reported else {}),
+            **(
+                {_REPORTED_PROBLEMS: dg.MetadataValue.json(sorted(reported_problems))}
+                if reported_problems
+                else {}
+            ),
         },
     )
 
 
-def reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
-    """The problems for which an earlier run has failed.
+def read_reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
+    """Read the problems for which an earlier run has failed.
 
     They are recorded in the last result of the check `sync_state` of the cut; `key` is the cut's asset.
     """
@@ -339,7 +347,7 @@ def reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]
         dg.AssetCheckKey(key, SYNC_STATE), limit=1, status=outcomes
     )
     evaluation = records[0].evaluation if records else None
-    entry = evaluation.metadata.get(_REPORTED) if evaluation else None
+    entry = evaluation.metadata.get(_REPORTED_PROBLEMS) if evaluation else None
     if isinstance(entry, dg.JsonMetadataValue) and isinstance(entry.value, list):
         return set(entry.value)
     return set()
@@ -378,7 +386,7 @@ def table_freshness_result(
     return freshness_result(key, subscription, f"nothing is applied: the table is {meaning}{reason}")
 
 
-def slot_problem(slot: str, state: SlotState | None) -> str | None:
+def describe_slot_problem(slot: str, state: SlotState | None) -> str | None:
     """The problem of a replication slot; None if it has none.
 
     A slot has a problem if it does not exist, has lost WAL, or lags too far behind.
@@ -401,7 +409,7 @@ def slot_health_spec(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg
     )
 
 
-def slot_health_result(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg.AssetCheckResult:
+def check_slot_health(slot_stream: SlotStream, dagster_names: DagsterNames) -> dg.AssetCheckResult:
     """Evaluate the check `slot_health` for the slot as it is now."""
     with slot_stream.source.connect() as connection:
         state = read_slot_state(connection, slot_stream.slot)
@@ -416,7 +424,7 @@ def slot_health_result(slot_stream: SlotStream, dagster_names: DagsterNames) -> 
             "active": state.is_active,
         }
     )
-    problem = slot_problem(slot_stream.slot, state)
+    problem = describe_slot_problem(slot_stream.slot, state)
     return dg.AssetCheckResult(
         check_name="slot_health",
         asset_key=dagster_names.asset_key(slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG)),

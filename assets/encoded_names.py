@@ -25,12 +25,12 @@ def encode_identifier(identifier: str) -> str:
     ASCII letters, digits and `_` stay. Each other character becomes `-CODE-`, where CODE is its code point in
     hexadecimal digits: `order items` becomes `order-20-items`. Two different identifiers never become the same text.
     """
-    return _SPECIAL_CHARACTER.sub(lambda special: f"-{ord(special.group()):X}-", identifier)
+    return _SPECIAL_CHARACTER.sub(lambda match: f"-{ord(match.group()):X}-", identifier)
 
 
 def decode_identifier(text: str) -> str:
     """Decode a text that `encode_identifier` has made."""
-    return _ENCODED_CHARACTER.sub(lambda code: chr(int(code.group(1), 16)), text)
+    return _ENCODED_CHARACTER.sub(lambda match: chr(int(match.group(1), 16)), text)
 
 
 def encode_partition_key(name: TableName) -> str:
@@ -44,23 +44,23 @@ def decode_partition_key(partition_key: str) -> TableName:
     return decode_identifier(schema), decode_identifier(table)
 
 
-def output_names_by_key(asset_keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
-    """Maps each asset of an op to a name for its output.
+def name_outputs(asset_keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
+    """Map each asset of an op to a name for its output.
 
     The name is the one that Dagster would give it. If another asset has the same name, a number is added.
     """
-    keys_by_name: dict[str, dg.AssetKey] = {}
+    key_by_name: dict[str, dg.AssetKey] = {}
     for key in asset_keys:
         name = dagster_name = key.to_python_identifier()
         suffix = 2
-        while name in keys_by_name:
+        while name in key_by_name:
             name, suffix = f"{dagster_name}_{suffix}", suffix + 1
-        keys_by_name[name] = key
-    return {key: name for name, key in keys_by_name.items()}
+        key_by_name[name] = key
+    return {key: name for name, key in key_by_name.items()}
 
 
 def group_by_distinct_names(
-    tables_by_key: Mapping[dg.AssetKey, TableName],
+    table_by_key: Mapping[dg.AssetKey, TableName],
 ) -> list[dict[dg.AssetKey, TableName]]:
     """Divide assets into groups, as few as possible, so that no group has two assets to which Dagster gives the same name.
 
@@ -68,7 +68,7 @@ def group_by_distinct_names(
     the input with `_`. Neither may occur twice in a group.
     """
     groups_with_names: list[tuple[dict[dg.AssetKey, TableName], set[str]]] = []
-    for key, table in tables_by_key.items():
+    for key, table in table_by_key.items():
         dagster_names_of_key = {key.to_python_identifier(), "_".join(key.path).replace("-", "_")}
         group, used_names = next(
             (g for g in groups_with_names if not g[1] & dagster_names_of_key), ({}, set())

@@ -20,9 +20,9 @@ from pgsieve.assets.metadata import (
     standard_metadata,
     work_metadata,
 )
-from pgsieve.assets.outcome import NO_CALLBACKS, IncompleteError, StepCallbacks, as_step
+from pgsieve.assets.outcome import NO_CALLBACKS, IncompleteError, StepCallbacks, run_as_step
 from pgsieve.assets.published import PublishedTable
-from pgsieve.assets.runless_events import unplanned_event
+from pgsieve.assets.runless_events import make_unplanned_event
 from pgsieve.assets.steps.apply.table_result import TableResult
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
 from pgsieve.assets.steps.log import no_log
@@ -57,21 +57,23 @@ def tables_partitions(subscription: str) -> dg.DynamicPartitionsDefinition:
     return dg.DynamicPartitionsDefinition(name=f"{subscription}_tables")
 
 
-def partition_ranges(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
+def divide_into_ranges(ordered_keys: Sequence[str], keys: Collection[str]) -> list[list[str]]:
     """Divide the Dagster partitions `keys` into ranges. One run can copy one range.
 
-    A range has no gap in `order`, the order of all partitions.
+    `ordered_keys` has all partitions in order. A range consists of partitions that follow each other in this order.
     """
     return [
-        list(key_range) for is_in_keys, key_range in groupby(order, key=set(keys).__contains__) if is_in_keys
+        list(key_range)
+        for is_in_keys, key_range in groupby(ordered_keys, key=set(keys).__contains__)
+        if is_in_keys
     ]
 
 
-def range_tags(stretch: Sequence[str]) -> dict[str, str]:
+def range_tags(key_range: Sequence[str]) -> dict[str, str]:
     """The tags of the run that copies a range of partitions."""
     return {
-        "dagster/asset_partition_range_start": stretch[0],
-        "dagster/asset_partition_range_end": stretch[-1],
+        "dagster/asset_partition_range_start": key_range[0],
+        "dagster/asset_partition_range_end": key_range[-1],
     }
 
 
@@ -79,15 +81,15 @@ def initial_sync_asset(
     subscription: Subscription,
     dagster_names: DagsterNames,
     *,
-    names: str | None = None,
-    tell: Callable[[str], None] = no_log,
+    name_template: str | None = None,
+    show_progress: Callable[[str], None] = no_log,
     seconds: float = PATIENT_SECONDS,
     callbacks: StepCallbacks[Sequence[CopyResult]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """Make the asset `<subscription>/initial_sync`. When a partition is materialised, its table is copied anew.
 
-    - `names`: the template for the names of the replicas in Spark's catalog; None if they are not registered there
-    - `tell`: gets lines about the progress, which also go to the log of the run
+    - `name_template`: the template for the replicas' names in Spark's catalog; None if they are not registered there
+    - `show_progress`: gets lines about the progress, which also go to the log of the run
     - `seconds`: the copy waits at most this long for open transactions
 
     A run with the tag `LACKING_TAG` copies only tables that have no copy when it begins. If a table cannot be copied,
@@ -99,7 +101,7 @@ def initial_sync_asset(
     def copy_and_measure(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[CopyResult], Work]:
         def log(line: str) -> None:
             context.log.info(line)
-            tell(line)
+            show_progress(line)
 
         tables = [decode_partition_key(key) for key in context.partition_keys]
         lacks = LACKING_TAG in context.run.tags
@@ -121,31 +123,31 @@ def initial_sync_asset(
             can_subset=True,
         )
         def initial_sync(context: dg.AssetExecutionContext) -> Iterator[Event]:
-            with as_step(context), callbacks.reporting_errors():
+            with run_as_step(context), callbacks.report_errors():
                 lake = open_lake(context, dagster_names)
                 tables, work = copy_and_measure(context, lake)
                 callbacks.add_work(work)
                 callbacks.report(tables)
-                yield from _partition_events(key, context.partition_keys, tables, work)
-                for copy in (each for each in tables if not (each.problem or each.overtaken)):
-                    yield _replica_event(context, subscription, dagster_names, copy, work)
-                if names is not None:
-                    Registration(subscription, lake, names).register()
-                if problems := list(_problems(tables).values()):
-                    raise IncompleteError(subscription.name, problems)
+                yield from _make_partition_events(key, context.partition_keys, tables, work)
+                for copy in (result for result in tables if not (result.problem or result.overtaken)):
+                    yield _make_replica_event(context, subscription, dagster_names, copy, work)
+                if name_template is not None:
+                    Registration(subscription, lake, name_template).register()
+                if problems := _find_problems(tables):
+                    raise IncompleteError(subscription.name, list(problems.values()))
 
     return initial_sync
 
 
-def _partition_events(
-    key: dg.AssetKey, partitions: Sequence[str], copies: Sequence[CopyResult], work: Work
+def _make_partition_events(
+    key: dg.AssetKey, partitions: Sequence[str], copy_results: Sequence[CopyResult], work: Work
 ) -> Iterator[Event]:
     """The events for the Dagster partitions that a run has copied.
 
     There is one event for all partitions together. If a table could not be copied, there is one for each of the others.
     """
-    metadata = {**_metadata(copies), **work_metadata(work)}
-    failed_partitions = {encode_partition_key(name) for name in _problems(copies)}
+    metadata = {**_metadata(copy_results), **work_metadata(work)}
+    failed_partitions = {encode_partition_key(name) for name in _find_problems(copy_results)}
     if not failed_partitions:
         yield dg.MaterializeResult(asset_key=key, metadata=metadata)
         return
@@ -154,52 +156,52 @@ def _partition_events(
             yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
 
 
-def _problems(copies: Sequence[CopyResult]) -> dict[TableName, str]:
-    """Maps each table that could not be copied to the reason."""
+def _find_problems(copy_results: Sequence[CopyResult]) -> dict[TableName, str]:
+    """Map each table that could not be copied to the reason."""
     return {
         (
             copy.schema,
             copy.table,
         ): f"{quote_qualified(copy.schema, copy.table)} cannot be copied: {copy.problem}"
-        for copy in copies
+        for copy in copy_results
         if copy.problem
     }
 
 
-def _replica_event(
+def _make_replica_event(
     context: dg.AssetExecutionContext,
     subscription: Subscription,
     dagster_names: DagsterNames,
-    copy: CopyResult,
+    copy_result: CopyResult,
     work: Work,
 ) -> dg.AssetMaterialization:
     """The materialization of a replica after its copy. Later materializations are reported by increments.
 
     `work` is what the copy has cost, together with the other copies of the run.
     """
-    name = copy.schema, copy.table
+    name = copy_result.schema, copy_result.table
     publications = tuple(subscription.slot_stream.subscriptions[subscription.name])
-    table = PublishedTable(*name, publications, copy.row_filter or NO_FILTER)
+    table = PublishedTable(*name, publications, copy_result.row_filter or NO_FILTER)
     source = dagster_names.asset_key(source_table_asset(subscription.slot_stream.source.name, name))
     event = dg.MaterializeResult[None](
         asset_key=dagster_names.asset_key(replica_asset(subscription, table)),
-        data_version=replica_version(copy.lsn, copy.version),
+        data_version=replica_version(copy_result.lsn, copy_result.version),
         metadata={
-            "LSN": format_lsn(copy.lsn),
-            "Delta version": str(copy.version),
+            "LSN": format_lsn(copy_result.lsn),
+            "Delta version": str(copy_result.version),
             "row filter": table.row_filter,
             **replica_metadata(TableResult(*name), {}),
             **work_metadata(work),
-            SECONDS: round(copy.seconds, 2),
-            **standard_metadata(rows=copy.rows, table=quote_qualified(*name)),
-            **column_metadata(copy.columns, source, NO_COMMENTS, copy.published),
+            SECONDS: round(copy_result.seconds, 2),
+            **standard_metadata(rows=copy_result.rows, table=quote_qualified(*name)),
+            **column_metadata(copy_result.columns, source, NO_COMMENTS, copy_result.published),
         },
     )
     changes = dagster_names.asset_key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
-    return unplanned_event(context, event, [changes, source])
+    return make_unplanned_event(context, event, [changes, source])
 
 
-def _metadata(copies: Sequence[CopyResult]) -> dict[str, Any]:
+def _metadata(copy_results: Sequence[CopyResult]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {
@@ -212,12 +214,14 @@ def _metadata(copies: Sequence[CopyResult]) -> dict[str, Any]:
                 "problem": escape_controls(copy.problem or ""),
             }
         )
-        for copy in copies
+        for copy in copy_results
     ]
     metadata: dict[str, Any] = {
         "tables": dg.MetadataValue.table(records) if records else dg.MetadataValue.text("none"),
-        "dagster/row_count": dg.MetadataValue.int(sum(copy.rows for copy in copies)),
+        "dagster/row_count": dg.MetadataValue.int(sum(copy.rows for copy in copy_results)),
     }
-    if len(copies) == 1:
-        metadata["dagster/column_schema"] = dg.MetadataValue.table_schema(column_schema(copies[0].columns))
+    if len(copy_results) == 1:
+        metadata["dagster/column_schema"] = dg.MetadataValue.table_schema(
+            column_schema(copy_results[0].columns)
+        )
     return metadata

@@ -57,7 +57,7 @@ class PgsieveLake(LakeResource):
         this machine, and are deleted when this process ends.
         """
         tables = find_tables(Moment.from_user_input(self.open(), subscription, moment))
-        return {each.qualified_name: each.open_table() for each in tables}
+        return {table.qualified_name: table.open_table() for table in tables}
 
 
 def open_lake(

@@ -12,7 +12,7 @@ import dagster as dg
 
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import SECONDS
-from pgsieve.assets.outcome import as_step
+from pgsieve.assets.outcome import run_as_step
 from pgsieve.assets.steps.operations.maintenance import (
     MaintainedTable,
     Retention,
@@ -45,7 +45,7 @@ def slot_stream_maintenance_asset(
     )
     def change_log_maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         start_time = monotonic()
-        with as_step(context):
+        with run_as_step(context):
             lake = open_lake(context, dagster_names)
             return _result(
                 maintain_slot_stream(slot_stream, lake, subscriptions, retention, context.log.info),
@@ -56,11 +56,16 @@ def slot_stream_maintenance_asset(
 
 
 def subscription_maintenance_asset(
-    subscription: Subscription, retention: Retention, dagster_names: DagsterNames, *, names: str | None = None
+    subscription: Subscription,
+    retention: Retention,
+    dagster_names: DagsterNames,
+    *,
+    name_template: str | None = None,
 ) -> dg.AssetsDefinition:
     """Make the asset `<subscription>/maintenance`.
 
-    `names` is the template for the names of the replicas in Spark's catalog; None if they are not registered there.
+    `name_template` is the template for the names of the replicas in Spark's catalog; None if they are not registered
+    there.
     """
     asset = subscription_asset(subscription, AssetKind.MAINTENANCE)
 
@@ -76,11 +81,11 @@ def subscription_maintenance_asset(
     )
     def maintenance(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         start_time = monotonic()
-        with as_step(context):
+        with run_as_step(context):
             lake = open_lake(context, dagster_names)
             yield _result(maintain_subscription(subscription, lake, retention, context.log.info), start_time)
-            if names is not None:
-                Registration(subscription, lake, names).register()
+            if name_template is not None:
+                Registration(subscription, lake, name_template).register()
 
     return maintenance
 

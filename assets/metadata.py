@@ -56,7 +56,7 @@ def work_metadata(work: Work) -> dict[str, Any]:
 
 
 def replica_metadata(table_result: TableResult, sent_as: SentCounts) -> dict[str, Any]:
-    """What a run has changed in a replica, and how the changes were sent; zeros for a run without changes, as a copy."""
+    """Entries about what a run has changed in a replica, and how the changes were sent. A copy has only zeros."""
     return {
         "inserted": table_result.inserted,
         "updated": table_result.updated,
@@ -79,10 +79,10 @@ def cut_metadata(cut: Cut, result: ApplyResult) -> dict[str, Any]:
         "LSN": format_lsn(cut.lsn),
         "tables": len(cut.tables),
         "tables changed": len(table_results),
-        "inserted": sum(each.inserted for each in table_results),
-        "updated": sum(each.updated for each in table_results),
-        "deleted": sum(each.deleted for each in table_results),
-        "truncated": sum(each.truncated for each in table_results),
+        "inserted": sum(table_result.inserted for table_result in table_results),
+        "updated": sum(table_result.updated for table_result in table_results),
+        "deleted": sum(table_result.deleted for table_result in table_results),
+        "truncated": sum(table_result.truncated for table_result in table_results),
         **transformation_metadata(sum_counts(*result.sent_as.values())),
     }
 
@@ -93,36 +93,40 @@ def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
     They say how many UPDATEs were sent as each operation, and through how many relations changes came. A table has both
     for each relation.
     """
-    origins = group_by_origin(counts)
+    counts_of_origins = group_by_origin(counts)
     records = [
         dg.TableRecord(
             {
                 "through": escape_controls(source),
                 "row filter": escape_controls(row_filter or NO_FILTER),
-                **{f"{operation}s": count for operation, count in count_received(part).items()},
-                **_update_counts(part),
+                **{f"{operation}s": count for operation, count in count_received(origin_counts).items()},
+                **_make_update_entries(origin_counts),
             }
         )
-        for (source, row_filter), part in sorted(origins.items(), key=_change_count, reverse=True)[
-            :MAX_RELATIONS
-        ]
+        for (source, row_filter), origin_counts in sorted(
+            counts_of_origins.items(), key=_count_changes, reverse=True
+        )[:MAX_RELATIONS]
     ]
     return {
-        **_update_counts(counts),
-        "relations": len({source for source, _ in origins}),
+        **_make_update_entries(counts),
+        "relations": len({source for source, _ in counts_of_origins}),
         **({"UPDATE transformation": dg.MetadataValue.table(records)} if records else {}),
     }
 
 
-def _change_count(origin: tuple[object, SentCounts]) -> int:
+def _count_changes(origin: tuple[object, SentCounts]) -> int:
     return sum(origin[1].values())
 
 
-def _update_counts(counts: SentCounts) -> dict[str, int]:
-    """How many UPDATEs were sent as INSERT, UPDATE and DELETE, and how many were not sent."""
-    updates = count_by_result(counts)
-    entries = {f"UPDATEs sent as {as_.upper()}": count for as_, count in updates.items() if as_ is not None}
-    return {**entries, "UPDATEs not sent": updates[None]}
+def _make_update_entries(counts: SentCounts) -> dict[str, int]:
+    """Make entries about how many UPDATEs were sent as INSERT, UPDATE and DELETE, and how many were not sent."""
+    count_by_operation = count_by_result(counts)
+    entries = {
+        f"UPDATEs sent as {operation.upper()}": count
+        for operation, count in count_by_operation.items()
+        if operation is not None
+    }
+    return {**entries, "UPDATEs not sent": count_by_operation[None]}
 
 
 def column_schema(
@@ -130,11 +134,14 @@ def column_schema(
 ) -> dg.TableSchema:
     """Columns and their Spark types as Dagster shows them, with the publisher's comments."""
     return dg.TableSchema(
-        [dg.TableColumn(name, spark, description=_description(comments.get(name))) for name, spark in columns]
+        [
+            dg.TableColumn(name, spark_type, description=_escape_comment(comments.get(name)))
+            for name, spark_type in columns
+        ]
     )
 
 
-def _description(comment: str | None) -> str | None:
+def _escape_comment(comment: str | None) -> str | None:
     return None if comment is None else escape_controls(comment)
 
 

@@ -34,7 +34,7 @@ from pgsieve.resources.work import Work
 T = TypeVar("T")
 
 #: The name of the logger that is the parent of all loggers of pgsieve.
-_LOGGERS = "pgsieve"
+_PARENT_LOGGER = "pgsieve"
 
 
 #: `subscription_problems` has a key of a schema and a table for the problem of a table. For the problem of a
@@ -90,15 +90,15 @@ class _RunLogHandler(logging.Handler):
 
 def log_to_step(record: logging.LogRecord) -> None:
     """Write a record of prefetched work to the log of the step that is running now."""
-    for handler in logging.getLogger(_LOGGERS).handlers:
+    for handler in logging.getLogger(_PARENT_LOGGER).handlers:
         if isinstance(handler, _RunLogHandler):
             handler.emit(record)
 
 
 @contextmanager
-def attached_handler(handler: logging.Handler) -> Iterator[None]:
-    """Within the block, `handler` receives the records of pgsieve's loggers."""
-    logger = logging.getLogger(_LOGGERS)
+def attach_handler(handler: logging.Handler) -> Iterator[None]:
+    """Let `handler` receive the records of pgsieve's loggers during the `with` block."""
+    logger = logging.getLogger(_PARENT_LOGGER)
     # As long as no logger has a handler, Python prints warnings on stderr. `handler` would end that, so Python's own
     # handler for this case is added, too.
     last_resort = None if logger.hasHandlers() else logging.lastResort
@@ -113,7 +113,7 @@ def attached_handler(handler: logging.Handler) -> Iterator[None]:
             logger.removeHandler(last_resort)
 
 
-class _Visible(logging.Filter):
+class _ControlCharacterFilter(logging.Filter):
     """Escapes control characters in log records.
 
     Names of tables and columns may contain such characters. Without the filter they could, for example, clear the
@@ -125,26 +125,26 @@ class _Visible(logging.Filter):
         return True
 
 
-_VISIBLE = _Visible()
+_CONTROL_CHARACTER_FILTER = _ControlCharacterFilter()
 
 
 @contextmanager
-def as_step(
+def run_as_step(
     context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
 ) -> Iterator[None]:
-    """Run the block as a step of a Dagster run.
+    """Run the `with` block as a step of a Dagster run.
 
-    Within the block, pgsieve's log messages also go to the log of the run. If the block raises a PgsieveError,
+    During the block, pgsieve's log messages also go to the log of the run. If the block raises a PgsieveError,
     StepFailedError is raised instead, since it is a Dagster Failure. If a step raises any error that is not a
     Failure, Dagster shows users and sensors only "Error occurred while executing op", not the reason.
     """
-    logger = logging.getLogger(_LOGGERS)
+    logger = logging.getLogger(_PARENT_LOGGER)
     level = logger.level
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
-    context.log.addFilter(_VISIBLE)
+    context.log.addFilter(_CONTROL_CHARACTER_FILTER)
     try:
-        with attached_handler(_RunLogHandler(context.log)):
+        with attach_handler(_RunLogHandler(context.log)):
             yield
     except PgsieveError as error:
         raise StepFailedError(error) from error
@@ -152,7 +152,7 @@ def as_step(
         logger.setLevel(level)
 
 
-def _ignore(_: object) -> None:
+def _do_nothing(_: object) -> None:
     pass
 
 
@@ -165,13 +165,13 @@ class StepCallbacks(Generic[T]):
     - `fail` gets the error that ended the step
     """
 
-    report: Callable[[T], None] = _ignore
-    add_work: Callable[[Work], None] = _ignore
-    fail: Callable[[Exception], None] = _ignore
+    report: Callable[[T], None] = _do_nothing
+    add_work: Callable[[Work], None] = _do_nothing
+    fail: Callable[[Exception], None] = _do_nothing
 
     @contextmanager
-    def reporting_errors(self) -> Iterator[None]:
-        """Run the block; if it raises an error, call `fail` with the error, and raise it again.
+    def report_errors(self) -> Iterator[None]:
+        """Run the `with` block. If the block raises an error, call `fail` with the error, and raise the error again.
 
         The command needs the error itself, and Dagster keeps only the text of the error.
         """
@@ -187,32 +187,36 @@ class StepCallbacks(Generic[T]):
 NO_CALLBACKS: StepCallbacks[Any] = StepCallbacks()
 
 
-def subscription_problems(
-    subscription: str, lake: Lake, states: Mapping[TableName, TableState], whole: SubscriptionState
+def find_subscription_problems(
+    subscription: str,
+    lake: Lake,
+    states: Mapping[TableName, TableState],
+    subscription_state: SubscriptionState,
 ) -> dict[TableName | None, str]:
-    """Maps the tables of a subscription that are set aside to a text with the reason.
+    """Map the tables of a subscription that are set aside to a text with the reason.
 
     If the subscription is disabled, the key None has the reason. If the values of a sequence cannot be read, the
     problem has a key that no table can have, and `cut_obstacles` leaves out this key.
 
     - `states`: maps each table to its state
-    - `whole`: the state of the subscription as a whole
+    - `subscription_state`: the state of the subscription as a whole
     """
     problems: dict[TableName | None, str] = {
         name: escape_controls(f"{quote_qualified(*name)} is set aside: {state.reason}")
         for name, state in sorted(states.items())
         if state.state == SyncState.SET_ASIDE
     }
-    if not whole.enabled:
-        error = disabled_error(subscription, whole)
+    if not subscription_state.enabled:
+        error = disabled_error(subscription, subscription_state)
         problems[None] = f"{error.message} ({error.hint})"
     return problems | {
-        (_SEQUENCE_SCHEMA, each): each for each in Sequences(lake, subscription).describe_problems()
+        (_SEQUENCE_SCHEMA, sequence_problem): sequence_problem
+        for sequence_problem in Sequences(lake, subscription).describe_problems()
     }
 
 
-def cut_obstacles(problems: Mapping[TableName | None, str]) -> set[TableName | None]:
-    """The keys of those problems that make a cut incomplete: all problems except those of sequences.
+def find_cut_obstacles(problems: Mapping[TableName | None, str]) -> set[TableName | None]:
+    """Find the keys of the problems that make a cut incomplete: all problems except those of sequences.
 
     A cut is a set of versions, one of each replica, which together equal the publisher's tables at one moment.
     """

@@ -26,11 +26,11 @@ from pgsieve.assets.checks import (
     SYNC_STATE,
     cut_sync_state_result,
     freshness_result,
-    reported_problems,
+    read_reported_problems,
     sync_state_result,
     table_freshness_result,
 )
-from pgsieve.assets.encoded_names import output_names_by_key
+from pgsieve.assets.encoded_names import name_outputs
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import (
     NO_COMMENTS,
@@ -45,21 +45,21 @@ from pgsieve.assets.outcome import (
     NO_CALLBACKS,
     IncompleteError,
     StepCallbacks,
-    as_step,
-    cut_obstacles,
-    subscription_problems,
+    find_cut_obstacles,
+    find_subscription_problems,
+    run_as_step,
 )
-from pgsieve.assets.published import PublishedTable, Tables, filter_text
+from pgsieve.assets.published import PublishedTable, Tables, format_filter
 from pgsieve.assets.runless_events import (
-    current_input_tags,
     cut_data_version,
+    find_failed_checks,
     lag_metadata,
-    measured_freshness,
+    make_unplanned_event,
+    measure_freshness,
     plan_assets,
-    recorded_input_tags,
+    read_current_input_tags,
+    read_recorded_input_tags,
     report_checks,
-    tables_with_failed_check,
-    unplanned_event,
 )
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.apply.table_result import TableResult
@@ -94,28 +94,30 @@ def replica_tables_asset(
     tables: Tables,
     dagster_names: DagsterNames,
     *,
-    unchanged: Tables = MappingProxyType({}),
+    unchanged_tables: Tables = MappingProxyType({}),
     freshness_policy: dg.FreshnessPolicy | None = None,
-    prefetched: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None = None,
+    wait_for_prefetched_work: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None = None,
     callbacks: StepCallbacks[ApplyResult] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """Make the assets `<subscription>/<schema>/<table>` and `<subscription>/cut`. Their step applies the changes.
 
     - `tables`: the tables with an asset
-    - `unchanged`: the tables of the cut that are not among `tables`
+    - `unchanged_tables`: the tables of the cut that are not among `tables`
     - `freshness_policy`: the policy of the cut, if any
-    - `prefetched`: a function that waits for an apply that was done before the step. It returns the cut before that
-      apply, and the result; the step only reports them.
+    - `wait_for_prefetched_work`: a function that waits for an apply that was done before the step. It returns the cut
+      before that apply, and the result; the step only reports them.
     """
-    assets = _ReplicaAssets(subscription, tables, dagster_names, unchanged, freshness_policy)
+    assets = _ReplicaAssets(subscription, tables, dagster_names, unchanged_tables, freshness_policy)
 
     @dg.multi_asset(
         outs=assets.outs(),
         ins=assets.ins(),
-        internal_asset_deps=assets.upstream,
+        internal_asset_deps=assets.upstream_by_output,
         check_specs=[
-            dg.AssetCheckSpec(SYNC_STATE, asset=assets.cut, description="Every table is ready."),
-            dg.AssetCheckSpec(FRESHNESS, asset=assets.cut, description=freshness_description(subscription)),
+            dg.AssetCheckSpec(SYNC_STATE, asset=assets.cut_key, description="Every table is ready."),
+            dg.AssetCheckSpec(
+                FRESHNESS, asset=assets.cut_key, description=freshness_description(subscription)
+            ),
         ],
         name=dagster_names.prefixed_name(f"{subscription.name}_replica_tables"),
         can_subset=True,
@@ -123,15 +125,17 @@ def replica_tables_asset(
         pool=f"subscription_{subscription.name}",
     )
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        with as_step(context), callbacks.reporting_errors():
+        with run_as_step(context), callbacks.report_errors():
             lake, request = open_lake(context, dagster_names), _Request(assets, context)
             (former_cut, result), work = (
-                request.apply(lake) if prefetched is None else prefetched(context.log.info)
+                request.apply_changes(lake)
+                if wait_for_prefetched_work is None
+                else wait_for_prefetched_work(context.log.info)
             )
             callbacks.add_work(work)
             if request.has_assets:
                 callbacks.report(result)
-            yield from _Increment(request, lake, former_cut, result, work).events()
+            yield from _RunReport(request, lake, former_cut, result, work).events()
 
     return replica_tables
 
@@ -148,39 +152,40 @@ class _ReplicaAssets:
         freshness_policy: dg.FreshnessPolicy | None,
     ) -> None:
         self.subscription, self.tables, self.dagster_names = subscription, tables, dagster_names
-        #: `names` maps the asset key of each table to its name. `unchanged` has the keys of tables without changes.
-        self.names = {
+        #: Maps the asset key of each table to its name.
+        self.table_by_key = {
             dagster_names.asset_key(replica_asset(subscription, table)): name
             for name, table in tables.items()
         }
-        self.unchanged = {
+        #: The asset keys of the tables without changes.
+        self.unchanged_keys = {
             dagster_names.asset_key(replica_asset(subscription, table)) for table in unchanged.values()
         }
         cut_asset = subscription_asset(subscription, AssetKind.CUT)
-        self.cut = dagster_names.asset_key(cut_asset)
+        self.cut_key = dagster_names.asset_key(cut_asset)
         #: Maps each asset key to the name of its output.
-        self.outputs = output_names_by_key([*self.names, self.cut])
+        self.output_by_key = name_outputs([*self.table_by_key, self.cut_key])
         changes = dagster_names.asset_key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))
         groups = group_paths(tables)
-        self._specs = {
+        self._spec_by_key = {
             key: dagster_names.asset_spec(
-                replica_asset(subscription, tables[name], groups[name]), [changes, self.source(name)]
+                replica_asset(subscription, tables[name], groups[name]), [changes, self.find_source_key(name)]
             )
-            for key, name in self.names.items()
+            for key, name in self.table_by_key.items()
         }
-        cut_spec = dagster_names.asset_spec(cut_asset, [changes, *self.names])
-        self._specs[self.cut] = (
+        cut_spec = dagster_names.asset_spec(cut_asset, [changes, *self.table_by_key])
+        self._spec_by_key[self.cut_key] = (
             cut_spec
             if freshness_policy is None
             else cut_spec.replace_attributes(freshness_policy=freshness_policy)
         )
         #: Maps the name of each output to the keys of the assets upstream of it.
-        self.upstream = {
-            self.outputs[key]: {dep.asset_key for dep in spec.deps if dep.asset_key != key}
-            for key, spec in self._specs.items()
+        self.upstream_by_output = {
+            self.output_by_key[key]: {dep.asset_key for dep in spec.deps if dep.asset_key != key}
+            for key, spec in self._spec_by_key.items()
         }
 
-    def source(self, name: TableName) -> dg.AssetKey:
+    def find_source_key(self, name: TableName) -> dg.AssetKey:
         """The key of the table's asset at the publisher."""
         return self.dagster_names.asset_key(
             source_table_asset(self.subscription.slot_stream.source.name, name)
@@ -189,10 +194,10 @@ class _ReplicaAssets:
     def outs(self) -> dict[str, dg.AssetOut]:
         """Maps the name of each output of the op to its definition."""
         return {
-            self.outputs[key]: dg.AssetOut.from_spec(
+            self.output_by_key[key]: dg.AssetOut.from_spec(
                 spec.replace_attributes(deps=[]), dagster_type=dg.Nothing, is_required=False
             )
-            for key, spec in self._specs.items()
+            for key, spec in self._spec_by_key.items()
         }
 
     def ins(self) -> dict[str, dg.AssetIn]:
@@ -200,10 +205,10 @@ class _ReplicaAssets:
 
         The names are made here, because Dagster might give two inputs the same name.
         """
-        keys = set().union(*self.upstream.values()) - self._specs.keys()
+        keys = set().union(*self.upstream_by_output.values()) - self._spec_by_key.keys()
         return {
             name: dg.AssetIn(key=key, dagster_type=dg.Nothing)
-            for key, name in output_names_by_key(sorted(keys)).items()
+            for key, name in name_outputs(sorted(keys)).items()
         }
 
 
@@ -215,15 +220,17 @@ class _Request:
         selected_keys = context.selected_asset_keys
         self.has_assets = bool(selected_keys)
         #: Maps each selected table to its asset key.
-        self.selected_tables = {assets.names[key]: key for key in sorted(selected_keys & assets.names.keys())}
-        self.has_cut = assets.cut in selected_keys
-        self.has_all_tables = self.has_cut or len(self.selected_tables) == len(assets.names)
+        self.selected_tables = {
+            assets.table_by_key[key]: key for key in sorted(selected_keys & assets.table_by_key.keys())
+        }
+        self.has_cut = assets.cut_key in selected_keys
+        self.has_all_tables = self.has_cut or len(self.selected_tables) == len(assets.table_by_key)
         #: Maps each table that the run may materialise to its asset key.
-        self.tables = (
-            {name: key for key, name in assets.names.items()} if self.has_cut else self.selected_tables
+        self.key_by_table = (
+            {name: key for key, name in assets.table_by_key.items()} if self.has_cut else self.selected_tables
         )
 
-    def apply(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
+    def apply_changes(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
         """Apply the changes of the selected tables.
 
         Returns the cut before the apply, and the result of the apply; and the cost of the work.
@@ -237,7 +244,7 @@ class _Request:
         return (former_cut, result), work
 
 
-class _Increment:
+class _RunReport:
     """What a run reports to Dagster after it has applied the changes: materializations, check results, and a failure."""
 
     def __init__(
@@ -248,18 +255,20 @@ class _Increment:
         name, instance = self._subscription.name, self._context.instance
         self._states = TableStates(lake, name).read_newest()
         self._subscription_state = SubscriptionRecord(lake, name).read_state()
-        self._problems = subscription_problems(name, lake, self._states, self._subscription_state)
-        self._reported = reported_problems(instance, self._assets.cut) if self._problems else set[str]()
-        former_problems = self._reported if request.has_all_tables else None
+        self._problems = find_subscription_problems(name, lake, self._states, self._subscription_state)
+        self._reported_problems = (
+            read_reported_problems(instance, self._assets.cut_key) if self._problems else set[str]()
+        )
+        former_problems = self._reported_problems if request.has_all_tables else None
         self._failing_problems = (
-            _failing_problems(self._problems, request.selected_tables, former_problems)
+            _select_failing_problems(self._problems, request.selected_tables, former_problems)
             if request.has_assets
             else {}
         )
         self._states_to_report = self._choose_states(
-            former_cut, tables_with_failed_check(instance, set(request.tables.values()))
+            former_cut, find_failed_checks(instance, set(request.key_by_table.values()))
         )
-        self._freshness = measured_freshness(self._subscription, lake)
+        self._freshness = measure_freshness(self._subscription, lake)
         #: The metadata entries that all assets of the run get.
         self._run_metadata = {**work_metadata(work), **lag_metadata(self._freshness)}
 
@@ -271,7 +280,7 @@ class _Increment:
         `keys_with_failed_check` has the tables whose last check `sync_state` has failed. Those that are ready by now
         are reported, too, so that Dagster no longer shows the failure.
         """
-        request, tables = self._request, self._request.tables
+        request, tables = self._request, self._request.key_by_table
         return {
             name: state
             for name, state in self._states.items()
@@ -294,11 +303,11 @@ class _Increment:
         """
         yield from self._replica_events()
         report_checks(self._context.instance, list(self._checks_of_tables()))
-        if self._request.has_cut and self._result.cut and not cut_obstacles(self._problems):
+        if self._request.has_cut and self._result.cut and not find_cut_obstacles(self._problems):
             yield self._cut_event(self._result.cut)
         yield from self._checks_of_cut()
         if self._failing_problems:
-            selected_tables, tables = self._request.selected_tables, self._request.tables
+            selected_tables, tables = self._request.selected_tables, self._request.key_by_table
             keys = [
                 key
                 for name, key in tables.items()
@@ -309,7 +318,7 @@ class _Increment:
 
     def _replica_events(self) -> Iterator[Event]:
         """Yields the materializations of the replicas, including those that the run did not plan."""
-        lake, assets, tables = self._lake, self._assets, self._request.tables
+        lake, assets, tables = self._lake, self._assets, self._request.key_by_table
         comments = _comments(self._subscription, list(self._states_to_report))
         paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._states_to_report}
         with lake.consistent_read(*paths.values()):
@@ -322,9 +331,9 @@ class _Increment:
                     **_replica_metadata(lake, paths[name], assets.tables[name], self._result, state),
                     **column_metadata(
                         state.definition.columns if state.definition else (),
-                        assets.source(name),
+                        assets.find_source_key(name),
                         comments.get(name, NO_COMMENTS),
-                        self._published_names(name, state),
+                        self._find_publisher_names(name, state),
                     ),
                 }
                 for name, state in self._states_to_report.items()
@@ -338,13 +347,15 @@ class _Increment:
             yield (
                 event
                 if is_planned
-                else unplanned_event(self._context, event, assets.upstream[assets.outputs[key]])
+                else make_unplanned_event(
+                    self._context, event, assets.upstream_by_output[assets.output_by_key[key]]
+                )
             )
 
-    def _published_names(self, name: TableName, state: TableState) -> Mapping[str, str]:
-        """Maps each column of a replica to its name at the publisher."""
-        replicated = self._assets.tables[name].replicated
-        column_names = self._subscription.published_names(replicated.table) if replicated else {}
+    def _find_publisher_names(self, name: TableName, state: TableState) -> Mapping[str, str]:
+        """Map each column of a replica to its name at the publisher."""
+        replicated_table = self._assets.tables[name].replicated
+        column_names = self._subscription.published_names(replicated_table.table) if replicated_table else {}
         columns = state.definition.table_columns if state.definition else ()
         return {column: column_names.get(column, column) for column, _ in columns}
 
@@ -353,13 +364,15 @@ class _Increment:
         other_problems = (
             self._problems.keys() - self._failing_problems.keys() - self._request.selected_tables.keys()
         )
-        unreported_names = (_ready_tables(self._states) - self._states_to_report.keys()) | other_problems
-        for name, key in self._request.tables.items():
+        unreported_names = (_find_ready_tables(self._states) - self._states_to_report.keys()) | other_problems
+        for name, key in self._request.key_by_table.items():
             if name in unreported_names:
                 continue
             state = self._states.get(name)
             if state is None or state.state != SyncState.READY:
-                self._context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
+                self._context.log.error(
+                    f"{quote_qualified(*name)} is {_describe_state(state)}: {_describe_reason(state)}"
+                )
             yield sync_state_result(key, state)
             yield table_freshness_result(key, self._subscription, self._freshness, state)
 
@@ -369,15 +382,17 @@ class _Increment:
         Its tags repeat the recorded versions of inputs that this run has not materialised. Otherwise Dagster would show
         the cut as unsynced, because it would take these inputs for new.
         """
-        instance, key, request = self._context.instance, self._assets.cut, self._request
+        instance, key, request = self._context.instance, self._assets.cut_key, self._request
         unselected_keys = [
-            request.tables[name] for name in self._states_to_report if name not in request.selected_tables
+            request.key_by_table[name]
+            for name in self._states_to_report
+            if name not in request.selected_tables
         ]
         return dg.MaterializeResult(
             asset_key=key,
             data_version=cut_data_version(cut),
-            tags=recorded_input_tags(instance, key, self._assets.unchanged)
-            | current_input_tags(instance, unselected_keys),
+            tags=read_recorded_input_tags(instance, key, self._assets.unchanged_keys)
+            | read_current_input_tags(instance, unselected_keys),
             metadata={**cut_metadata(cut, self._result), **self._run_metadata},
         )
 
@@ -385,14 +400,14 @@ class _Increment:
         """Yields those checks of the cut that the run evaluates."""
         for check in sorted(self._context.selected_asset_check_keys):
             if check.name == SYNC_STATE:
-                problems = self._reported.intersection(self._problems.values()) | set(
+                problems = self._reported_problems.intersection(self._problems.values()) | set(
                     self._failing_problems.values()
                 )
                 yield cut_sync_state_result(
-                    self._assets.cut, self._states, self._subscription_state, problems
+                    self._assets.cut_key, self._states, self._subscription_state, problems
                 )
             else:
-                yield freshness_result(self._assets.cut, self._subscription, self._freshness)
+                yield freshness_result(self._assets.cut_key, self._subscription, self._freshness)
 
 
 def _comments(subscription: Subscription, names: Sequence[TableName]) -> Mapping[TableName, Comments]:
@@ -409,33 +424,33 @@ def _comments(subscription: Subscription, names: Sequence[TableName]) -> Mapping
         return {}
 
 
-def _failing_problems(
+def _select_failing_problems(
     problems: Mapping[TableName | None, str],
     selected_tables: Container[TableName],
-    reported: Container[str] | None,
+    reported_problems: Container[str] | None,
 ) -> dict[TableName | None, str]:
-    """The problems for which a run fails: those of selected tables, and those that are not in `reported`.
+    """Select the problems for which a run fails: those of selected tables, and those for which no run has failed yet.
 
-    `reported` has the problems for which a run has already failed. It is None if a user has selected some tables for
-    the run. Such a run fails only for problems of these tables and of the subscription itself.
+    `reported_problems` has the problems for which a run has already failed. It is None if a user has selected some tables
+    for the run. Such a run fails only for problems of these tables and of the subscription itself.
     """
     return {
         name: problem
         for name, problem in problems.items()
         if (name is not None and name in selected_tables)
-        or (name is None if reported is None else problem not in reported)
+        or (name is None if reported_problems is None else problem not in reported_problems)
     }
 
 
-def _ready_tables(states: Mapping[TableName, TableState]) -> set[TableName | None]:
-    """The names of the tables that are ready, which means that changes are applied to them."""
+def _find_ready_tables(states: Mapping[TableName, TableState]) -> set[TableName | None]:
+    """Find the names of the tables that are ready, which means that changes are applied to them."""
     return {name for name, state in states.items() if state.state == SyncState.READY}
 
 
 def freshness_description(subscription: Subscription) -> str:
     """The description of the check `freshness`."""
-    limit = subscription.freshness.total_seconds()
-    return f"No commit has been waiting for longer than {limit:.0f} s to be applied."
+    max_seconds = subscription.freshness.total_seconds()
+    return f"No commit has been waiting for longer than {max_seconds:.0f} s to be applied."
 
 
 def is_changed(name: TableName, result: ApplyResult, former_cut: Cut | None) -> bool:
@@ -444,11 +459,11 @@ def is_changed(name: TableName, result: ApplyResult, former_cut: Cut | None) -> 
     return name in result.tables or (result.cut is not None and result.cut.tables.get(name) != version)
 
 
-def _meaning(state: TableState | None) -> str:
+def _describe_state(state: TableState | None) -> str:
     return state.state.meaning if state else "not copied yet"
 
 
-def _reason(state: TableState | None) -> str:
+def _describe_reason(state: TableState | None) -> str:
     return (state.reason if state else None) or "the next copy brings it"
 
 
@@ -460,9 +475,9 @@ def _replica_metadata(
     table_result = result.tables.get(name, TableResult(*name))
     cut = result.cut
     version = cut.tables.get(name) if cut else None
-    published_columns = state.definition.published if state.definition else None
+    publication_record = state.definition.published if state.definition else None
     row_filter = table.row_filter or (
-        filter_text(published_columns.row_filters) if published_columns else None
+        format_filter(publication_record.row_filters) if publication_record else None
     )
     properties = {
         "LSN": format_lsn(cut.lsn) if cut else None,

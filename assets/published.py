@@ -37,7 +37,7 @@ class PublishedTable:
     def from_catalog(cls, replicated_table: ReplicatedTable, comment: str | None = None) -> "PublishedTable":
         """Make it from a table of a catalog, and the comment on the table."""
         table = replicated_table.table
-        row_filter = filter_text(replicated_table.row_filters)
+        row_filter = format_filter(replicated_table.row_filters)
         return cls(
             table.schema, table.name, replicated_table.publications, row_filter, replicated_table, comment
         )
@@ -48,14 +48,14 @@ class PublishedTable:
 
         If the state does not record the publications of the table, those of the subscription are used (`publications`).
         """
-        published_columns = state.definition.published if state.definition else None
-        if published_columns is None:
+        publication_record = state.definition.published if state.definition else None
+        if publication_record is None:
             return cls(state.schema, state.table, publications, None)
         return cls(
             state.schema,
             state.table,
-            published_columns.publications,
-            filter_text(published_columns.row_filters),
+            publication_record.publications,
+            format_filter(publication_record.row_filters),
         )
 
 
@@ -70,6 +70,6 @@ def split_tables(tables: Tables, names: Container[TableName]) -> tuple[Tables, T
     )
 
 
-def filter_text(row_filters: Iterable[str] | None) -> str:
+def format_filter(row_filters: Iterable[str] | None) -> str:
     """Write row filters as text. A row is sent if it matches one of them. None stands for no row filter."""
     return NO_FILTER if row_filters is None else " OR ".join(row_filters)

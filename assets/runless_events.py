@@ -34,10 +34,10 @@ from pgsieve.assets.checks import (
     SYNC_STATE,
     cut_sync_state_result,
     freshness_result,
-    reported_problems,
+    read_reported_problems,
 )
 from pgsieve.assets.metadata import LAG_SECONDS, cut_metadata, work_metadata
-from pgsieve.assets.outcome import cut_obstacles, subscription_problems
+from pgsieve.assets.outcome import find_cut_obstacles, find_subscription_problems
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
@@ -62,17 +62,19 @@ def cut_data_version(cut: Cut) -> dg.DataVersion:
     return dg.DataVersion(f"{format_lsn(cut.lsn)} {cut.at.isoformat()}")
 
 
-def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | str:
-    """How far the replicas are behind. If that cannot be measured, a text with the reason."""
+def measure_freshness(subscription: Subscription, lake: Lake) -> Freshness | str:
+    """Measure how far the replicas are behind. If that cannot be measured, return a text with the reason."""
     try:
         return check_freshness(subscription, lake)
     except PgsieveError as error:
         return error.message
 
 
-def lag_metadata(lag: Freshness | str) -> dict[str, float]:
+def lag_metadata(freshness: Freshness | str) -> dict[str, float]:
     """The metadata entry about how far the replicas are behind. Empty if that is not known."""
-    return {} if isinstance(lag, str) or lag.problem else {LAG_SECONDS: round(lag.seconds, 2)}
+    return (
+        {} if isinstance(freshness, str) or freshness.problem else {LAG_SECONDS: round(freshness.seconds, 2)}
+    )
 
 
 def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckResult]) -> None:
@@ -83,13 +85,13 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
     """
     keys = {result.asset_key for result in results if result.asset_key is not None}
     records = dagster.get_asset_records(sorted(keys)) if keys else ()
-    targets = {
+    materialization_by_key = {
         record.asset_entry.asset_key: record.asset_entry.last_materialization_record for record in records
     }
     for result in results:
         assert result.asset_key is not None
         assert result.check_name is not None
-        target = targets.get(result.asset_key)
+        materialization = materialization_by_key.get(result.asset_key)
         dagster.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=result.asset_key,
@@ -98,18 +100,20 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
                 severity=result.severity,
                 description=result.description,
                 metadata=result.metadata,
-                target_materialization_data=target
+                target_materialization_data=materialization
                 and AssetCheckEvaluationTargetMaterializationData(
-                    storage_id=target.storage_id, run_id=target.run_id, timestamp=target.timestamp
+                    storage_id=materialization.storage_id,
+                    run_id=materialization.run_id,
+                    timestamp=materialization.timestamp,
                 ),
             )
         )
 
 
-def tables_with_failed_check(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
-    """Those of these tables whose last check `sync_state` has failed.
+def find_failed_checks(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
+    """Find the assets among `keys` with a failed check `sync_state`. Only the last result of the check counts.
 
-    Such a table may be ready by now. For example, a run of another Dagster instance may have copied it.
+    The table of such an asset may be ready by now. For example, a run of another Dagster instance may have copied it.
     """
     checks = [dg.AssetCheckKey(key, SYNC_STATE) for key in sorted(keys)]
     records = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks) if checks else {}
@@ -122,13 +126,13 @@ def report_cut(
     subscription: Subscription,
     lake: Lake,
     dagster_names: DagsterNames,
-    lag: Freshness | None = None,
+    known_freshness: Freshness | None = None,
 ) -> None:
     """Report the cut and its checks for a subscription that has nothing to apply, as the run of an increment does.
 
     Each report makes Dagster's records grow. So the cut is reported only if it or the state of a table has changed, or
-    if a fourth of `freshness` has passed since the last report. `lag` is how far the replicas are behind, if the caller
-    has measured it.
+    if a fourth of the setting `freshness` has passed since the last report. `known_freshness` is how far the replicas are
+    behind, if the caller has measured it.
     """
     cuts, table_states = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
     record = SubscriptionRecord(lake, subscription.name)
@@ -139,72 +143,74 @@ def report_cut(
         states, subscription_state = table_states.read_newest(), record.read_state()
     key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
     version = cut_data_version(cut)
-    problems = subscription_problems(subscription.name, lake, states, subscription_state)
+    problems = find_subscription_problems(subscription.name, lake, states, subscription_state)
     # Problems for which no run has failed yet are not reported here, because the next run has to fail for them.
-    former_problems = reported_problems(dagster, key).intersection(problems.values()) if problems else set()
+    former_problems = (
+        read_reported_problems(dagster, key).intersection(problems.values()) if problems else set()
+    )
     state_result = cut_sync_state_result(key, states, subscription_state, former_problems)
     if _is_reported(dagster, subscription, state_result, version):
         return
-    measured_lag = measured_freshness(subscription, lake) if lag is None else lag
-    if not cut_obstacles(problems):
+    measured_freshness = measure_freshness(subscription, lake) if known_freshness is None else known_freshness
+    if not find_cut_obstacles(problems):
         dagster.report_runless_asset_event(
             dg.AssetMaterialization(
                 key,
                 metadata={
                     **cut_metadata(cut, ApplyResult()),
                     **work_metadata(Work()),
-                    **lag_metadata(measured_lag),
+                    **lag_metadata(measured_freshness),
                 },
-                tags={DATA_VERSION_TAG: version.value, **_renewed_input_tags(dagster, key)},
+                tags={DATA_VERSION_TAG: version.value, **_renew_input_tags(dagster, key)},
             )
         )
-    report_checks(dagster, [state_result, freshness_result(key, subscription, measured_lag)])
+    report_checks(dagster, [state_result, freshness_result(key, subscription, measured_freshness)])
 
 
 def report_if_disabled(
     dagster: dg.DagsterInstance, subscription: Subscription, lake: Lake, dagster_names: DagsterNames
 ) -> bool:
-    """If a subscription is disabled, report its check `sync_state`. Returns true if a run has already failed for that.
+    """If a subscription is disabled, report its check `sync_state`. Returns True if a run has already failed for that.
 
-    Returns false if the subscription is enabled.
+    Returns False if the subscription is enabled, or if no run has failed for that yet.
     """
     subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
     if subscription_state.enabled:
         return False
     states = TableStates(lake, subscription.name).read_newest()
     key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
-    problems = subscription_problems(subscription.name, lake, states, subscription_state)
-    former_problems = reported_problems(dagster, key)
-    failed_for = former_problems.intersection(problems.values()) | {problems[None]}
-    report_checks(dagster, [cut_sync_state_result(key, states, subscription_state, failed_for)])
+    problems = find_subscription_problems(subscription.name, lake, states, subscription_state)
+    former_problems = read_reported_problems(dagster, key)
+    reported_problems = former_problems.intersection(problems.values()) | {problems[None]}
+    report_checks(dagster, [cut_sync_state_result(key, states, subscription_state, reported_problems)])
     return problems[None] in former_problems
 
 
-def recorded_input_tags(
-    dagster: dg.DagsterInstance, key: dg.AssetKey, inputs: Collection[dg.AssetKey]
+def read_recorded_input_tags(
+    dagster: dg.DagsterInstance, key: dg.AssetKey, input_keys: Collection[dg.AssetKey]
 ) -> dict[str, str]:
-    """The tags with the versions of some inputs, as they were recorded with the last materialization of the asset.
+    """Read the tags with the versions of some inputs, as they were recorded with the asset's last materialization.
 
     A materialization repeats these tags for inputs that its run does not materialise. Otherwise Dagster would show the
     asset as unsynced, because it would take the inputs for new. Dagster stores two tags for each input with each
     materialization, so for more than `_MAX_INPUTS` inputs there are no tags.
     """
-    if not 0 < len(inputs) <= _MAX_INPUTS:
+    if not 0 < len(input_keys) <= _MAX_INPUTS:
         return {}
     last_record = dagster.get_latest_data_version_record(key)
     former_tags = (last_record and last_record.event_log_entry.tags) or {}
-    names = [
-        tag(input_key)
-        for input_key in inputs
-        for tag in (get_input_data_version_tag, get_input_event_pointer_tag)
+    tag_names = [
+        make_tag_name(input_key)
+        for input_key in input_keys
+        for make_tag_name in (get_input_data_version_tag, get_input_event_pointer_tag)
     ]
-    return {name: former_tags[name] for name in names if name in former_tags}
+    return {name: former_tags[name] for name in tag_names if name in former_tags}
 
 
-def current_input_tags(
+def read_current_input_tags(
     dagster: dg.DagsterInstance, inputs: Mapping[dg.AssetKey, dg.DataVersion] | Iterable[dg.AssetKey]
 ) -> dict[str, str]:
-    """The tags with the present versions of an asset's inputs.
+    """Read the present versions of an asset's inputs, and make tags of them.
 
     If an input was never materialised, its version in `inputs` is used.
     """
@@ -220,18 +226,18 @@ def current_input_tags(
     return tags
 
 
-def _renewed_input_tags(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
-    """The tags with the present versions of those inputs that the last materialization of an asset had.
+def _renew_input_tags(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
+    """Make tags with the present versions of the inputs that the last materialization of an asset had.
 
     Empty if the asset had no materialization with inputs. Without these tags, Dagster would compare times, and show the
     asset as unsynced as soon as an input is materialised again.
     """
     last_record = dagster.get_latest_data_version_record(key)
-    former_tags = last_record and extract_data_provenance_from_entry(last_record.event_log_entry)
-    if not former_tags:
+    provenance = last_record and extract_data_provenance_from_entry(last_record.event_log_entry)
+    if not provenance:
         return {}
-    return _version_tags(former_tags.code_version) | current_input_tags(
-        dagster, former_tags.input_data_versions
+    return _version_tags(provenance.code_version) | read_current_input_tags(
+        dagster, provenance.input_data_versions
     )
 
 
@@ -239,20 +245,20 @@ def _version_tags(code_version: str) -> dict[str, str]:
     return {CODE_VERSION_TAG: code_version, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
 
 
-def unplanned_event(
+def make_unplanned_event(
     context: dg.AssetExecutionContext, result: dg.MaterializeResult[None], inputs: Iterable[dg.AssetKey]
 ) -> dg.AssetMaterialization:
-    """The materialization of an asset that a step has made, although its run did not plan it.
+    """Make the materialization of an asset that a step has made, although its run did not plan the asset.
 
-    `inputs` are the inputs of the asset. If Dagster shows an asset as failed, that remains so until a run that has
-    planned it materialises it. So in this case the asset is added to the plan of this run.
+    `inputs` are the inputs of the asset. If Dagster shows an asset as failed, it does so until a run that has planned the
+    asset materialises it. So in this case the asset is added to the plan of this run.
     """
     assert result.asset_key is not None
     assert result.data_version is not None
     if _is_shown_failed(context.instance, result.asset_key):
         plan_assets(context, [result.asset_key])
     tags = {DATA_VERSION_TAG: result.data_version.value, **_version_tags(context.run_id)}
-    tags |= current_input_tags(context.instance, inputs)
+    tags |= read_current_input_tags(context.instance, inputs)
     return dg.AssetMaterialization(result.asset_key, metadata=result.metadata, tags=tags)
 
 
@@ -281,12 +287,12 @@ def _is_shown_failed(dagster: dg.DagsterInstance, key: dg.AssetKey) -> bool:
 def _is_reported(
     dagster: dg.DagsterInstance,
     subscription: Subscription,
-    state: dg.AssetCheckResult,
+    state_result: dg.AssetCheckResult,
     version: dg.DataVersion,
 ) -> bool:
-    """True if Dagster's records of the cut are recent, and still say what is the case."""
-    assert state.asset_key is not None
-    checks = [dg.AssetCheckKey(state.asset_key, name) for name in (SYNC_STATE, FRESHNESS)]
+    """True if Dagster's records of the cut are recent, and are still true."""
+    assert state_result.asset_key is not None
+    checks = [dg.AssetCheckKey(state_result.asset_key, name) for name in (SYNC_STATE, FRESHNESS)]
     records = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks)
     oldest_time = (
         datetime.now(UTC).timestamp() - subscription.freshness.total_seconds() / _REPORTS_PER_FRESHNESS
@@ -300,12 +306,12 @@ def _is_reported(
         evaluation = record.evaluation
         if check.name == SYNC_STATE and (
             evaluation is None
-            or (evaluation.passed, evaluation.description) != (state.passed, state.description)
+            or (evaluation.passed, evaluation.description) != (state_result.passed, state_result.description)
         ):
             return False
-    if not state.passed:
+    if not state_result.passed:
         return True
-    last_event = dagster.get_latest_materialization_event(state.asset_key)
+    last_event = dagster.get_latest_materialization_event(state_result.asset_key)
     materialization = last_event and last_event.asset_materialization
     return (
         last_event is not None

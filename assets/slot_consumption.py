@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import dagster as dg
 
-from pgsieve.assets.checks import slot_health_result, slot_health_spec
+from pgsieve.assets.checks import check_slot_health, slot_health_spec
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import LAG_BYTES, standard_metadata, work_metadata
-from pgsieve.assets.outcome import as_step
+from pgsieve.assets.outcome import run_as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.reading import DrainResult
@@ -44,7 +44,7 @@ def change_log_asset(
     def change_log(
         context: dg.AssetExecutionContext,
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
-        with as_step(context):
+        with run_as_step(context):
             yield from append_messages(context)
 
     def append_messages(
@@ -71,6 +71,6 @@ def change_log_asset(
                 },
             )
         if context.selected_asset_check_keys:
-            yield slot_health_result(slot_stream, dagster_names)
+            yield check_slot_health(slot_stream, dagster_names)
 
     return change_log

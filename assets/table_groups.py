@@ -19,7 +19,7 @@ from pgsieve.resources.lake.delta.layout import TableName
 
 #: The largest number of tables in a group. This many fit on a screen.
 _MAX_TABLES = 30
-_SPECIAL = re.compile(r"[^A-Za-z0-9_]")
+_SPECIAL_CHARACTER = re.compile(r"[^A-Za-z0-9_]")
 
 GroupPath = tuple[str, ...]
 
@@ -33,13 +33,13 @@ def group_paths(names: Iterable[TableName]) -> Mapping[TableName, GroupPath]:
     for name in tables:
         schemas[name[0]].append(name)
     return {
-        name: (*((_label(schema),) if len(schemas) > 1 else ()), *path)
+        name: (*((_encode_label(schema),) if len(schemas) > 1 else ()), *path)
         for schema, members in schemas.items()
-        for name, path in _paths_by_prefix(members).items()
+        for name, path in _find_paths_by_prefix(members).items()
     }
 
 
-def _paths_by_prefix(tables: list[TableName]) -> dict[TableName, GroupPath]:
+def _find_paths_by_prefix(tables: list[TableName]) -> dict[TableName, GroupPath]:
     """Divide sorted tables of one schema into groups by the beginnings of their names, until all groups are small.
 
     The beginning of a group ends with the first character in which names differ.
@@ -48,19 +48,19 @@ def _paths_by_prefix(tables: list[TableName]) -> dict[TableName, GroupPath]:
         return dict.fromkeys(tables, ())
     first_name, last_name = tables[0][1], tables[-1][1]
     length = next(i for i, (a, b) in enumerate(zip_longest(first_name, last_name), 1) if a != b)
-    beginnings = defaultdict[str, list[TableName]](list)
+    tables_by_beginning = defaultdict[str, list[TableName]](list)
     for name in tables:
-        beginnings[name[1][:length]].append(name)
+        tables_by_beginning[name[1][:length]].append(name)
     return {
-        name: (_label(beginning), *path)
-        for beginning, members in beginnings.items()
-        for name, path in _paths_by_prefix(members).items()
+        name: (_encode_label(beginning), *path)
+        for beginning, members in tables_by_beginning.items()
+        for name, path in _find_paths_by_prefix(members).items()
     }
 
 
-def _label(text: str) -> str:
+def _encode_label(text: str) -> str:
     """Replace the characters that Dagster does not allow in the name of a group by their codes."""
-    return _SPECIAL.sub(lambda special: f"_{ord(special.group()):X}_", text)
+    return _SPECIAL_CHARACTER.sub(lambda match: f"_{ord(match.group()):X}_", text)
 
 
 def nested_group(group: str, path: GroupPath) -> str:
@@ -68,10 +68,10 @@ def nested_group(group: str, path: GroupPath) -> str:
 
     If this version of Dagster has no nested groups, it is the name of the outer group.
     """
-    return "/".join((group, *path)) if _NESTED else group
+    return "/".join((group, *path)) if _HAS_NESTED_GROUPS else group
 
 
-def _is_nested() -> bool:
+def _has_nested_groups() -> bool:
     """True if this version of Dagster has nested groups."""
     try:
         dg.AssetSpec("any", group_name="outer/inner")
@@ -80,4 +80,4 @@ def _is_nested() -> bool:
     return True
 
 
-_NESTED = _is_nested()
+_HAS_NESTED_GROUPS = _has_nested_groups()

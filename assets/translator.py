@@ -126,7 +126,7 @@ _DAGSTER_KINDS = {
     AssetKind.CHANGE_LOG: {"postgres", "deltalake"},
 }
 #: These assets are not in the group of the steps, so that this group stays small.
-_TABLE_KINDS = {AssetKind.SOURCE_TABLE, AssetKind.REPLICA, AssetKind.CUT}
+_KINDS_WITH_OWN_GROUP = {AssetKind.SOURCE_TABLE, AssetKind.REPLICA, AssetKind.CUT}
 
 
 class PgsieveTranslator:
@@ -153,7 +153,7 @@ class PgsieveTranslator:
 
 def _group(asset: PgsieveAsset) -> str:
     """The group of an asset."""
-    if asset.kind not in _TABLE_KINDS:
+    if asset.kind not in _KINDS_WITH_OWN_GROUP:
         return f"{asset.source}_replication"
     return nested_group(asset.source if asset.kind is AssetKind.SOURCE_TABLE else asset.name, asset.path)
 
@@ -162,7 +162,7 @@ def _description(asset: PgsieveAsset) -> str:
     """The description of an asset."""
     match asset.kind:
         case AssetKind.SOURCE_TABLE:
-            return f"{_qualified_name(asset)} of source {asset.source}."
+            return f"{_quote_table_name(asset)} of source {asset.source}."
         case AssetKind.INITIAL_SYNC:
             return (
                 f"Copies the published tables of {', '.join(asset.publications)}"
@@ -177,7 +177,7 @@ def _description(asset: PgsieveAsset) -> str:
             return "The changes of each table after row filters and the UPDATE transformation."
         case AssetKind.REPLICA:
             return (
-                f"Replica of {_qualified_name(asset)}. Publications: {', '.join(asset.publications)}."
+                f"Replica of {_quote_table_name(asset)}. Publications: {', '.join(asset.publications)}."
                 f" Row filter: {asset.row_filter or UNKNOWN_FILTER}"
             )
         case AssetKind.CUT:
@@ -197,7 +197,7 @@ def _description(asset: PgsieveAsset) -> str:
             )
 
 
-def _qualified_name(asset: PgsieveAsset) -> str:
+def _quote_table_name(asset: PgsieveAsset) -> str:
     assert asset.schema is not None
     assert asset.table is not None
     return quote_qualified(asset.schema, asset.table)
@@ -214,8 +214,8 @@ class DagsterNames:
 
     prefix: str = ""
     translator: PgsieveTranslator = field(default_factory=PgsieveTranslator)
-    _specs_by_asset: dict[PgsieveAsset, dg.AssetSpec] = field(default_factory=dict, repr=False, compare=False)
-    _assets_by_key: dict[dg.AssetKey, PgsieveAsset] = field(default_factory=dict, repr=False, compare=False)
+    _spec_by_asset: dict[PgsieveAsset, dg.AssetSpec] = field(default_factory=dict, repr=False, compare=False)
+    _asset_by_key: dict[dg.AssetKey, PgsieveAsset] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_]*", self.prefix):
@@ -256,9 +256,9 @@ class DagsterNames:
 
     def _translate(self, asset: PgsieveAsset) -> dg.AssetSpec:
         """The spec that the translator makes of an asset. The translator is asked only once for each asset."""
-        if (spec := self._specs_by_asset.get(asset)) is None:
-            spec = self._specs_by_asset[asset] = self.translator.get_asset_spec(asset)
-            first_asset = self._assets_by_key.setdefault(spec.key, asset)
+        if (spec := self._spec_by_asset.get(asset)) is None:
+            spec = self._spec_by_asset[asset] = self.translator.get_asset_spec(asset)
+            first_asset = self._asset_by_key.setdefault(spec.key, asset)
             if first_asset.key != asset.key:
                 raise PgsieveError(
                     f"the translation gives {asset.key.to_user_string()} and {first_asset.key.to_user_string()} one key,"

@@ -11,7 +11,7 @@ import dagster as dg
 
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.metadata import transformation_metadata, work_metadata
-from pgsieve.assets.outcome import NO_CALLBACKS, StepCallbacks, as_step
+from pgsieve.assets.outcome import NO_CALLBACKS, StepCallbacks, run_as_step
 from pgsieve.assets.runless_events import report_if_disabled
 from pgsieve.assets.steps.prefetched import PrefetchedWork
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
@@ -25,21 +25,21 @@ from pgsieve.resources.work import measure_work
 
 #: Each run reports the same data version. If it changed, Dagster would show all replicas as unsynced, although most
 #: have no new changes. The check `freshness` reports changes that are waiting.
-_APPENDED = dg.DataVersion("appended")
+_CONSTANT_DATA_VERSION = dg.DataVersion("appended")
 
 
 def table_changes_asset(
     subscription: Subscription,
     dagster_names: DagsterNames,
     *,
-    prefetched: PrefetchedWork[Sequence[TableChanges]] | None = None,
+    wait_for_prefetched_work: PrefetchedWork[Sequence[TableChanges]] | None = None,
     callbacks: StepCallbacks[Sequence[TableChanges]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """Make the asset `<subscription>/table_changes`. Its step decodes changes, and applies the row filters to them.
 
-    `prefetched` is a function that waits for changes that were transformed before the step. The step only reports them.
-    If a table has a problem, it is only logged here, and the later step of the replicas fails the run. A disabled
-    subscription fails one run, and later runs leave it out.
+    `wait_for_prefetched_work` is a function that waits for changes that were transformed before the step. The step only
+    reports them. If a table has a problem, it is only logged here, and the later step of the replicas fails the run. A
+    disabled subscription fails one run, and later runs leave it out.
     """
     asset = subscription_asset(subscription, AssetKind.TABLE_CHANGES)
     upstream = [dagster_names.asset_key(slot_stream_asset(subscription.slot_stream, AssetKind.CHANGE_LOG))]
@@ -52,8 +52,8 @@ def table_changes_asset(
     )
     def table_changes(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         log = context.log.info
-        with as_step(context), callbacks.reporting_errors():
-            if prefetched is None:
+        with run_as_step(context), callbacks.report_errors():
+            if wait_for_prefetched_work is None:
                 lake = open_lake(context, dagster_names)
                 if report_if_disabled(context.instance, subscription, lake, dagster_names):
                     context.log.warning(f"subscription {subscription.name} is disabled")
@@ -61,13 +61,13 @@ def table_changes_asset(
                 with measure_work() as work:
                     changes: Sequence[TableChanges] = transform(subscription, lake, log)
             else:
-                changes, work = prefetched(log)
+                changes, work = wait_for_prefetched_work(log)
         callbacks.add_work(work)
         callbacks.report(changes)
         for table in (change for change in changes if change.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
         yield dg.MaterializeResult(
-            metadata={**_metadata(changes), **work_metadata(work)}, data_version=_APPENDED
+            metadata={**_metadata(changes), **work_metadata(work)}, data_version=_CONSTANT_DATA_VERSION
         )
 
     return table_changes

@@ -18,7 +18,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from pgsieve.assets.encoded_names import encode_partition_key
-from pgsieve.assets.initial_sync import LACKING_TAG, partition_ranges, range_tags, tables_partitions
+from pgsieve.assets.initial_sync import LACKING_TAG, divide_into_ranges, range_tags, tables_partitions
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
@@ -138,7 +138,7 @@ def make_copy_sensor(
                     run_key=f"{last_run_id} {key_range[0]}",
                     tags={LACKING_TAG: subscription.name, **range_tags(key_range)},
                 )
-                for key_range in partition_ranges(ordered_keys, keys_to_copy)
+                for key_range in divide_into_ranges(ordered_keys, keys_to_copy)
             ],
             dynamic_partitions_requests=[partitions.build_add_request(new_keys)] if new_keys else [],
         )

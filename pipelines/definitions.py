@@ -119,7 +119,7 @@ def assemble_definitions(
     return dg.Definitions(
         assets=[
             *_make_source_table_specs(subscriptions, tables_by_subscription, dagster_names),
-            *(initial_sync_asset(s, dagster_names, names=project.names) for s in subscriptions),
+            *(initial_sync_asset(s, dagster_names, name_template=project.names) for s in subscriptions),
             *(change_log_asset(f, project.find_subscriptions(f), dagster_names) for f in streams),
             *(table_changes_asset(s, dagster_names) for s in subscriptions),
             *(
@@ -131,7 +131,7 @@ def assemble_definitions(
                 for f in streams
             ),
             *(
-                subscription_maintenance_asset(s, retention, dagster_names, names=project.names)
+                subscription_maintenance_asset(s, retention, dagster_names, name_template=project.names)
                 for s in subscriptions
             ),
         ],

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, slot_problem
+from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, describe_slot_problem
 from pgsieve.assets.initial_sync import tables_partitions
-from pgsieve.assets.outcome import as_step
+from pgsieve.assets.outcome import run_as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset, subscription_asset
@@ -154,7 +154,7 @@ def _make_slot_alarm_job(slot_stream: SlotStream, dagster_names: DagsterNames) -
 
     @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={dagster_names.lake_resource_key})
     def slot_alarm(context: dg.OpExecutionContext) -> None:
-        with as_step(context):
+        with run_as_step(context):
             lake = getattr(context.resources, dagster_names.lake_resource_key).open()
             problem = find_slot_problem(slot_stream, lake)
         if problem is not None:
@@ -199,7 +199,7 @@ def find_slot_problem(slot_stream: SlotStream, lake: Lake) -> SlotProblem | None
         return SlotProblem(error.message, error.hint or "check whether the server is running")
     if slot is None and ChangeLog(lake, slot_stream).read_position() is None:
         return None
-    if (text := slot_problem(slot_stream.slot, slot)) is None:
+    if (text := describe_slot_problem(slot_stream.slot, slot)) is None:
         return None
     if slot is None or slot.wal_status == "lost":
         return SlotProblem(text, make_resync_hint(slot_stream.subscriptions))

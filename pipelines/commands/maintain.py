@@ -28,7 +28,7 @@ def maintain(
             (
                 subscription.name,
                 subscription_maintenance_asset(
-                    subscription, project.retention, DEFAULT_NAMES, names=project.names
+                    subscription, project.retention, DEFAULT_NAMES, name_template=project.names
                 ),
             )
             for subscription in subscriptions

@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import dagster as dg
 
-from pgsieve.assets.checks import reported_problems
+from pgsieve.assets.checks import read_reported_problems
 from pgsieve.assets.encoded_names import encode_partition_key
 from pgsieve.assets.initial_sync import (
     LACKING_TAG,
+    divide_into_ranges,
     initial_sync_asset,
-    partition_ranges,
     range_tags,
     tables_partitions,
 )
-from pgsieve.assets.outcome import StepCallbacks, subscription_problems
+from pgsieve.assets.outcome import StepCallbacks, find_subscription_problems
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables, split_tables
 from pgsieve.assets.runless_events import report_cut
@@ -123,7 +123,7 @@ class Materializer:
         asset = initial_sync_asset(
             self.subscription,
             DEFAULT_NAMES,
-            tell=self.progress.tell,
+            show_progress=self.progress.tell,
             seconds=wait_seconds,
             callbacks=StepCallbacks(report=self._record_copies, add_work=self.total_work.add),
         )
@@ -133,7 +133,7 @@ class Materializer:
         partition_keys = {encode_partition_key(name) for name in names}
         self.instance.add_dynamic_partitions(partitions_definition.name, sorted(partition_keys))
         ordered_keys = list(partitions_definition.get_partition_keys(dynamic_partitions_store=self.instance))
-        for key_range in partition_ranges(ordered_keys, partition_keys):
+        for key_range in divide_into_ranges(ordered_keys, partition_keys):
             task = f"copy {quantity(len(key_range), 'table')} of {self.subscription.name}"
             materialize(
                 self.instance,
@@ -191,7 +191,7 @@ class Materializer:
             report=self._record_transformed, add_work=self.total_work.add, fail=receive_error
         )
         return table_changes_asset(
-            self.subscription, DEFAULT_NAMES, prefetched=prefetched_work, callbacks=callbacks
+            self.subscription, DEFAULT_NAMES, wait_for_prefetched_work=prefetched_work, callbacks=callbacks
         )
 
     def transform_changes(self, log: Log) -> Sequence[TableChanges]:
@@ -214,8 +214,8 @@ class Materializer:
             self.subscription,
             changed_tables,
             DEFAULT_NAMES,
-            unchanged=unchanged_tables,
-            prefetched=prefetched_work,
+            unchanged_tables=unchanged_tables,
+            wait_for_prefetched_work=prefetched_work,
             callbacks=StepCallbacks(
                 report=self._record_applied, add_work=self.total_work.add, fail=receive_error
             ),
@@ -248,13 +248,10 @@ class Materializer:
 
     def _find_newly_set_aside(self) -> set[Name]:
         """The tables that are set aside, and for which no run has failed yet."""
-        states, record = (
-            TableStates(self.lake, self.name).read_newest(),
-            SubscriptionRecord(self.lake, self.name),
-        )
-        problems = subscription_problems(self.name, self.lake, states, record.read_state())
+        states, record = TableStates(self.lake, self.name).read_newest(), SubscriptionRecord(self.lake, self.name)
+        problems = find_subscription_problems(self.name, self.lake, states, record.read_state())
         key = DEFAULT_NAMES.asset_key(subscription_asset(self.subscription, AssetKind.CUT))
-        reported_texts = reported_problems(self.instance, key) if problems else set()
+        reported_texts = read_reported_problems(self.instance, key) if problems else set()
         return {
             name for name, problem in problems.items() if name is not None and problem not in reported_texts
         }

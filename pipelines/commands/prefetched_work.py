@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
-from pgsieve.assets.outcome import attached_handler, log_to_step
+from pgsieve.assets.outcome import attach_handler, log_to_step
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.prefetched import PREFETCH_LOG, PrefetchedWork
 from pgsieve.resources.lake.lake import Lake
@@ -48,7 +48,7 @@ def prefetch_work(
     lake.release_tables()
     thread_count, lock = lake.executors.max_callers if get_shared_jobs() is not None else 1, TicketLock()
     with (
-        attached_handler(_PrefetchLogHandler()),
+        attach_handler(_PrefetchLogHandler()),
         ThreadPoolExecutor(thread_count, "pgsieve-work") as thread_pool,
     ):
         steps_by_key = {

@@ -13,7 +13,11 @@ from datetime import UTC, datetime
 import psycopg
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
-from pgsieve.assets.steps.checks.freshness import find_unapplied, find_unread_time, seconds_since
+from pgsieve.assets.steps.checks.freshness import (
+    compute_seconds_since,
+    find_unapplied_commit,
+    find_unread_time,
+)
 from pgsieve.assets.steps.operations.resync import describe_present_changes
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -184,7 +188,7 @@ def _measure_wait_in_slot(
     try:
         connection.execute(f"set statement_timeout = '{_DECODE_TIMEOUT}'")
         return round(
-            seconds_since(
+            compute_seconds_since(
                 connection, find_unread_time(connection, lake, slot_stream, slot, can_peek=can_decode)
             ),
             3,
@@ -209,7 +213,9 @@ def _measure_delay(
     if log_position is None:
         return None, None if success_time is None else _format_iso(success_time)
     try:
-        applied_position, waiting_since = find_unapplied(ReplicaProgress(subscription, lake), log_position)
+        applied_position, waiting_since = find_unapplied_commit(
+            ReplicaProgress(subscription, lake), log_position
+        )
     except PgsieveError:  # The lake is damaged, and other parts of the report show where.
         return None, None if success_time is None else _format_iso(success_time)
     delay_seconds = source_state.waiting_seconds

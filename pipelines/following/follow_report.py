@@ -126,7 +126,9 @@ class FollowReport:
                 )
                 assets.append(
                     table_changes_asset(
-                        subscription, DEFAULT_NAMES, prefetched=finished_work(transformed_changes)
+                        subscription,
+                        DEFAULT_NAMES,
+                        wait_for_prefetched_work=finished_work(transformed_changes),
                     )
                 )
                 tables_of_subscription = find_published_tables(self._project, [subscription])[
@@ -139,8 +141,8 @@ class FollowReport:
                             subscription,
                             changed_tables,
                             DEFAULT_NAMES,
-                            unchanged=unchanged_tables,
-                            prefetched=finished_work((None, result)),
+                            unchanged_tables=unchanged_tables,
+                            wait_for_prefetched_work=finished_work((None, result)),
                         )
                     )
             task = f"follow {self._slot_stream.slot}"

@@ -13,7 +13,7 @@ from pgsieve.assets.encoded_names import (
     encode_identifier,
     encode_partition_key,
     group_by_distinct_names,
-    output_names_by_key,
+    name_outputs,
 )
 
 #: Characters that PostgreSQL allows in a name: all except NUL. A name has at most 63 bytes.
@@ -64,7 +64,7 @@ def test_a_table_is_read_back_from_its_dagster_partition(name: tuple[str, str]) 
 def test_no_two_tables_have_the_same_op_name(tables: set[tuple[str, str]]) -> None:
     keys = {dg.AssetKey(["sales", *map(encode_identifier, name)]): name for name in tables}
     assert len(keys) == len(tables)
-    outputs = output_names_by_key(keys)
+    outputs = name_outputs(keys)
     assert len(set(outputs.values())) == len(tables)
     groups = group_by_distinct_names(keys)
     assert {key: name for group in groups for key, name in group.items()} == keys

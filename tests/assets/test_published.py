@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgsieve.assets.published import PublishedTable, filter_text
+from pgsieve.assets.published import PublishedTable, format_filter
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition, PublicationRecord
 from pgsieve.decoding.publications.evolution import Layout
@@ -14,7 +14,7 @@ from pgsieve.decoding.publications.evolution import Layout
     ("row_filters", "text"), [(None, "none"), (("(a > 1)",), "(a > 1)"), (("(a)", "(b)"), "(a) OR (b)")]
 )
 def test_texts_of_row_filters(row_filters: tuple[str, ...] | None, text: str) -> None:
-    assert filter_text(row_filters) == text
+    assert format_filter(row_filters) == text
 
 
 @pytest.mark.parametrize(

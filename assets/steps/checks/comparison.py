@@ -1,9 +1,9 @@
-"""Compares a replica with the publisher's table at one LSN: finds which segments differ, and then which rows.
+"""Compares a replica with the publisher's table at one LSN: finds which segments differ, and after that which rows.
 
-A segment is the rows whose hashes end with the same bits. For each segment, the server adds up the hashes of the
-published rows in a snapshot, and pgsieve adds up the hashes of the replica's rows. If the two sums differ, the rows of
-the segment are read and compared value by value. Small tables are compared row by row without hashes. So are all tables
-of a server that computes other hashes, as a big-endian server does.
+A segment consists of the rows with hashes that end with the same bits. For each segment, the server adds up the hashes
+of the published rows in a snapshot, and pgsieve adds up the hashes of the replica's rows. If the two sums differ, the
+rows of the segment are read and compared value by value. Small tables are compared row by row without hashes. So are
+all tables of a server that computes other hashes, as a big-endian server does.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,21 +95,22 @@ class TableSides:
         """Compare the two sides."""
         if self.row_hash is None:
             return self._compare_by_spark(None)
-        size = max(self.make_chunks(self.select_list).bytes, self.lake.records.size_bytes(self.path))
-        if (reader := self._local_reader(size)) is not None:
+        size_bytes = max(self.make_chunks(self.select_list).bytes, self.lake.records.size_bytes(self.path))
+        if (reader := self._find_local_reader(size_bytes)) is not None:
             return self._compare_in_process(reader, None)
-        publisher, replica = self._compute_checksums(self.row_hash)
+        publisher_checksums, replica_checksums = self._compute_checksums(self.row_hash)
         row_counts, differing_segments = (
-            (int(publisher.row_counts.sum()), int(replica.row_counts.sum())),
-            publisher.differing_segments(replica),
+            (int(publisher_checksums.row_counts.sum()), int(replica_checksums.row_counts.sum())),
+            publisher_checksums.differing_segments(replica_checksums),
         )
         if not differing_segments.any():
             return Difference(*row_counts)
         segment_share = max(
-            int(side.row_counts[differing_segments].sum()) for side in (publisher, replica)
+            int(side.row_counts[differing_segments].sum())
+            for side in (publisher_checksums, replica_checksums)
         ) / max(row_counts)
         reader, segments = (
-            self._local_reader(int(size * segment_share)),
+            self._find_local_reader(int(size_bytes * segment_share)),
             SegmentSelection(self.row_hash, differing_segments),
         )
         difference = (
@@ -118,35 +119,39 @@ class TableSides:
         return Difference(*row_counts, difference.differing_rows, difference.sample)
 
     def find_differing_segments(self) -> SegmentSelection | None:
-        """The segments that differ. None if there are no checksums, so that only rows can be compared."""
+        """Find the segments that differ. None if there are no checksums, so that only rows can be compared."""
         if self.row_hash is None:
             return None
-        publisher, replica = self._compute_checksums(self.row_hash)
-        return SegmentSelection(self.row_hash, publisher.differing_segments(replica))
+        publisher_checksums, replica_checksums = self._compute_checksums(self.row_hash)
+        return SegmentSelection(self.row_hash, publisher_checksums.differing_segments(replica_checksums))
 
     def _compute_checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
-        """The checksums of the publisher and of the replica, which are computed at the same time."""
-        queries = [checksums_query(query) for query in self.make_chunks([_hash_column(row_hash)]).queries]
-        publisher = Checksums()
+        """Compute the checksums of the publisher and of the replica at the same time."""
+        queries = [
+            checksums_query(query) for query in self.make_chunks([_make_hash_expression(row_hash)]).queries
+        ]
+        publisher_checksums = Checksums()
         with ThreadPoolExecutor(CHECKSUM_SESSIONS) as pool:
             futures = [pool.submit(self._read_chunk, query) for query in queries]
-            replica = self._compute_replica_checksums(row_hash)
+            replica_checksums = self._compute_replica_checksums(row_hash)
             for future in futures:
                 for batch in future.result():
-                    add_query_result(publisher, batch)
-        return publisher, replica
+                    add_query_result(publisher_checksums, batch)
+        return publisher_checksums, replica_checksums
 
     def read_frames(self, segments: SegmentSelection | None) -> tuple[DataFrame, DataFrame]:
-        """The publisher's and the replica's rows as Spark DataFrames.
+        """Read the publisher's and the replica's rows as Spark DataFrames.
 
         They are the rows in the chosen segments, or all rows if `segments` is None.
         """
-        replica = self._read_replica()
+        replica_rows = self._read_replica()
         selected_rows = SelectedRows(
             self.conninfo, self.snapshot.name, self._make_queries(segments), self.columns
         )
         publisher_rows = read_rows_by_spark(self.lake.spark, selected_rows)
-        return publisher_rows, replica if segments is None else select_segment_rows(replica, segments)
+        return publisher_rows, replica_rows if segments is None else select_segment_rows(
+            replica_rows, segments
+        )
 
     @property
     def _deleted_column(self) -> str | None:
@@ -157,12 +162,12 @@ class TableSides:
         rows = self.lake.read_version(self.path, self.version)
         return select_living_rows(rows, [c.name for c in self.columns], self._deleted_column)
 
-    def _local_reader(self, size: int) -> LocalRecords | None:
-        """An object that reads the replica in this process.
+    def _find_local_reader(self, size_bytes: int) -> LocalRecords | None:
+        """Find an object that reads the replica in this process.
 
-        None if `size` bytes are too many for this process, or if only Spark can read the replica.
+        None if `size_bytes` bytes are too many for this process, or if only Spark can read the replica.
         """
-        return self.lake.policy.find_reader(self.path, size)
+        return self.lake.policy.find_reader(self.path, size_bytes)
 
     def _read_chunk(self, query: str) -> list[pa.RecordBatch]:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
@@ -185,13 +190,13 @@ class TableSides:
         if segments is None:
             return self.make_chunks(self.select_list).queries
         names = [f"c{number}" for number in range(len(self.columns))]
-        queries = self.make_chunks([*self.select_list, _hash_column(segments.row_hash)]).queries
-        return [segments.query(rows, names) for rows in queries]
+        queries = self.make_chunks([*self.select_list, _make_hash_expression(segments.row_hash)]).queries
+        return [segments.query(query, names) for query in queries]
 
     def _compare_by_spark(self, segments: SegmentSelection | None) -> Difference:
         """Compare the rows by Spark."""
-        publisher_rows, replica = self.read_frames(segments)
-        differences = find_differing_rows(publisher_rows, replica, [c.name for c in self.columns])
+        publisher_rows, replica_rows = self.read_frames(segments)
+        differences = find_differing_rows(publisher_rows, replica_rows, [c.name for c in self.columns])
         counts = differences.agg(
             F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
             # The publisher's number of rows is computed from this, so that the publisher's rows are read only once.
@@ -199,7 +204,7 @@ class TableSides:
         ).first()
         assert counts is not None
         sample = _format_rows(differences.limit(SAMPLE_ROWS).toArrow()) if counts["rows"] else []
-        replica_row_count = replica.count()
+        replica_row_count = replica_rows.count()
         return Difference(
             replica_row_count + int(counts["surplus"]), replica_row_count, int(counts["rows"]), sample
         )
@@ -215,17 +220,17 @@ class TableSides:
         replica_batches = self._read_replica_batches(reader)
         if segments is not None:
             replica_batches = map(segments.select, replica_batches)
-        publisher_rows, replica = (
+        publisher_rows, replica_rows = (
             pa.Table.from_batches(batches, schema) for batches in (batches, replica_batches)
         )
-        differences = find_few_differing_rows(publisher_rows, replica)
-        rows = pc.sum(pc.abs(differences["count"])).as_py() or 0
+        differences = find_few_differing_rows(publisher_rows, replica_rows)
+        differing_count = pc.sum(pc.abs(differences["count"])).as_py() or 0
         sample = _format_rows(differences.slice(0, SAMPLE_ROWS))
-        return Difference(publisher_rows.num_rows, replica.num_rows, rows, sample)
+        return Difference(publisher_rows.num_rows, replica_rows.num_rows, differing_count, sample)
 
 
 def _format_rows(differences: pa.Table) -> list[dict[str, Any]]:
-    """Rows with their values as text, as PostgreSQL prints them. Python could not represent some dates."""
+    """Format the values of rows as text, as PostgreSQL prints them. Python could not represent some dates."""
     counts = differences["count"].to_pylist()
     names = [name for name in differences.column_names if name != "count"]
     texts = zip(*(list_texts(differences[name]) for name in names), strict=True)
@@ -235,7 +240,7 @@ def _format_rows(differences: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def _hash_column(row_hash: RowHash) -> str:
+def _make_hash_expression(row_hash: RowHash) -> str:
     return f"{row_hash.expression} AS hash"
 
 

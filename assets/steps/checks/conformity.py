@@ -8,8 +8,8 @@ publishes. An INSERT or UPDATE has to match the filter of a publication that pub
 documentation, 29.4 Row Filters). So each row has to match at least one of all these filters.
 
 The filters are evaluated with the values in the replica, because operations that are not published may have changed the
-values on the publisher. If the filter was altered since the copy, rows from before that stay, as in PostgreSQL; in that
-case `altered` is true. Raises SourceError if the publisher does not answer, and PublicationError if a publication is
+values on the publisher. If the filter was altered since the copy, earlier rows stay as they are, as in PostgreSQL. In
+that case `altered` is true. Raises SourceError if the publisher does not answer, and PublicationError if a publication is
 missing.
 """
 
@@ -67,19 +67,19 @@ class TableConformity:
 def find_applicable_filters(
     subscription: Subscription, replicated_table: ReplicatedTable, catalog: Catalog
 ) -> FilterTexts:
-    """The row filters that apply to a replica."""
+    """Find the row filters that apply to a replica."""
     publications = subscription.slot_stream.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
-    sources = [replicated_table.row_filters]
+    filter_lists = [replicated_table.row_filters]
     for relation in list_relations_with_rows(catalog):
-        published = find_published_relation(relation, publications, catalog)
-        if published is not None and published.publish_as.oid == replicated_table.table.oid:
-            sources += [
-                published.filters[operation]
+        published_relation = find_published_relation(relation, publications, catalog)
+        if published_relation is not None and published_relation.publish_as.oid == replicated_table.table.oid:
+            filter_lists += [
+                published_relation.filters[operation]
                 for operation in ("insert", "update")
-                if operation in published.operations
+                if operation in published_relation.operations
             ]
-    for texts in sources:
+    for texts in filter_lists:
         if texts is None:
             return None
         filters |= dict.fromkeys(texts)
@@ -143,9 +143,9 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
         return TableConformity(problem=lock_error.message)
     filters = find_applicable_filters(subscription, replicated_table, catalog)
     replica = _FilteredReplica(subscription, lake, state, replicated_table, filters)
-    is_altered = replica.is_altered()
+    is_altered = replica.is_filter_altered()
     try:
-        return replace(replica.evaluate(), altered=is_altered)
+        return replace(replica.evaluate_filters(), altered=is_altered)
     except TABLE_ERRORS as error:
         return TableConformity(problem=describe_error(lake, error))
 
@@ -160,11 +160,11 @@ class _FilteredReplica:
     replicated_table: ReplicatedTable
     filters: FilterTexts
 
-    def is_altered(self) -> bool:
+    def is_filter_altered(self) -> bool:
         """True if the filter was, or may have been, altered since the copy."""
         subscription, state = self.subscription, self.state
-        published = state.definition.published if state.definition else None
-        if published is None or published.row_filters != self.replicated_table.row_filters:
+        publication_record = state.definition.published if state.definition else None
+        if publication_record is None or publication_record.row_filters != self.replicated_table.row_filters:
             return True
         for recorded_catalog in Catalogs(self.lake, subscription.slot_stream).read_since(state.lsn):
             try:
@@ -179,7 +179,7 @@ class _FilteredReplica:
                 return True  # A publication was missing.
         return False
 
-    def evaluate(self) -> TableConformity:
+    def evaluate_filters(self) -> TableConformity:
         """Evaluate the filters for all rows."""
         subscription, lake, replicated_table = self.subscription, self.lake, self.replicated_table
         path = lake.paths.replica(subscription.name, *self.state.name)
@@ -188,16 +188,18 @@ class _FilteredReplica:
         row_filters = parse_filters(subscription, replicated_table, self.filters)
         key = [name for name in replicated_table.columns if name in replicated_table.key]
         # At least one column is read; otherwise there would be no rows to count.
-        names = {*key, *(name for each in row_filters for name in each.columns)} or set(
+        names = {*key, *(name for row_filter in row_filters for name in row_filter.columns)} or set(
             replicated_table.columns[:1]
         )
-        types = subscription.column_types(replicated_table)
+        type_by_column = subscription.column_types(replicated_table)
         schema = pa.schema(
-            [(name, types[name].arrow_type) for name in replicated_table.columns if name in names]
+            [(name, type_by_column[name].arrow_type) for name in replicated_table.columns if name in names]
         )
-        replica_schema = pa.schema([each.with_name(subscription.replica_name(each.name)) for each in schema])
+        replica_schema = pa.schema(
+            [row_filter.with_name(subscription.replica_name(row_filter.name)) for row_filter in schema]
+        )
 
-        def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def evaluate_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             named_batches = (batch.rename_columns(schema.names) for batch in batches)
             return _evaluate_batches(named_batches, schema, row_filters, key)
 
@@ -208,20 +210,19 @@ class _FilteredReplica:
                     keep_living_rows(batch, replica_schema, deleted_column)
                     for batch in reader.read_version_batches(path, reader.version(path))
                 )
-                results = pa.Table.from_batches(examine(batches), _BATCH_RESULT)
+                results = pa.Table.from_batches(evaluate_batches(batches), _BATCH_RESULT_SCHEMA)
             else:
                 rows = number_columns(
                     select_living_rows(lake.read_table(path), replica_schema.names, deleted_column)
                 )
-                results = rows.mapInArrow(examine, _BATCH_RESULT_DDL).toArrow()
-        count, failing = (pc.sum(results[name]).as_py() or 0 for name in ("rows", "failing"))
+                results = rows.mapInArrow(evaluate_batches, _BATCH_RESULT_DDL).toArrow()
+        row_count, failing_count = (pc.sum(results[name]).as_py() or 0 for name in ("rows", "failing"))
         keys = sorted(pc.list_flatten(results["keys"]).to_pylist())
-        return TableConformity(count, failing, tuple(keys[:MAX_KEYS]))
+        return TableConformity(row_count, failing_count, tuple(keys[:MAX_KEYS]))
 
 
-#: A row has the result for a batch of rows: the number of rows, the number of rows that do not match, and keys of some
-#: of these.
-_BATCH_RESULT = pa.schema({"rows": pa.int64(), "failing": pa.int64(), "keys": pa.list_(pa.string())})
+#: Each row is the result for a batch: the number of its rows, how many of them do not match, and keys of some of these.
+_BATCH_RESULT_SCHEMA = pa.schema({"rows": pa.int64(), "failing": pa.int64(), "keys": pa.list_(pa.string())})
 _BATCH_RESULT_DDL = "rows bigint, failing bigint, keys array<string>"
 
 
@@ -243,7 +244,7 @@ def _evaluate_batches(
                     "keys": [_format_key(key, row) for row in values],
                 }
             ],
-            _BATCH_RESULT,
+            _BATCH_RESULT_SCHEMA,
         )
 
 

@@ -88,14 +88,15 @@ HIDDEN_PROBLEM = (
 )
 REWRITTEN_PROBLEM = "it was rewritten, by TRUNCATE or ALTER TABLE, while its rows were read; check it again"
 
-Names = Collection[Name] | None
+TableNames = Collection[Name] | None
 
 
 @dataclass(frozen=True)
 class SubscriptionAtLsn:
     """A subscription and its publisher at the LSN of an exported snapshot.
 
-    - `tables`, `states`: map the subscription's tables to their definitions in `catalog` and to their states
+    - `table_by_name`, `state_by_table`: map the subscription's tables to their definitions in `catalog` and to their
+      states
     - `seed`: the seed of the hashes of rows; None if the server computes other hashes than pgsieve
     - `oids_with_hidden_rows`: the oids of tables with rows that row-level security hides from the role
     """
@@ -105,51 +106,52 @@ class SubscriptionAtLsn:
     connection: psycopg.Connection[Any]
     conninfo: Conninfo
     catalog: Catalog
-    tables: dict[Name, ReplicatedTable]
-    states: dict[Name, TableState]
+    table_by_name: dict[Name, ReplicatedTable]
+    state_by_table: dict[Name, TableState]
     snapshot: Snapshot
     seed: int | None
     oids_with_hidden_rows: Collection[int]
 
     def find_problem(self, name: Name) -> str | None:
-        """The reason why a table cannot be compared; None if it can."""
-        if name not in self.tables:
+        """Find the reason why a table cannot be compared; None if it can."""
+        if name not in self.table_by_name:
             return SyncState.REMOVED.meaning
-        if self.tables[name].table.oid in self.oids_with_hidden_rows:
+        if self.table_by_name[name].table.oid in self.oids_with_hidden_rows:
             return HIDDEN_PROBLEM
-        state = self.states.get(name)
+        state = self.state_by_table.get(name)
         if state is None or state.state != SyncState.READY:
             reason = "not copied yet" if state is None else state.state.meaning
             return reason + (f": {state.reason}" if state and state.reason else "")
         if (
-            lock_errors := dict(
+            lock_error_by_table := dict(
                 find_locked_tables(self.subscription.slot_stream, self.subscription.name, self.catalog)
             )
         ).get(name):
-            return lock_errors[name].message
-        types = self.subscription.column_types(self.tables[name])
-        published_columns = tuple(
-            (self.subscription.replica_name(name), kind.spark_type) for name, kind in types.items()
+            return lock_error_by_table[name].message
+        type_by_column = self.subscription.column_types(self.table_by_name[name])
+        replica_columns = tuple(
+            (self.subscription.replica_name(name), column_type.spark_type)
+            for name, column_type in type_by_column.items()
         )
-        if state.definition is None or state.definition.table_columns != published_columns:
+        if state.definition is None or state.definition.table_columns != replica_columns:
             return ALTERED_PROBLEM
         return None
 
     def find_rewritten_tables(self, names: Collection[Name]) -> list[Name]:
-        """Those of these tables that were rewritten after the snapshot was exported, so that it may show them as empty."""
+        """Find the tables that were rewritten after the snapshot was exported, so that the snapshot may show them as empty."""
         if not names:
             return []
         later_catalog = read_catalog(self.connection)
         return [
             name
             for name in names
-            if Layout.from_table(self.tables[name].table, self.catalog).is_rewritten_in(later_catalog)
+            if Layout.from_table(self.table_by_name[name].table, self.catalog).is_rewritten_in(later_catalog)
         ]
 
     @contextmanager
     def translate_errors(self, name: Name, activity: str) -> Iterator[None]:
-        """Within the block, add the name of the table to errors, whether they come from the publisher or from the lake."""
-        table_name = self.tables[name].table.qualified_name
+        """In the `with` block, add the name of the table to errors of the publisher and of the lake."""
+        table_name = self.table_by_name[name].table.qualified_name
         with (
             self.lake.access.translate_errors(table_name),
             translate_errors(self.subscription.slot_stream.source.name, f'{activity} table "{table_name}"'),
@@ -157,24 +159,24 @@ class SubscriptionAtLsn:
             yield
 
     def make_sides(self, name: Name) -> TableSides:
-        """The publisher's and the replica's rows of a table.
+        """Make the two sides of a table's comparison: the publisher's rows and the replica's rows.
 
         Raises OvertakenError if the replica has changes from after the snapshot.
         """
-        replicated_table, definition = self.tables[name], self.states[name].definition
+        replicated_table, definition = self.table_by_name[name], self.state_by_table[name].definition
         assert definition is not None
-        types = self.subscription.column_types(replicated_table)
-        oids = {a.name: a.type_oid for a in replicated_table.table.attributes}
+        type_by_column = self.subscription.column_types(replicated_table)
+        type_oid_by_column = {a.name: a.type_oid for a in replicated_table.table.attributes}
         sent_columns = tuple(
-            SentColumn.for_column(quote(column_name), oids[column_name], kind)
-            for column_name, kind in types.items()
+            SentColumn.for_column(quote(column_name), type_oid_by_column[column_name], column_type)
+            for column_name, column_type in type_by_column.items()
         )
         path = self.lake.paths.replica(self.subscription.name, *name)
         head = self.lake.records.head(path)
         if (head.position or 0) > self.snapshot.lsn:
             raise OvertakenError(path)
 
-        def parallelism(size: int) -> int:
+        def count_parts(size: int) -> int:
             # If this process reads both sides, it queries the publisher in this many sessions.
             policy = self.lake.policy
             return (
@@ -183,7 +185,7 @@ class SubscriptionAtLsn:
 
         def make_chunks(expressions: Sequence[str]) -> Chunks:
             return build_chunk_queries(
-                self.connection, replicated_table, expressions, self.catalog, parallelism
+                self.connection, replicated_table, expressions, self.catalog, count_parts
             )
 
         return TableSides(
@@ -192,9 +194,11 @@ class SubscriptionAtLsn:
             version=head.version,
             columns=[
                 ReplicaColumn(
-                    self.subscription.replica_name(column_name), kind, column_name in replicated_table.key
+                    self.subscription.replica_name(column_name),
+                    column_type,
+                    column_name in replicated_table.key,
                 )
-                for column_name, kind in types.items()
+                for column_name, column_type in type_by_column.items()
             ],
             conninfo=self.conninfo,
             snapshot=self.snapshot,
@@ -207,14 +211,14 @@ class SubscriptionAtLsn:
 
 @contextmanager
 def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[SubscriptionAtLsn]:
-    """Export a snapshot, and bring the subscription up to its LSN. Within the block, both stay as they are."""
+    """Export a snapshot, and bring the subscription up to its LSN. During the `with` block, both stay as they are."""
     slot_stream = subscription.slot_stream
     slot_stream.source.check_ready()
     # Each check has another seed. If two different rows have the same hash in one check, they differ in the next.
     seed = secrets.randbits(64)
     with slot_stream.source.connect() as connection, ExitStack() as stack:
         catalog = slot_stream.with_defined_publications(read_catalog(connection))
-        tables = subscription.tables(catalog)
+        table_by_name = subscription.tables(catalog)
         # Without these locks, other processes could read the slot or apply changes beyond the LSN of the snapshot.
         with slot_stream.hold_lock():
             snapshot = stack.enter_context(export_snapshot(slot_stream.source, PATIENT_SECONDS))
@@ -228,18 +232,18 @@ def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterato
             connection,
             slot_stream.source.make_executor_conninfo(),
             catalog,
-            tables,
+            table_by_name,
             TableStates(lake, subscription.name).read_newest(),
             snapshot,
             seed if has_same_hashes(connection, seed) else None,
             find_tables_with_hidden_rows(
-                connection, [replicated.table.oid for replicated in tables.values()]
+                connection, [replicated_table.table.oid for replicated_table in table_by_name.values()]
             ),
         )
 
 
 def check_consistency(
-    subscription: Subscription, lake: Lake, log: Log, names_to_check: Names = None, warn: Log = no_log
+    subscription: Subscription, lake: Lake, log: Log, names_to_check: TableNames = None, warn: Log = no_log
 ) -> list[TableConsistency]:
     """Compare replicas with the publisher at one LSN: those of `names_to_check`, or all if it is None.
 
@@ -247,41 +251,51 @@ def check_consistency(
     kinds of warnings: that changes of some partitions are not sent, and that a table differs because its publications
     do not publish all operations.
     """
-    results: dict[Name, TableConsistency] = {}
+    final_result_by_table: dict[Name, TableConsistency] = {}
     warnings: dict[str, None] = {}
 
-    def compare(names: Names) -> list[Name]:
-        with hold_at_one_lsn(subscription, lake, log) as moment:
-            compared_names = [name for name in moment.tables if names is None or name in names]
-            comparisons = {name: _compare_table(moment, name, log) for name in compared_names}
-            rewritten_tables = moment.find_rewritten_tables(
-                [name for name in compared_names if comparisons[name].differing]
+    def compare(names: TableNames) -> list[Name]:
+        with hold_at_one_lsn(subscription, lake, log) as subscription_at_lsn:
+            compared_names = [
+                name for name in subscription_at_lsn.table_by_name if names is None or name in names
+            ]
+            result_by_table = {
+                name: _compare_table(subscription_at_lsn, name, log) for name in compared_names
+            }
+            rewritten_tables = subscription_at_lsn.find_rewritten_tables(
+                [name for name in compared_names if result_by_table[name].differing]
             )
-            differing_tables = [moment.tables[name] for name in compared_names if comparisons[name].differing]
+            differing_tables = [
+                subscription_at_lsn.table_by_name[name]
+                for name in compared_names
+                if result_by_table[name].differing
+            ]
             warnings.update(
-                dict.fromkeys(w.message for w in find_unsent_leaves(subscription, moment.catalog))
+                dict.fromkeys(
+                    w.message for w in find_unsent_leaves(subscription, subscription_at_lsn.catalog)
+                )
             )
-            warnings.update(dict.fromkeys(filter(None, map(_warn_of_unpublished, differing_tables))))
-        results.update(comparisons)
-        results.update(
+            warnings.update(dict.fromkeys(filter(None, map(_make_operations_warning, differing_tables))))
+        final_result_by_table.update(result_by_table)
+        final_result_by_table.update(
             {
-                name: TableConsistency(*name, moment.snapshot.lsn, problem=REWRITTEN_PROBLEM)
+                name: TableConsistency(*name, subscription_at_lsn.snapshot.lsn, problem=REWRITTEN_PROBLEM)
                 for name in rewritten_tables
             }
         )
         return [
             *rewritten_tables,
-            *(name for name in compared_names if comparisons[name].problem == ALTERED_PROBLEM),
+            *(name for name in compared_names if result_by_table[name].problem == ALTERED_PROBLEM),
         ]
 
-    retry_altered(compare, names_to_check)
+    repeat_for_altered_tables(compare, names_to_check)
     for warning in warnings:
         warn(warning)
-    return list(results.values())
+    return list(final_result_by_table.values())
 
 
-def _warn_of_unpublished(replicated_table: ReplicatedTable) -> str | None:
-    """A warning that rows differ because the table's publications do not publish all operations; None if they do.
+def _make_operations_warning(replicated_table: ReplicatedTable) -> str | None:
+    """Warn that rows differ because the table's publications do not publish all operations; None if they publish all.
 
     PostgreSQL documentation, 29.1 Publication.
     """
@@ -296,7 +310,7 @@ def _warn_of_unpublished(replicated_table: ReplicatedTable) -> str | None:
     )
 
 
-def retry_altered(run_step: Callable[[Names], Collection[Name]], names: Names) -> None:
+def repeat_for_altered_tables(run_step: Callable[[TableNames], Collection[Name]], names: TableNames) -> None:
     """Run a step for some tables, and run it again for the tables that it returns, because they were altered meanwhile."""
     for _ in range(MAX_ATTEMPTS):
         names = run_step(names)
@@ -304,20 +318,20 @@ def retry_altered(run_step: Callable[[Names], Collection[Name]], names: Names) -
             return
 
 
-def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableConsistency:
+def _compare_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) -> TableConsistency:
     """Compare one table."""
-    lsn, subscription = moment.snapshot.lsn, moment.subscription.name
-    if problem := moment.find_problem(name):
+    lsn, subscription = subscription_at_lsn.snapshot.lsn, subscription_at_lsn.subscription.name
+    if problem := subscription_at_lsn.find_problem(name):
         return TableConsistency(*name, lsn, problem=problem)
-    replicated_table = moment.tables[name]
+    replicated_table = subscription_at_lsn.table_by_name[name]
     log(f"comparing {replicated_table.table.qualified_name} of {subscription}")
     try:
-        with moment.translate_errors(name, "compare"):
+        with subscription_at_lsn.translate_errors(name, "compare"):
             if replicated_table.table.unsent_leaves:
-                verify_foreign_servers(moment.subscription.slot_stream.source, name)
-            return _make_result(replicated_table, lsn, moment.make_sides(name).compare())
+                verify_foreign_servers(subscription_at_lsn.subscription.slot_stream.source, name)
+            return _make_result(replicated_table, lsn, subscription_at_lsn.make_sides(name).compare())
     except LakeError as error:
-        problem = add_copy_command(subscription, name, describe_error(moment.lake, error))
+        problem = add_copy_command(subscription, name, describe_error(subscription_at_lsn.lake, error))
         return TableConsistency(*name, lsn, problem=problem)
     except PgsieveError as error:
         if not (is_lock_error(error) or is_foreign_server_error(error)):
@@ -326,7 +340,7 @@ def _compare_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableCons
 
 
 def _make_result(replicated_table: ReplicatedTable, lsn: int, difference: Difference) -> TableConsistency:
-    """The result for a table. The values of the sample's rows are in columns c0, c1 and so on."""
+    """Make the result for a table. The values of the sample's rows are in columns c0, c1 and so on."""
     key_indexes = [
         index for index, column in enumerate(replicated_table.columns) if column in replicated_table.key
     ]

@@ -27,31 +27,31 @@ OCTETS = "octets"
 
 
 def find_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The rows that one side has more often than the other side, computed by Spark."""
-    counts = _count_rows(expected, replica, columns, one_zero=True)
+    """Let Spark find the rows that one side has more often than the other side."""
+    counts = _count_rows(expected, replica, columns, unify_zeros=True)
     return counts.select("row.*", (F.col("expected") - F.col("actual")).alias("count")).where("count <> 0")
 
 
 def count_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The rows that the two sides have in different numbers, with the columns `row`, `expected` and `actual`.
+    """Find the rows that the two sides have in different numbers, with the columns `row`, `expected` and `actual`.
 
     Unlike in `find_differing_rows`, -0.0 differs from 0.0 here.
     """
-    counts = _count_rows(expected, replica, columns, one_zero=False).where("expected <> actual")
+    counts = _count_rows(expected, replica, columns, unify_zeros=False).where("expected <> actual")
     row = F.struct(*(F.col(f"row.c{index}").alias(name) for index, name in enumerate(columns)))
     return counts.select(row.alias("row"), "expected", "actual")
 
 
 def _count_rows(
-    expected: DataFrame, replica: DataFrame, columns: Sequence[str], *, one_zero: bool
+    expected: DataFrame, replica: DataFrame, columns: Sequence[str], *, unify_zeros: bool
 ) -> DataFrame:
-    """Each distinct `row` (a struct of the columns c0, c1 and so on), and how often each side has it.
+    """Count how often each side has each distinct `row` (a struct of the columns c0, c1 and so on).
 
-    With `one_zero`, -0.0 and 0.0 are the same value.
+    With `unify_zeros`, -0.0 and 0.0 are the same value.
     """
 
     def mark_side(frame: DataFrame, is_replica: int) -> DataFrame:
-        rows = _encode(frame, columns, one_zero=one_zero)
+        rows = _encode_rows(frame, columns, unify_zeros=unify_zeros)
         row = F.struct(*(f"c{index}" for index in range(len(columns))))
         counts = F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
         return rows.select(OCTETS, row.alias("row"), *counts)
@@ -62,40 +62,40 @@ def _count_rows(
     )
 
 
-def _encode(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> DataFrame:
-    """The rows with the columns c0, c1 and so on, and a column with their bytes."""
+def _encode_rows(frame: DataFrame, columns: Sequence[str], *, unify_zeros: bool) -> DataFrame:
+    """Name the columns of the rows c0, c1 and so on, and add a column with the bytes of each row."""
     # A table may have no columns, and mapInArrow needs at least one.
     numbered_rows = number_columns(
         frame.select(*(F.col(quote_name(name)) for name in columns), F.lit(None).cast("boolean"))
     )
-    return add_octets(numbered_rows, numbered_rows.columns, one_zero=one_zero)
+    return add_octets(numbered_rows, numbered_rows.columns, unify_zeros=unify_zeros)
 
 
-def add_octets(frame: DataFrame, columns: Sequence[str], *, one_zero: bool) -> DataFrame:
+def add_octets(frame: DataFrame, columns: Sequence[str], *, unify_zeros: bool) -> DataFrame:
     """Add the column `OCTETS`, which has the bytes of some columns (`encoded_rows`). Names must not have dots."""
     names = frame.columns
 
-    def encode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def encode_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            octets = encode_rows(batch.select(list(columns)), unify_zeros=one_zero).cast(pa.binary())
+            octets = encode_rows(batch.select(list(columns)), unify_zeros=unify_zeros).cast(pa.binary())
             yield pa.RecordBatch.from_arrays([*batch.columns, octets], [*names, OCTETS])
 
-    return frame.mapInArrow(encode, StructType([*frame.schema, StructField(OCTETS, BinaryType())]))
+    return frame.mapInArrow(encode_batches, StructType([*frame.schema, StructField(OCTETS, BinaryType())]))
 
 
 def find_few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
-    """The rows that one of two tables in memory has more often than the other. Both have the schema of the replica."""
+    """Find the rows that one of two tables in memory has more often than the other. Both have the replica's schema."""
     names = [f"c{index}" for index in range(expected.num_columns)]
     both_sides = pa.concat_tables([expected, replica]).rename_columns(names)
     signs = np.where(np.arange(both_sides.num_rows) < expected.num_rows, 1, -1)
-    octets = [encode_rows(batch, unify_zeros=True) for batch in both_sides.to_batches()]
-    grouped = pa.table(
+    encoded_batches = [encode_rows(batch, unify_zeros=True) for batch in both_sides.to_batches()]
+    encoded_table = pa.table(
         {
-            OCTETS: pa.chunked_array(octets, pa.large_binary()),
+            OCTETS: pa.chunked_array(encoded_batches, pa.large_binary()),
             "count": pa.array(signs, pa.int64()),
             "row": pa.array(np.arange(both_sides.num_rows)),
         }
     )
-    counted_rows = grouped.group_by(OCTETS).aggregate([("count", "sum"), ("row", "min")])
+    counted_rows = encoded_table.group_by(OCTETS).aggregate([("count", "sum"), ("row", "min")])
     different_rows = counted_rows.filter(pc.not_equal(counted_rows["count_sum"], 0))
     return both_sides.take(different_rows["row_min"]).append_column("count", different_rows["count_sum"])

@@ -1,4 +1,4 @@
-"""Freshness: how long the oldest commit that a subscription's replicas do not have yet has been waiting.
+"""Freshness: how long the oldest commit that is not in a subscription's replicas yet has been waiting.
 
 In: the publisher and the lake
 Out: the seconds since the oldest waiting commit, by the publisher's clock; 0 if no commit is waiting
@@ -66,7 +66,7 @@ class _PeekResult:
 
 
 #: Maps a source and a slot to the result of the last peek.
-_RESULT_BY_SLOT: dict[tuple[Source, str], _PeekResult] = {}
+_PEEK_RESULT_BY_SLOT: dict[tuple[Source, str], _PeekResult] = {}
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ class Freshness:
 
 
 def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
-    """How far the replicas of a subscription are behind."""
+    """Find out how far the replicas of a subscription are behind."""
     slot_stream = subscription.slot_stream
     log_position = ChangeLog(lake, slot_stream).read_position()
     with slot_stream.source.connect() as connection:
         slot = read_slot_state(connection, slot_stream.slot)
         if log_position is None or slot is None:
             return Freshness(0, log_position or 0, f'replication slot "{slot_stream.slot}" does not exist')
-        applied_lsn, waiting_since = find_unapplied(ReplicaProgress(subscription, lake), log_position)
+        applied_lsn, waiting_since = find_unapplied_commit(ReplicaProgress(subscription, lake), log_position)
         if applied_lsn >= log_position:
             waiting_since = find_unread_time(connection, lake, slot_stream, slot)
-        return Freshness(seconds_since(connection, waiting_since), applied_lsn)
+        return Freshness(compute_seconds_since(connection, waiting_since), applied_lsn)
 
 
-def seconds_since(connection: psycopg.Connection[Any], time: datetime | None) -> float:
-    """The seconds from a time to now, by the publisher's clock; 0 for None."""
+def compute_seconds_since(connection: psycopg.Connection[Any], time: datetime | None) -> float:
+    """Compute the seconds from a time to now, by the publisher's clock; 0 for None."""
     if time is None:
         return 0.0
     row = connection.execute("select clock_timestamp()").fetchone()
@@ -105,21 +105,22 @@ def seconds_since(connection: psycopg.Connection[Any], time: datetime | None) ->
     return max(0.0, seconds)
 
 
-def find_unapplied(progress: ReplicaProgress, durable_lsn: int) -> tuple[int, datetime | None]:
-    """The LSN before which everything is applied, and the time of the first commit after it in the change log.
+def find_unapplied_commit(progress: ReplicaProgress, change_log_lsn: int) -> tuple[int, datetime | None]:
+    """Find the LSN before which everything is applied, and the time of the first commit after it in the change log.
 
-    `durable_lsn` is the LSN at which the change log ends. The time is None if the change log has nothing more to apply.
+    `change_log_lsn` is the LSN at which the change log ends. The time is None if the change log has nothing more to
+    apply.
     """
     subscription, lake = progress.subscription, progress.lake
     cut = Cuts(lake, subscription.name).read_last()
-    if cut is not None and cut.lsn >= durable_lsn:
+    if cut is not None and cut.lsn >= change_log_lsn:
         return cut.lsn, None  # The cut has all changes of the change log, so no other record has to be read.
     applied_lsn, transformed_lsn = progress.find_applied_lsn(), progress.read_transformed_lsn()
     if applied_lsn >= transformed_lsn:
         applied_lsn = progress.find_complete_lsn(transformed_lsn)
     return applied_lsn, _find_first_commit_time(
         lake, subscription.slot_stream, applied_lsn
-    ) if applied_lsn < durable_lsn else None
+    ) if applied_lsn < change_log_lsn else None
 
 
 def find_unread_time(
@@ -130,10 +131,10 @@ def find_unread_time(
     *,
     can_peek: bool = True,
 ) -> datetime | None:
-    """The commit time of the first transaction that is in the slot and not yet in the change log; None if there is none.
+    """Find the commit time of the first transaction in the slot that is not yet in the change log; None if there is none.
 
     If another process is reading the slot, or without `can_peek`, the result is the earliest time that is possible. A
-    peek takes the lock of the slot, so that steps that read the slot wait, instead of failing.
+    peek takes the lock of the slot. So steps that read the slot wait for the peek, instead of failing.
     """
     if can_peek and not state.is_active:
         try:
@@ -148,7 +149,7 @@ def find_unread_time(
 
 
 def _find_first_commit_time(lake: Lake, slot_stream: SlotStream, applied_lsn: int) -> datetime | None:
-    """The time of the first commit in the change log at or after an LSN; None if there is none."""
+    """Find the time of the first commit in the change log at or after an LSN; None if there is none."""
     path = ChangeLog(lake, slot_stream).path
     slices = lake.records.slices(path, applied_lsn)
     first_time = (
@@ -160,24 +161,24 @@ def _find_first_commit_time(lake: Lake, slot_stream: SlotStream, applied_lsn: in
 def _find_first_waiting_time(
     connection: psycopg.Connection[Any], slot_stream: SlotStream, state: SlotState
 ) -> datetime | None:
-    """The commit time of the first transaction that waits in the slot; None if there is none.
+    """Find the commit time of the first transaction that waits in the slot; None if there is none.
 
     For a peek the server decodes WAL from the slot's restart_lsn on, which may be much earlier than the confirmed LSN
-    (PostgreSQL documentation, 49.2.2 Replication Slots). So the result is kept in memory, for all subscriptions of the
-    slot. It is valid until the slot is confirmed further. If no transaction is waiting, it is valid only until WAL is
-    written.
+    (PostgreSQL documentation, 49.2.2 Replication Slots). Since this may take long, the result of a peek is kept in
+    memory, for all subscriptions of the slot. It is valid until the slot is confirmed further. A result without a
+    waiting transaction is valid only until WAL is written.
     """
     wal_end_lsn = read_flushed_lsn(connection)
     if wal_end_lsn <= state.confirmed_lsn:
         return None  # All WAL is confirmed.
     catalog = slot_stream.with_defined_publications(read_present_catalog(connection))
     publication_names = tuple(slot_stream.without_missing_publications(catalog).slot_publications(catalog))
-    result = _RESULT_BY_SLOT.get((slot_stream.source, slot_stream.slot))
+    result = _PEEK_RESULT_BY_SLOT.get((slot_stream.source, slot_stream.slot))
     if result is None or not result.is_valid_for(state.confirmed_lsn, publication_names, wal_end_lsn):
         with slot_stream.hold_lock(_LOCK_SECONDS):
-            since = _peek_first_waiting_time(connection, slot_stream, publication_names, wal_end_lsn)
-        result = _RESULT_BY_SLOT[slot_stream.source, slot_stream.slot] = _PeekResult(
-            state.confirmed_lsn, publication_names, wal_end_lsn, since
+            waiting_since = _peek_first_waiting_time(connection, slot_stream, publication_names, wal_end_lsn)
+        result = _PEEK_RESULT_BY_SLOT[slot_stream.source, slot_stream.slot] = _PeekResult(
+            state.confirmed_lsn, publication_names, wal_end_lsn, waiting_since
         )
     return result.waiting_since
 
@@ -209,12 +210,12 @@ def _peek_first_waiting_time(
 
 
 def _find_earliest_unread_time(
-    connection: psycopg.Connection[Any], lake: Lake, slot_stream: SlotStream, durable_lsn: int
+    connection: psycopg.Connection[Any], lake: Lake, slot_stream: SlotStream, change_log_lsn: int
 ) -> datetime | None:
-    """The earliest time at which a waiting transaction may have committed: when the change log was last written.
+    """Find the earliest time at which a waiting transaction may have committed: when the change log was last written.
 
     A process that reads the slot writes the change log at least every ten seconds, even if there are no changes.
     """
-    if read_current_lsn(connection) <= durable_lsn:
+    if read_current_lsn(connection) <= change_log_lsn:
         return None
     return lake.read_last_commit_time(ChangeLog(lake, slot_stream).path)

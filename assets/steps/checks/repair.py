@@ -23,10 +23,10 @@ from pgsieve.assets.steps.checks.comparison import TableSides
 from pgsieve.assets.steps.checks.consistency import (
     ALTERED_PROBLEM,
     REWRITTEN_PROBLEM,
-    Names,
     SubscriptionAtLsn,
+    TableNames,
     hold_at_one_lsn,
-    retry_altered,
+    repeat_for_altered_tables,
 )
 from pgsieve.assets.steps.checks.difference import OCTETS, add_octets, count_differing_rows
 from pgsieve.assets.steps.log import Log
@@ -67,57 +67,55 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
     A result may have a problem, for example if there is no such table. If a table is altered or rewritten while it is
     read, it is repaired at a later LSN.
     """
-    results: dict[Name, RepairResult] = {}
+    final_result_by_table: dict[Name, RepairResult] = {}
 
-    def repair_tables(names: Names) -> list[Name]:
-        with hold_at_one_lsn(subscription, lake, log) as moment:
-            results_of_attempt = {name: _repair_table(moment, name, log) for name in names or ()}
-            versions = {
-                name: result.version
-                for name, result in results_of_attempt.items()
-                if result.version is not None
+    def repair_tables(names: TableNames) -> list[Name]:
+        with hold_at_one_lsn(subscription, lake, log) as subscription_at_lsn:
+            result_by_table = {name: _repair_table(subscription_at_lsn, name, log) for name in names or ()}
+            version_by_table = {
+                name: result.version for name, result in result_by_table.items() if result.version is not None
             }
-            if any(result.inserted or result.deleted for result in results_of_attempt.values()):
+            if any(result.inserted or result.deleted for result in result_by_table.values()):
                 # The apply also brings histories of rows up to date. If this process dies here, the next run does that.
                 apply(subscription, lake, log)
-            renew_cut(lake, subscription, versions)
-        results.update(results_of_attempt)
+            renew_cut(lake, subscription, version_by_table)
+        final_result_by_table.update(result_by_table)
         return [
             name
-            for name, result in results_of_attempt.items()
+            for name, result in result_by_table.items()
             if result.problem in {ALTERED_PROBLEM, REWRITTEN_PROBLEM}
         ]
 
-    retry_altered(repair_tables, names)
-    return list(results.values())
+    repeat_for_altered_tables(repair_tables, names)
+    return list(final_result_by_table.values())
 
 
-def _repair_table(moment: SubscriptionAtLsn, name: Name, log: Log) -> RepairResult:
+def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) -> RepairResult:
     """Repair one replica."""
-    lsn, lake = moment.snapshot.lsn, moment.lake
-    if problem := moment.find_problem(name):
+    lsn, lake = subscription_at_lsn.snapshot.lsn, subscription_at_lsn.lake
+    if problem := subscription_at_lsn.find_problem(name):
         return RepairResult(*name, lsn, problem=problem)
-    table = moment.tables[name]
-    if not table.columns:
+    replicated_table = subscription_at_lsn.table_by_name[name]
+    if not replicated_table.columns:
         return RepairResult(*name, lsn, problem="it has no columns, so its rows cannot be told apart")
-    log(f"repairing {table.table.qualified_name} of {moment.subscription.name}")
-    with moment.translate_errors(name, "repair"):
-        sides = moment.make_sides(name)
-        row_counts = _count_differing_rows(sides)
-        # If a table was rewritten, it may have been read as empty. If that were written, the replica would lose its rows.
-        if row_counts is not None and moment.find_rewritten_tables([name]):
+    log(f"repairing {replicated_table.table.qualified_name} of {subscription_at_lsn.subscription.name}")
+    with subscription_at_lsn.translate_errors(name, "repair"):
+        sides = subscription_at_lsn.make_sides(name)
+        row_counts = _find_differing_row_counts(sides)
+        # A table that was rewritten may have been read as empty. A repair would then remove all rows of the replica.
+        if row_counts is not None and subscription_at_lsn.find_rewritten_tables([name]):
             return RepairResult(*name, lsn, problem=REWRITTEN_PROBLEM)
         inserted, deleted = (0, 0) if row_counts is None else _merge_rows(sides, row_counts, lsn)
         head = lake.records.head(sides.path)
-        # If another writer has restored the replica meanwhile, the cut must not name the version after that. Otherwise
-        # later checks would not notice that the replica was restored.
-        is_whole = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
-    version = head.version if is_whole and (head.position or 0) <= lsn else None
+        # If another writer has restored the replica meanwhile, the cut must not name the version after the RESTORE.
+        # Otherwise later checks would not notice it.
+        is_intact = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
+    version = head.version if is_intact and (head.position or 0) <= lsn else None
     return RepairResult(*name, lsn, inserted, deleted, version)
 
 
-def _count_differing_rows(sides: TableSides) -> DataFrame | None:
-    """The rows that one side has more often, in the form of `count_differing_rows`; None if the sides are equal."""
+def _find_differing_row_counts(sides: TableSides) -> DataFrame | None:
+    """Find the rows that one side has more often, in the form of `count_differing_rows`; None if the sides are equal."""
     segments = sides.find_differing_segments()
     if segments is not None and not segments.is_selected.any():
         return None
@@ -132,7 +130,9 @@ def _merge_rows(sides: TableSides, row_counts: DataFrame, lsn: int) -> tuple[int
         row_counts, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")]
     )
     source, clauses = (
-        _soft_merge(sides, row_counts) if sides.soft_delete_columns else _hard_merge(sides, row_counts)
+        _make_soft_merge(sides, row_counts)
+        if sides.soft_delete_columns
+        else _make_hard_merge(sides, row_counts)
     )
     has_deletion_vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
     with sides.lake.idempotent_writes(None, can_mark_rows=has_deletion_vectors, metadata={REPAIRED_KEY: lsn}):
@@ -141,8 +141,8 @@ def _merge_rows(sides: TableSides, row_counts: DataFrame, lsn: int) -> tuple[int
     return int(totals["expected"]), int(totals["actual"])
 
 
-def _hard_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
-    """The source and the clauses of a MERGE that deletes rows and inserts rows."""
+def _make_hard_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
+    """Make the source and the clauses of a MERGE that deletes rows and inserts rows."""
     removed_rows = row_counts.where("actual > 0").select(F.lit("delete").alias("action"), "row")
     added_rows = row_counts.where("expected > 0").select(
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
@@ -151,8 +151,8 @@ def _hard_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
     return source, make_keyless_clauses(source, [c.name for c in sides.columns])
 
 
-def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
-    """The source and the clauses of a MERGE by key that marks rows as deleted. An insert may revive a deleted row."""
+def _make_soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
+    """Make the source and the clauses of a MERGE by key that marks rows as deleted. It may insert a deleted row again."""
     kind_by_column, names = dict(sides.soft_delete_columns), [c.name for c in sides.columns]
     merge = Merge.from_numbered_columns(
         [c.name for c in sides.columns if c.is_key], [*names, *kind_by_column], (), list(kind_by_column)
@@ -173,7 +173,9 @@ def _soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Cl
             F.lit(action).alias("action"),
         )
 
-    key, added_rows = list(merge.key_source_by_column.values()), make_rows("expected", "upsert")
-    removed_rows = add_octets(make_rows("actual", "end"), key, one_zero=True)
-    ended_rows = removed_rows.join(add_octets(added_rows, key, one_zero=True), OCTETS, "left_anti")
+    key_columns, added_rows = list(merge.key_source_by_column.values()), make_rows("expected", "upsert")
+    removed_rows = add_octets(make_rows("actual", "end"), key_columns, unify_zeros=True)
+    ended_rows = removed_rows.join(
+        add_octets(added_rows, key_columns, unify_zeros=True), OCTETS, "left_anti"
+    )
     return added_rows.unionByName(ended_rows.drop(OCTETS)), merge.make_clauses(quote_name)

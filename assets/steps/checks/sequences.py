@@ -4,10 +4,10 @@ In: a subscription
 Out: a `SequenceComparison` for each sequence
 
 The publisher's sequence moves on after its value was recorded, as it does with a subscriber of PostgreSQL 19. So a
-recorded value counts as equal if it is the publisher's value, or was the publisher's value before. On PostgreSQL 19 it
-was that if the recorded page LSN is older than the publisher's. On earlier versions it was that if the publisher's
-value is further on in the direction of the increment. A sequence that is not recorded, or that is no longer published,
-counts as different.
+recorded value counts as equal if it is the publisher's value, or if the publisher had this value before. On PostgreSQL
+19, the publisher had it before if the recorded LSN of the sequence's page is older than the present one. On earlier
+versions, the publisher had it before if the present value is further on in the direction of the increment. A sequence
+that is not recorded, or that is no longer published, counts as different.
 """
 
 from dataclasses import dataclass
@@ -38,13 +38,13 @@ class SequenceComparison:
     @property
     def has_moved(self) -> bool:
         """True if the publisher's value has moved on since it was recorded."""
-        if self.recorded_value is None or self.present_value is None or self.problem or self._is_same:
+        if self.recorded_value is None or self.present_value is None or self.problem or self._has_same_value:
             return False
         recorded_lsn, present_lsn = self.recorded_value.page_lsn, self.present_value.page_lsn
         # A server logs several values of a sequence at once, and only the first of them changes the LSN of the page. So
         # the value may have moved on although the LSN is the same.
         return (
-            self._is_beyond
+            self._is_further_on
             if recorded_lsn is None or present_lsn is None or recorded_lsn == present_lsn
             else recorded_lsn < present_lsn
         )
@@ -52,29 +52,25 @@ class SequenceComparison:
     @property
     def is_equal(self) -> bool:
         """True if the recorded value is the publisher's value, or was the publisher's value before."""
-        return self._is_same or self.has_moved
+        return self._has_same_value or self.has_moved
 
     @property
-    def _is_same(self) -> bool:
-        return _last_value(self.recorded_value) is not None and _last_value(
+    def _has_same_value(self) -> bool:
+        return _find_last_value(self.recorded_value) is not None and _find_last_value(
             self.recorded_value
-        ) == _last_value(self.present_value)
+        ) == _find_last_value(self.present_value)
 
     @property
-    def _is_beyond(self) -> bool:
-        recorded_place, present_place = _last_value(self.recorded_value), _last_value(self.present_value)
-        if recorded_place is None or present_place is None or self.present_value is None:
+    def _is_further_on(self) -> bool:
+        recorded, present = _find_last_value(self.recorded_value), _find_last_value(self.present_value)
+        if recorded is None or present is None or self.present_value is None:
             return False
-        distance = (
-            present_place[0] - recorded_place[0]
-            if self.present_value.ascending
-            else recorded_place[0] - present_place[0]
-        )
-        return distance > 0 or (distance == 0 and present_place[1])
+        distance = present[0] - recorded[0] if self.present_value.ascending else recorded[0] - present[0]
+        return distance > 0 or (distance == 0 and present[1])
 
 
-def _last_value(value: SequenceValue | None) -> tuple[int, bool] | None:
-    """The last value and whether it was used; None if that is not known."""
+def _find_last_value(value: SequenceValue | None) -> tuple[int, bool] | None:
+    """Find the last value of a sequence, and whether this value was used; None if that is not known."""
     if value is None or value.last_value is None or value.is_called is None:
         return None
     return value.last_value, value.is_called

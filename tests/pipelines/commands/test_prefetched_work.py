@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pgsieve.assets.outcome import as_step
+from pgsieve.assets.outcome import run_as_step
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.prefetched import PREFETCH_LOG, finished_work
 from pgsieve.pipelines.commands.prefetched_work import prefetch_work
@@ -58,14 +58,14 @@ def test_log_messages_are_in_the_log_of_their_own_step(lake: Lake) -> None:
 
         @dg.multi_asset(specs=[dg.AssetSpec("a")], name="a")
         def first(context: dg.AssetExecutionContext) -> None:
-            with as_step(context):
+            with run_as_step(context):
                 running.set()
                 logged.wait(60)
                 done["a"](context.log.info)
 
         @dg.multi_asset(specs=[dg.AssetSpec("b", deps=["a"])], name="b")
         def second(context: dg.AssetExecutionContext) -> None:
-            with as_step(context):
+            with run_as_step(context):
                 done["b"](context.log.info)
 
         with dg.DagsterInstance.ephemeral() as dagster:

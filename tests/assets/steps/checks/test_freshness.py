@@ -38,7 +38,7 @@ def test_one_decoding_answers_for_all_subscriptions_of_a_slot(
         ]
         return each, len(asked)
 
-    freshness._RESULT_BY_SLOT.clear()
+    freshness._PEEK_RESULT_BY_SLOT.clear()
     shop.database.execute("create table first_unpublished as select 1")
     assert waiting() == ([False] * 4, 1)
     assert waiting() == ([False] * 4, 0)
@@ -69,7 +69,7 @@ def test_nothing_is_decoded_if_the_slot_is_confirmed_up_to_the_end_of_the_wal(
     monkeypatch.setattr(freshness, "read_flushed_lsn", lambda _: next(ends))
     asked = []
     monkeypatch.setattr(freshness, "fetch_first_message", lambda *query: asked.append(query))
-    freshness._RESULT_BY_SLOT.clear()
+    freshness._PEEK_RESULT_BY_SLOT.clear()
     assert (check_freshness(subscription, lake).seconds, asked) == (0, [])
     check_freshness(subscription, lake)
     assert asked, "WAL that is not confirmed is decoded"
@@ -86,7 +86,7 @@ def test_a_freshness_check_keeps_no_process_from_reading_the_slot(shop: Shop) ->
     def look() -> None:
         own = build_project(load_config(shop.path))
         while not ended.is_set():
-            freshness._RESULT_BY_SLOT.clear()
+            freshness._PEEK_RESULT_BY_SLOT.clear()
             assert check_freshness(own.subscriptions["one"], own.lake.open()).problem is None
 
     with psycopg.connect(shop.written["sources"]["shop"]["conninfo"]) as long:
@@ -112,11 +112,11 @@ def test_a_freshness_check_does_not_wait_for_another_processs_turn(
     shop.run()
     project = build_project(load_config(shop.path))
     subscription = project.subscriptions["one"]
-    freshness._RESULT_BY_SLOT.clear()
+    freshness._PEEK_RESULT_BY_SLOT.clear()
     shop.database.execute("insert into orders values (5, 5)")
     lock_statement = "select pg_advisory_lock(hashtextextended(%s, 0))"
     with psycopg.connect(shop.written["sources"]["shop"]["conninfo"], autocommit=True) as other:
         other.execute(lock_statement, [f"pgsieve slot {subscription.slot_stream.slot}"])
         # If it waited for its turn, it would wait forever.
         assert check_freshness(subscription, project.lake.open()).seconds > 0
-    assert not freshness._RESULT_BY_SLOT, "the slot was read"
+    assert not freshness._PEEK_RESULT_BY_SLOT, "the slot was read"
