@@ -37,7 +37,7 @@ T = TypeVar("T")
 _PARENT_LOGGER = "pgsieve"
 
 
-#: `subscription_problems` has a key of a schema and a table for the problem of a table. For the problem of a
+#: `find_subscription_problems` has a key of a schema and a table for the problem of a table. For the problem of a
 #: sequence the key has this text in place of the schema. No schema of PostgreSQL has an empty name.
 _SEQUENCE_SCHEMA = ""
 
@@ -196,7 +196,7 @@ def find_subscription_problems(
     """Map the tables of a subscription that are set aside to a text with the reason.
 
     If the subscription is disabled, the key None has the reason. If the values of a sequence cannot be read, the
-    problem has a key that no table can have, and `cut_obstacles` leaves out this key.
+    problem has a key that no table can have, and `find_cut_obstacles` leaves out this key.
 
     - `states`: maps each table to its state
     - `subscription_state`: the state of the subscription as a whole

@@ -58,7 +58,7 @@ class ReplicaChange:
 
     - `new_rows`: the rows to write, by the changes that made them
     - `deleted_rows`: the rows to remove from the replica's files
-    - `counts`: the numbers of rows by kind, as in `batch_result`
+    - `counts`: the numbers of rows by kind, as in `make_batch_result`
     - `has_changes`: True if there is anything to commit
     - `conflict`: the first key conflict; None if there is none
     - `ended_metadata`: in a replica that keeps deleted rows, the metadata of new rows that the batch deletes again
@@ -421,7 +421,7 @@ class FilesTask:
     Parts are numbered in this order:
     1. `files_to_rewrite`: a file of the replica per part, written again without its removed rows
     2. `ended_rows`: rows that are written again, marked as deleted
-    3. `group_parts`: row groups of the change history; `row_selection` picks the new rows from them
+    3. `change_parts`: row groups of the change history; `row_selection` picks the new rows from them
 
     `schema` has the columns of new rows, `replica_schema` all columns of the replica. `target_file_bytes` is the size
     in bytes at which a new file begins.
@@ -434,7 +434,7 @@ class FilesTask:
     target_file_bytes: int
     files_to_rewrite: Sequence[FileMatches]
     ended_rows: Sequence[Sequence[EndedRows]]
-    group_parts: Sequence[Sequence[RowGroup]]
+    change_parts: Sequence[Sequence[RowGroup]]
     row_selection: RowSelection
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
@@ -449,7 +449,7 @@ class FilesTask:
         elif (later_number := number - len(self.files_to_rewrite)) < len(self.ended_rows):
             rows, schema = self._read_ended_rows(self.ended_rows[later_number]), self.replica_schema
         else:
-            rows = self._read_new_rows(self.group_parts[later_number - len(self.ended_rows)])
+            rows = self._read_new_rows(self.change_parts[later_number - len(self.ended_rows)])
             schema = self.row_selection.make_file_schema(self.schema)
         return write_files(self.path, schema, guard(rows), store=self.store, size=self.target_file_bytes)
 

@@ -164,10 +164,10 @@ class KeyPartsWriter:
         if plan is None:
             return None
         runner, store, files = self.lake.policy.choose_runner(pending.size_bytes), self.lake.store, plan.files
-        group_parts = divide_groups(stored_changes.groups, runner.parallelism)
+        change_parts = divide_groups(stored_changes.groups, runner.parallelism)
         key_part_count = max(runner.parallelism, -(-_count_changes(pending) // _PART_CHANGES))
         file_part_count = min(len(files), 2 * runner.parallelism)
-        batch_parts = _BatchParts(key_schema, pending.extent, len(group_parts), len(files))
+        batch_parts = _BatchParts(key_schema, pending.extent, len(change_parts), len(files))
         selection = RowSelection(pending.extent, Stamp(stored_changes.stamp_column))
         replica_schema, target_file_bytes = (
             committer.local.arrow_schema(path),
@@ -175,13 +175,15 @@ class KeyPartsWriter:
         )
         files_task = FilesTask(store, path, schema, replica_schema, target_file_bytes, (), (), (), selection)
         rows = runner.exchange(
-            _Reader(batch_parts, store, path, group_parts, files, file_part_count, key_part_count),
-            len(group_parts) + file_part_count,
+            _Reader(batch_parts, store, path, change_parts, files, file_part_count, key_part_count),
+            len(change_parts) + file_part_count,
             [
                 Receivers(key_part_count, _Decider(batch_parts, stored_changes.empties_replica)),
                 Receivers(
                     batch_parts.writer_count,
-                    _Writer(batch_parts, files_task, group_parts, files, plan.add_action_by_name is not None),
+                    _Writer(
+                        batch_parts, files_task, change_parts, files, plan.add_action_by_name is not None
+                    ),
                 ),
             ],
             _RESULT_SCHEMA,
@@ -256,20 +258,20 @@ def _read_bounds(store: Store, file: str, key_schema: pa.Schema) -> dict[str, Bo
 class _BatchParts:
     """What all tasks of a batch know: the key's columns, which changes the batch has, and the numbers of parts.
 
-    `group_part_count` is the number of parts of the changes, `file_count` the number of files of the replica. The
+    `change_part_count` is the number of parts of the changes, `file_count` the number of files of the replica. The
     receivers that write are numbered in this order: one per part of the changes, which writes the new rows of the part;
     one per file of the replica; and one that sums up the counts.
     """
 
     key_schema: pa.Schema
     extent: Extent
-    group_part_count: int
+    change_part_count: int
     file_count: int
 
     @property
     def writer_count(self) -> int:
         """The number of receivers that write."""
-        return self.group_part_count + self.file_count + 1
+        return self.change_part_count + self.file_count + 1
 
 
 @dataclass(frozen=True)
@@ -283,18 +285,18 @@ class _Reader:
     batch_parts: _BatchParts
     store: Store
     path: str
-    group_parts: Sequence[Sequence[RowGroup]]
+    change_parts: Sequence[Sequence[RowGroup]]
     files: Sequence[ReplicaFile]
     file_task_count: int
     key_part_count: int
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Send the changes of a part, or the rows of some files."""
-        if number < len(self.group_parts):
+        if number < len(self.change_parts):
             yield from guard(self._send_changes(number))
         else:
-            for place in range(number - len(self.group_parts), len(self.files), self.file_task_count):
-                yield from guard(self._send_rows(place))
+            for file_index in range(number - len(self.change_parts), len(self.files), self.file_task_count):
+                yield from guard(self._send_rows(file_index))
 
     def _send_changes(self, number: int) -> Iterator[pa.RecordBatch]:
         batch_parts = self.batch_parts
@@ -302,7 +304,7 @@ class _Reader:
             *PLACE_COLUMNS,
             *(f"{side}.{name}" for side in SIDES for name in batch_parts.key_schema.names),
         ]
-        for _, read in self.store.group_readers(self.group_parts[number]):
+        for _, read in self.store.group_readers(self.change_parts[number]):
             changes = extract_changes(read(names), batch_parts.key_schema, (), batch_parts.extent)
             if changes.truncates.num_rows:
                 for part in range(self.key_part_count):
@@ -314,8 +316,8 @@ class _Reader:
                 rows = rows.append_column("ordinal", pa.array(changes.ordinals))
             yield from self._make_messages(number, changes.keys, rows)
 
-    def _send_rows(self, number: int) -> Iterator[pa.RecordBatch]:
-        file, begin = self.files[number], 0
+    def _send_rows(self, file_index: int) -> Iterator[pa.RecordBatch]:
+        file, begin = self.files[file_index], 0
         deleted_numbers = read_vector(self.store, self.path, file.deletion_vector)
         for batch in self.store.read_batches(join_path(self.path, file.name), self.batch_parts.key_schema):
             row_numbers = np.arange(begin, begin + batch.num_rows)
@@ -323,7 +325,7 @@ class _Reader:
             if (is_deleted := is_in(row_numbers, deleted_numbers)).any():
                 keys, row_numbers = keys.filter(pa.array(~is_deleted)), row_numbers[~is_deleted]
             labelled_rows = _label_keys(keys).append_column("row", pa.array(row_numbers))
-            yield from self._make_messages(len(self.group_parts) + number, keys, labelled_rows)
+            yield from self._make_messages(len(self.change_parts) + file_index, keys, labelled_rows)
 
     def _make_messages(self, sender: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Yield a message for each part of the keys, which has the rows of this part."""
@@ -362,7 +364,7 @@ class _Decider:
         changes = [
             (sender, table)
             for sender, tables in tables_by_sender.items()
-            if sender < batch_parts.group_part_count
+            if sender < batch_parts.change_part_count
             for table in tables
         ]
         if not changes:
@@ -373,7 +375,7 @@ class _Decider:
             dict[int, tuple[Numbers, Numbers]](),
         )
         for sender, tables in tables_by_sender.items():
-            if sender >= batch_parts.group_part_count:
+            if sender >= batch_parts.change_part_count:
                 table = pa.concat_tables(tables)
                 row_indices, key_indices = sought_keys.find_rows(table.drop_columns("row"))
                 matches[sender] = np.asarray(table["row"])[row_indices], key_indices
@@ -389,9 +391,10 @@ class _Decider:
             yield make_message(receiver, 0, new_places[receivers == receiver].tobytes())
         is_replaced = np.zeros_like(outcome.had_row)
         is_replaced[net_change.keys] = not self.empties_replica
-        for receiver, (row_indices, key_indices) in matches.items():
-            if len(removed_row_numbers := row_indices[is_replaced[key_indices]]):
-                yield make_message(receiver, 0, removed_row_numbers.tobytes())
+        # The task that read a file, and the receiver that writes the file again, have the same number.
+        for number, (row_numbers, key_indices) in matches.items():
+            if len(removed_numbers := row_numbers[is_replaced[key_indices]]):
+                yield make_message(number, 0, removed_numbers.tobytes())
         counts = net_change.count_rows(outcome.had_row) | {
             "conflicts": int(outcome.conflict is not None),
             "changes": int(outcome.has_row_changes),
@@ -401,7 +404,7 @@ class _Decider:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes what a receiver was sent; see `_BatchOfKeys` for the receivers.
+    """Writes what a receiver was sent; see `_BatchParts` for the receivers.
 
     The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
     removed rows, or writes a deletion vector if `can_mark_rows` is True. The last receiver sums up the counts.
@@ -410,7 +413,7 @@ class _Writer:
 
     batch_parts: _BatchParts
     files_task: FilesTask
-    group_parts: Sequence[Sequence[RowGroup]]
+    change_parts: Sequence[Sequence[RowGroup]]
     files: Sequence[ReplicaFile]
     can_mark_rows: bool
 
@@ -425,14 +428,14 @@ class _Writer:
         numbers = np.sort(
             np.concatenate([_NO_ROWS, *(np.frombuffer(content, np.int64) for _, content in messages)])
         )
-        if receiver < len(self.group_parts):
+        if receiver < len(self.change_parts):
             selection = replace(self.files_task.row_selection, places=numbers)
             yield from _write_files(
-                replace(self.files_task, group_parts=[self.group_parts[receiver]], row_selection=selection),
+                replace(self.files_task, change_parts=[self.change_parts[receiver]], row_selection=selection),
                 guard,
             )
             return
-        file_index = receiver - len(self.group_parts)
+        file_index = receiver - len(self.change_parts)
         file = self.files[file_index]
         if not self.can_mark_rows:
             match = FileMatches(file.name, file.log_path, file.size_bytes, numbers, _NO_ROWS, _NO_ROWS)

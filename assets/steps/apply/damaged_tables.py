@@ -61,7 +61,7 @@ class IntactVersions:
     This is the version that an apply wrote, that the cut names, or that a copy after the cut wrote. `find_path` returns
     the path of a table's replica, or of the versions of its rows. `versions` are the Delta versions that the cut names.
 
-    `set_aside_damaged` checks only the version that it reads at the start of the step. If another process commits
+    `set_aside_damaged_tables` checks only the version that it reads at the start of the step. If another process commits
     a later version, the apply looks for a RESTORE among the commits in between, before it continues from the later
     version. No later check would find this RESTORE: the next cut names the later version, and checks read only commits
     after a cut.

@@ -46,9 +46,9 @@ def read_digests(
     store: Store, groups: Sequence[RowGroup], row_schema: pa.Schema, runner: Executors
 ) -> pa.Table:
     """Read the changes in some row groups of a change history, with digests instead of rows (`row_schema`)."""
-    group_parts = divide_groups(groups, runner.parallelism)
+    change_parts = divide_groups(groups, runner.parallelism)
     return runner.run(
-        _DigestTask(store, group_parts, row_schema), len(group_parts), schema=DIGESTED_CHANGE_SCHEMA
+        _DigestTask(store, change_parts, row_schema), len(change_parts), schema=DIGESTED_CHANGE_SCHEMA
     )
 
 
@@ -57,12 +57,12 @@ class _DigestTask:
     """Reads changes, part by part, and replaces their rows by digests. The task is sent to executors."""
 
     store: Store
-    group_parts: Sequence[Sequence[RowGroup]]
+    change_parts: Sequence[Sequence[RowGroup]]
     row_schema: pa.Schema
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         schema = make_change_schema(pa.struct(self.row_schema))
-        for _, read in self.store.group_readers(self.group_parts[number]):
+        for _, read in self.store.group_readers(self.change_parts[number]):
             changes = conform(read(schema.names), schema).to_batches()
             yield from (digest_sides(batch, self.row_schema.names) for batch in guard(changes))
 

@@ -172,10 +172,10 @@ class VersionsDuringApply:
         ) is None:
             return
         table, pending = lacking_changes_of_table
-        history_path = lake.paths.change_history(
+        changes_path = lake.paths.change_history(
             self._subscription.name, *state.name, table.definition.history.generation
         )
-        VersionsWriter(table, history_path, pending, state.lsn, applied_changes).apply()
+        VersionsWriter(table, changes_path, pending, state.lsn, applied_changes).apply()
         reach(Failpoint.REPLICA_COMMITTED)
         new_head = lake.records.head(table.path)
         # If the table of versions was put back, the cut keeps the former Delta version, so the next run finds the RESTORE.
@@ -214,14 +214,14 @@ class _VersionOutcome:
 
 @dataclass(frozen=True)
 class VersionsWriter:
-    """Writes the changes of a batch, which are in the change history `history_path`, to the versions of one table.
+    """Writes the changes of a batch, which are in the change history `changes_path`, to the versions of one table.
 
     `copy_lsn` is the LSN of the table's copy. `applied_changes` are changes that the replica's apply has kept in memory.
     They are used only if they are those of the same slices.
     """
 
     table: VersionTable
-    history_path: str
+    changes_path: str
     pending: PendingChanges
     copy_lsn: int
     applied_changes: AppliedChanges | None = None
@@ -236,9 +236,9 @@ class VersionsWriter:
             table.begin_anew(max(end, replica_position), datetime.now(UTC))
             return
         table.add_new_columns()
-        changes = lake.find_stored_slices(self.history_path, pending.slice_ends, must_exist=True)
+        changes = lake.find_stored_slices(self.changes_path, pending.slice_ends, must_exist=True)
         if changes is None:
-            raise LakeError(f'Delta table "{self.history_path}": only Spark reads it', sqlstate="55000")
+            raise LakeError(f'Delta table "{self.changes_path}": only Spark reads it', sqlstate="55000")
         outcome = self._compute_outcome(changes.row_groups)
         ending_matches, ending_commits = self._find_ended_versions(outcome)
         change = VersionChange.plan_ends(
@@ -258,7 +258,7 @@ class VersionsWriter:
 
     def _compute_outcome(self, groups: Sequence[RowGroup]) -> _VersionOutcome:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
-        with lake.access.translate_errors(self.history_path):
+        with lake.access.translate_errors(self.changes_path):
             keyed_changes = self._get_keyed_changes(files)
             times = [lake.store.read_columns(file, ["commit_lsn", "commit_time"]) for file in files]
         commits = Commits.from_changes(pa.concat_tables(times))
@@ -387,7 +387,7 @@ class VersionsWriter:
                 continue
             completion_arguments = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
             for part_places, part_completions in read_completions(*completion_arguments, rows, table.columns):
-                group_parts = divide_groups(groups, runner.parallelism)
+                change_parts = divide_groups(groups, runner.parallelism)
                 extent = Extent(self.pending.slice_ends, self.since_lsn)
                 selection = RowSelection(extent, stamp, part_places, part_completions, validity=validity)
                 task = FilesTask(
@@ -398,7 +398,7 @@ class VersionsWriter:
                     target_file_bytes,
                     (),
                     (),
-                    group_parts,
+                    change_parts,
                     selection,
                 )
-                yield runner.run(task, len(group_parts))
+                yield runner.run(task, len(change_parts))

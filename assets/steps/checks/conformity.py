@@ -229,7 +229,7 @@ _BATCH_RESULT_DDL = "rows bigint, failing bigint, keys array<string>"
 def _evaluate_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, filters: Sequence[RowFilter], key: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Evaluate the filters for batches of rows; yields a row (`_BATCH_RESULT`) for each batch."""
+    """Evaluate the filters for batches of rows; yields a row (`_BATCH_RESULT_SCHEMA`) for each batch."""
     evaluate_filters = compile_filters(*(row_filter.tree for row_filter in filters))
     for batch in batches:
         rows = batch.cast(schema)

@@ -1,7 +1,7 @@
 """Copies a batch of tables at one exported snapshot, several tables at a time, and records their new states.
 
 In: the tables
-Out: a `CopiedBatch`, with the result of each table, and the tables that have to be copied again after a transient fault
+Out: a `BatchResult`, with the result of each table, and the tables that have to be copied again after a transient fault
 
 Raises OpenTransactionsError if the snapshot has to wait for open transactions, and errors of the lake.
 """

@@ -44,7 +44,7 @@ def copy_tables(
 
     With `only_lacking`, tables that no longer need a copy are left out. The copy waits at most `wait_seconds` for open
     transactions. Tables that have to wait longer are left to a later copy. Raises SubscriptionDisabledError if the
-    subscription is disabled, and the errors of `ready_slot`.
+    subscription is disabled, and the errors of `prepare_slot`.
     """
     if not tables:
         return []

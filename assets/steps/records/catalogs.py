@@ -151,7 +151,7 @@ def make_publisher_slot_stream(slot_stream: SlotStream, subscription: str) -> Sl
 
 @dataclass(frozen=True)
 class Catalogs:
-    """The table `catalogs` of one stream in the lake. `slot_consumption.ready.ready_slot` adds rows to it."""
+    """The table `catalogs` of one stream in the lake. `slot_consumption.ready.prepare_slot` adds rows to it."""
 
     lake: Lake
     slot_stream: SlotStream

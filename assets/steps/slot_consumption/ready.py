@@ -151,7 +151,7 @@ def ensure_publications(
     names = ensure_capture_publications(
         connection, slot_stream.source.name, slot_stream.capture, [empty_publication], catalog
     )
-    # WAL from before the publication existed is read without the publication, as in `_drain_before_created`.
+    # WAL from before the publication existed is read without the publication, as in `_read_older_wal`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, slot_stream, lake, ())
         read_slot_to(slot, read_flushed_lsn(connection), no_log, must_record_position=True)
