@@ -248,7 +248,10 @@ class Materializer:
 
     def _find_newly_set_aside(self) -> set[Name]:
         """The tables that are set aside, and for which no run has failed yet."""
-        states, record = TableStates(self.lake, self.name).read_newest(), SubscriptionRecord(self.lake, self.name)
+        states, record = (
+            TableStates(self.lake, self.name).read_newest(),
+            SubscriptionRecord(self.lake, self.name),
+        )
         problems = find_subscription_problems(self.name, self.lake, states, record.read_state())
         key = DEFAULT_NAMES.asset_key(subscription_asset(self.subscription, AssetKind.CUT))
         reported_texts = read_reported_problems(self.instance, key) if problems else set()

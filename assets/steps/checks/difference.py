@@ -72,7 +72,7 @@ def _encode_rows(frame: DataFrame, columns: Sequence[str], *, unify_zeros: bool)
 
 
 def add_octets(frame: DataFrame, columns: Sequence[str], *, unify_zeros: bool) -> DataFrame:
-    """Add the column `OCTETS`, which has the bytes of some columns (`encoded_rows`). Names must not have dots."""
+    """Add the column `OCTETS`, which has the bytes of some columns (`encode_rows`). Names must not have dots."""
     names = frame.columns
 
     def encode_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -175,7 +175,5 @@ def _make_soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFram
 
     key_columns, added_rows = list(merge.key_source_by_column.values()), make_rows("expected", "upsert")
     removed_rows = add_octets(make_rows("actual", "end"), key_columns, unify_zeros=True)
-    ended_rows = removed_rows.join(
-        add_octets(added_rows, key_columns, unify_zeros=True), OCTETS, "left_anti"
-    )
+    ended_rows = removed_rows.join(add_octets(added_rows, key_columns, unify_zeros=True), OCTETS, "left_anti")
     return added_rows.unionByName(ended_rows.drop(OCTETS)), merge.make_clauses(quote_name)
