@@ -199,8 +199,8 @@ class _Apply:
                 plans, failure = batch.examine(plans)
                 if failure is not None:
                     conflict, failed_result = failure
-                    if earlier := [end for end in ends if end <= conflict.commit_lsn]:
-                        batches.extendleft([[end for end in ends if end not in earlier], earlier])
+                    if earlier_ends := [end for end in ends if end <= conflict.commit_lsn]:
+                        batches.extendleft([[end for end in ends if end not in earlier_ends], earlier_ends])
                         continue
                     self._count_result(failed_result)
                     self._disable_subscription(conflict.message)

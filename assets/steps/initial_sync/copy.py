@@ -82,7 +82,7 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     with subscription.slot_stream.source.connect() as connection:
         catalog = make_subscription_catalog(connection, subscription, read_present_catalog(connection))
         tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).read_newest()
-        table_by_needed_name, problem_by_table = find_tables_without_copy(
+        tables_to_copy, problem_by_table = find_tables_without_copy(
             connection, subscription, catalog, tables, states
         )
     for warning in find_unsent_leaves(subscription, catalog):
@@ -98,7 +98,7 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     )
     if hold_back_tables(subscription, lake, problem_by_table):
         return []
-    return [name for name in table_by_needed_name if name not in problem_by_table]
+    return [name for name in tables_to_copy if name not in problem_by_table]
 
 
 def find_tables_without_copy(
@@ -114,14 +114,14 @@ def find_tables_without_copy(
     - `states`: maps the names of tables to their recorded states
     """
     problem_by_table = find_table_problems(subscription, catalog)
-    table_by_needed_name = {
+    tables_to_copy = {
         name: table
         for name, table in tables.items()
         if name not in problem_by_table
         and _needs_copy(states.get(name), subscription.definition(table, catalog))
     }
-    return table_by_needed_name, problem_by_table | find_unreadable_tables(
-        connection, subscription, table_by_needed_name.values()
+    return tables_to_copy, problem_by_table | find_unreadable_tables(
+        connection, subscription, tables_to_copy.values()
     )
 
 
