@@ -49,7 +49,7 @@ LARGE_BYTES = 64 * 1024 * 1024
 def find_lacking_changes(
     changes: Sequence[TableChanges], state: TableState, head: TableHead
 ) -> list[TableChanges]:
-    """The changes of a table that its replica lacks."""
+    """Find the changes of a table that its replica lacks."""
     since_lsn = max(state.lsn, head.position or 0)
     return [change for change in changes if change.slice_end > since_lsn]
 
@@ -231,11 +231,11 @@ class Batch:
         return plans, (error, _make_conflict_result(plan.pending.name, error))
 
     def _apply_in_process(self, plan: Plan) -> TableResult | Plan:
-        """Apply a plan by this process; returns the plan if only Spark can commit to the table."""
+        """Apply a plan by a commit of this process; returns the plan if only Spark can commit to the table."""
         return self._apply_plan(plan, self._commit)
 
     def _apply_in_process_or_by_spark(self, plan: Plan) -> TableResult | Plan:
-        """Apply a plan by a commit of this process, or by a commit of Spark if this process cannot commit."""
+        """Apply a plan by a commit of this process. If this process cannot commit, Spark does."""
         return self._apply_plan(
             plan, lambda *arguments: self._commit(*arguments) or _commit_by_spark(*arguments)
         )

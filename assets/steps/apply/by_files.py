@@ -1,11 +1,11 @@
-"""Applies a batch to one replica table by writing its files: transformed changes -> one commit of their net change.
+"""Applies a batch to one replica table by writing its files. All changes become one commit of their net change.
 
 In: a batch's changes in the files of the change history. Out: `TableResult`. Raises LakeError.
 
 First this process computes the net change of each key, on whole columns (`pgsieve.decoding.changes.net_change`). Then
 executors read the new rows from the row groups of the change history, and write them into new files of the replica.
-They also rewrite the replica's files that contain deleted rows. If these files are too large, or have deletion vectors
-already, the deleted rows are marked in deletion vectors instead.
+Executors also write the files again that contain deleted rows, without these rows. If such files are too large, or have
+deletion vectors already, the deleted rows are marked in deletion vectors instead.
 """
 
 import json
@@ -95,7 +95,7 @@ class ManyChanges:
     - `groups`: the row groups of the change history that have the changes
     - `schema`: the replica's columns
     - `net_change`: the net change; None if it is not computed yet, or if a table without a key has only INSERTs
-    - `empties_replica`: True if no row that the replica has now stays
+    - `empties_replica`: True if the batch removes all rows that the replica has now
     - `stamp_column`: the name of the column with the time of the apply; None if the replica has no such column
     """
 
@@ -135,7 +135,7 @@ def add_net_change(
     pending: PendingChanges,
     stored_changes: ManyChanges,
 ) -> ManyChanges | None:
-    """Compute the net change of changes; the parameters and the result are those of `find_many_changes`."""
+    """Add the net change to `stored_changes`; the other parameters and the result are those of `find_many_changes`."""
     if not (definition.key or pending.count("update", "delete")):
         return stored_changes
     decider = _Decider(
@@ -247,7 +247,7 @@ class _Decider:
         )
 
     def _find_living_rows(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
-        """Find the rows among `matches` that are not marked as deleted. None stands for all rows of the replica."""
+        """Find the rows among `matches` that are not marked as deleted. With None, search all rows of the replica."""
         deleted_column = self.definition.deleted_column
         assert deleted_column is not None
         return self.committer.find_flagged_rows(self.path, Flag(deleted_column, is_set=False), matches)
@@ -289,7 +289,7 @@ class _Decider:
         )
 
     def _find_matching_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
-        """The replica's rows with these keys.
+        """Find the replica's rows with these keys.
 
         None if rows cannot be marked as deleted, and the files with these rows are too large to be rewritten.
         """

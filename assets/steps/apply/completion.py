@@ -1,9 +1,9 @@
-"""Completes rows that lack values, with the value that an earlier change sent last, or with the replica's value.
+"""Completes rows that lack values. The value comes from the last change that sent it, or from the replica's row.
 
 An UPDATE does not send a TOASTed value that it leaves unchanged (PostgreSQL documentation, 54.9 Logical Replication
-Message Formats, TupleData). In: the places of the changes that made the new rows, and for each missing value the place of
-the change, or the key of the replica's row, that has the value. Out: the missing values, in parts that fit in memory.
-Raises Arrow's errors.
+Message Formats, TupleData). In: the places of the changes that made the new rows. For each missing value, this is the
+place of the change that sent it, or the key under which the replica has it. Out: the missing values, in parts that fit
+in memory. Raises Arrow's errors.
 
     change       columns sent             completed row of place 9
     place 3      id, note, body           id, note: of place 9
@@ -52,7 +52,7 @@ class NetRows:
         return sum(array.nbytes for array in (self.places, self.base_keys, *self.sent_places.values()))
 
     def take_range(self, begin: int, end: int) -> "NetRows":
-        """The rows from number `begin` up to, but not including, `end`."""
+        """Take the rows from number `begin` up to, but not including, `end`."""
         row_range = slice(begin, end)
         sent_places = {name: places[row_range] for name, places in self.sent_places.items()}
         return NetRows(self.places[row_range], sent_places, self.base_keys[row_range])
@@ -160,7 +160,7 @@ class _MissingValues:
     def read_completion(self, name: str, rows: NetRows, budget: _Budget) -> Completion:
         """Read the values of the column `name` for the rows that need one, as their last change did not send it.
 
-        Raises _TooManyError if the values exceed the budget.
+        Raises _BudgetExceededError if the values exceed the budget.
         """
         sent_places, column_schema = rows.sent_places[name], pa.schema([self.schema.field(name)])
         rows_to_complete = np.flatnonzero(sent_places != rows.places)
@@ -234,7 +234,7 @@ class _MissingValues:
 
 
 def _cast_column(rows: pa.Table, column_schema: pa.Schema) -> pa.Array:
-    """The only column of the rows, cast to the schema's type."""
+    """Return the only column of the rows, cast to the schema's type."""
     column = conform(rows, column_schema).column(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 

@@ -25,7 +25,7 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 class EndedRows:
     """The rows of the replica's file `file_name` that end: their ascending numbers in the file, and their new metadata.
 
-    The row with the number `rows[i]` gets the metadata in row `metadata_rows[i]` of `metadata`.
+    The row with the number `row_numbers[i]` gets the metadata in row `metadata_rows[i]` of `metadata`.
     """
 
     file_name: str

@@ -42,7 +42,7 @@ _CHANGE_COLUMNS = ["slice", "number", "commit_lsn", "ordinal", "operation", "old
 class KeyConflictError(PgsieveError):
     """A change gives a row a key that the replica has already.
 
-    - `table`: the schema and the name of the table
+    - `name`: the schema and the name of the table
     - `conflict_name`: PostgreSQL's name of the conflict, `insert_exists` or `update_exists`
     - `key`: maps each column of the key to its value, as PostgreSQL prints it
     - `commit_lsn`: the commit LSN (position in the WAL) of the transaction that contains the change

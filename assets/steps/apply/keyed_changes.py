@@ -250,9 +250,9 @@ def read_changes(
     unsent_columns: Sequence[str],
     soft_delete_columns: Metadata = (),
 ) -> Iterator[pa.Table]:
-    """Read the columns that `keyed_changes` needs from the files of a change history, file by file.
+    """Read the columns that `make_keyed_changes` needs from the files of a change history, file by file.
 
-    The other columns are not read: they may be large.
+    The other columns are not read, because they may be large.
     """
     columns = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in ("new", "old") for name in key_schema.names)]
     columns += (

@@ -1,6 +1,7 @@
 """Applies the transformed changes of a subscription to its replica tables, batch by batch, and writes cuts.
 
-In: the transformed slices that the replicas lack. Out: per batch, one commit for each replica with changes; then a cut.
+In: the transformed slices that the replicas lack. Out: per batch, one commit for each replica with changes, and a cut
+after these commits.
 
 A batch has several consecutive slices, and only the net change of all of them is applied. Each commit to a replica has
 the end of the batch as its position. It succeeds only if the replica still has the Delta version from which the commit
@@ -360,7 +361,7 @@ class _Replicas:
     def _read_copied_versions(self, lsn: int) -> bool:
         """Read the Delta versions of the tables that were copied, or got another definition, since the cut.
 
-        Returns False if the replica of one has a position beyond the LSN.
+        Returns False if the replica of such a table has a position beyond the LSN.
         """
         cut_versions = self._cut.tables if self._cut else {}
         path_by_table = {}
@@ -420,7 +421,7 @@ def renew_cut(lake: Lake, subscription: Subscription, version_by_table: Mapping[
 
 
 def combine_results(first: ApplyResult, second: ApplyResult) -> ApplyResult:
-    """The combined result of two successive applies."""
+    """Combine the results of two successive applies."""
     tables = dict(first.tables)
     for name, table_result in second.tables.items():
         tables[name] = _combine_table_results(tables.get(name), table_result)

@@ -84,8 +84,8 @@ class VersionsDuringApply:
         """Read up to which position each table's versions reach. Returns the tables with problems, and the problems.
 
         The versions have no gap under these conditions:
-        - They reach the position that the newest cut has for them; the cut's LSN if it has none; or, if the table was
-          copied after the cut, the LSN of the copy.
+        - If the table was copied after the newest cut, they reach the LSN of the copy. Otherwise they reach the position
+          that the cut has for them, or the cut's LSN if the cut has no such position.
         - Since the cut, the table of versions was not put back, and the replica was not repaired.
 
         Other versions begin anew with the replica's present rows.

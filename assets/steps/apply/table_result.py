@@ -99,7 +99,7 @@ class PendingChanges:
 
     @property
     def key_change_count(self) -> int:
-        """How many UPDATEs move a row to another key."""
+        """The number of UPDATEs that move a row to another key."""
         return sum(c.key_change_count for c in self.slices)
 
     @property
@@ -113,11 +113,11 @@ class PendingChanges:
         return tuple(sorted({partition for c in self.slices for partition in c.partition_names}))
 
     def count(self, *operations: str) -> int:
-        """The number of changes with these operations, including those before a TRUNCATE."""
+        """Count the changes with these operations, including those before a TRUNCATE."""
         return sum(c.sent_counts.get(o, 0) for c in self.slices for o in operations)
 
     def adjust_row_counts(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Adjust the counts of `NetChange.counts` for the report: after a TRUNCATE no row counts as missing."""
+        """Adjust the counts of `NetChange.count_rows` for the report: after a TRUNCATE no row counts as missing."""
         return {**counts, **({"missing": 0} if self.truncated_at is not None else {})}
 
 
