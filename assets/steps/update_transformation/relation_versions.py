@@ -219,7 +219,7 @@ def _find_present_columns(
 ) -> tuple[tuple[str, ...], Sequence[AddedColumn]]:
     """Find the present names of a relation version's columns, and the columns of the replica that it lacks.
 
-    The lacking columns were added to the table after the relation version. ADD COLUMN gives their values.
+    The missing columns were added to the table after the relation version. ADD COLUMN gives their values.
     """
     relation, former_definition, layout = (
         published_version.version.relation,
