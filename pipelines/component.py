@@ -57,7 +57,7 @@ class PgsieveScaffolder(Scaffolder[Any]):
     """Writes a defs.yaml, and beside it a pgsieve.yaml that the user completes.
 
     The folder of the lake is not inside the project's Python package. If the project already has a PgsieveComponent,
-    the new component gets a prefix of its own, since the names of two components must differ.
+    the new component gets another prefix, since the names of two components must differ.
     """
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
@@ -134,7 +134,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     def write_state_to_path(self, state_path: Path) -> None:
         """Read the published tables from the sources, and write them as the state.
 
-        If a source does not answer, its part of the former state is kept, and the state is written. After that the
+        If a source does not answer, its part of the former state is kept, and the state is written. After that, the
         error is raised. During development (`dg dev`) the error is only logged, so that the definitions still load.
         """
         config = load_config(self.config)

@@ -20,7 +20,7 @@ Tally = dict[str, Any]
 
 
 def empty_tally() -> Tally:
-    """Return a tally to which `count_changes` can add."""
+    """Return an empty tally. `count_changes` adds counts to it."""
     return {"key_changes": 0, "unchanged": []}
 
 

@@ -43,7 +43,7 @@ from pgsieve.decoding.wording import shorten
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 #: One element per change: the index in `ROW_OPERATIONS` of the operation that is sent for the change, or `NOT_SENT`.
 _Codes: TypeAlias = npt.NDArray[np.int32]
-#: Maps insert, update and delete to row filters, of which one must match; or to None if all rows are sent.
+#: Maps insert, update and delete to row filters. A row is sent if one of them matches; None means that all rows are sent.
 Filters: TypeAlias = Mapping[str, Sequence[RowFilter] | None]
 #: Maps insert, update and delete to the function that evaluates their filters on a batch of rows, or to None.
 _Conditions: TypeAlias = Mapping[str, VerdictFunction | None]
@@ -154,7 +154,7 @@ class Transformation:
 
 
 def _compile_condition(filters: Sequence[RowFilter]) -> VerdictFunction:
-    """Return the function that evaluates row filters, of which one must match. Its errors contain the text of the filters."""
+    """Return a function that tells for each row whether one of the filters matches. Its errors contain the filters' text."""
     compute_verdicts = compile_filters(*(row_filter.tree for row_filter in filters))
 
     def find_verdicts(batch: pa.RecordBatch) -> pa.BooleanArray:

@@ -65,7 +65,7 @@ def _restart_in_utf8_mode() -> None:
 def _report_write_error(error: OSError) -> int:
     """Report that help, the version or a shell completion could not be written; returns the exit code."""
     if error.errno == errno.EPIPE:
-        # Typer uses the same exit code if the pipe to which a command writes was closed.
+        # Typer uses the same exit code if the reader of a pipe has closed the pipe.
         return EXIT_FINDINGS
     print_error(
         PgsieveError(

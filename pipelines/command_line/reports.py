@@ -490,7 +490,7 @@ def _print_large_table(report: LargeTableReport) -> None:
 
 
 def print_demo(report: DemoReport) -> None:
-    """Print whether all replicas equal those of PostgreSQL's subscriber, and where the demo's files are."""
+    """Print whether all replicas equal the tables of PostgreSQL's subscriber, and where the demo's files are."""
     if report.sized is not None:
         _print_large_table(report.sized)
     verdict = (

@@ -8,8 +8,8 @@ checkpoints its log, and the checkpoint is most of the cost of an event. A run w
 thousand events. Three changes make it faster:
 
 - Connections stay open, and the events that plan the steps of a run are stored in one transaction.
-- Each run has a database of its own. Only that of the first run is created by Dagster's migrations; later runs copy the
-  file.
+- Each run has its own database. Dagster's migrations create only the database of the first run. For later runs, its file
+  is copied.
 - Many steps read the records of the same assets. A record is read again only after a change.
 """
 
@@ -33,7 +33,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
 #: The largest number of databases that are open at the same time: the one with the index of all runs, the one with
-#: events that belong to no run, and that of the newest run.
+#: events that belong to no run, and the database of the newest run.
 _MAX_OPEN_DATABASES = 3
 #: How long a statement waits for the lock of another process. The value is the same as in Dagster.
 _LOCK_SECONDS = 30
@@ -170,7 +170,8 @@ class CachedEventLog(SqliteEventLogStorage):
                 self._initialized_dbs.add(shard)
             connection = engine.connect()
             if shard == INDEX_SHARD_NAME:
-                # A new connection counts its changes from 0, so `_database_state` no longer says to which state records belong.
+                # A new connection counts its changes from 0. So `_database_state` can no longer tell whether the records are
+                # still valid.
                 self._records_by_key = {}
         self._connections[shard] = connection
         while len(self._connections) > _MAX_OPEN_DATABASES:

@@ -36,7 +36,7 @@ _INTERRUPT_ERROR_NAMES = {dg.DagsterExecutionInterruptedError.__name__, Keyboard
 _QUIET_RUN_CONFIG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 #: The number of asset records per query.
 _MAX_RECORDS_PER_QUERY = 100
-#: The asset keys that the runs of commands use. They are those of a project that has no translator of its own.
+#: The asset keys that the runs of commands use. A translator of the user does not change these keys.
 DEFAULT_NAMES = DagsterNames()
 
 
@@ -44,7 +44,7 @@ DEFAULT_NAMES = DagsterNames()
 def open_instance(config: Config) -> Iterator[dg.DagsterInstance]:
     """Open the Dagster instance that records the runs.
 
-    It is the instance of the environment variable DAGSTER_HOME if that is set, or else that of `pgsieve ui`.
+    If the environment variable DAGSTER_HOME is set, it names the instance. Otherwise it is the instance of `pgsieve ui`.
     """
     home = find_dagster_home(config)
     home.mkdir(parents=True, exist_ok=True)

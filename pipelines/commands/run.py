@@ -205,7 +205,8 @@ def transform_and_apply(
 ) -> None:
     """Materialise the transformed changes, and after that the replicas that have new changes or a new copy.
 
-    For each of the two there is one Dagster run for all subscriptions, because a run costs more than most of its steps.
+    There is one Dagster run for the changes of all subscriptions, and one for all replicas, because a run costs more than
+    most of its steps.
     An error of one subscription does not end the work for the others. If `is_fatal` is true for an error, it is raised.
     """
     enabled_materializers = [

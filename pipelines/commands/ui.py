@@ -1,7 +1,7 @@
 """Runs Dagster's web server and daemon with pgsieve's definitions.
 
 In: the configuration and an address
-Out: the processes of `dagster dev` and their children, to which runs belong. They are in a session of their own
+Out: the processes of `dagster dev` and their children, such as the processes of runs. They are in another session
      (setsid), and end with the block that started them.
 
 Raises PgsieveError if the folder of Dagster's records cannot be made.
@@ -37,7 +37,7 @@ _KILL_SECONDS = 5.0
 def find_dagster_home(
     config: Config, environ: Mapping[str, str] = os.environ, *, creates_folder: bool = True
 ) -> Path:
-    """The folder of Dagster's records: that of the variable DAGSTER_HOME, or else `.pgsieve/dagster` beside pgsieve.yaml.
+    """The folder of Dagster's records: the folder that DAGSTER_HOME names, or else `.pgsieve/dagster` beside pgsieve.yaml.
 
     With `creates_folder`, the folder beside pgsieve.yaml is created with its settings. Nothing is created in the folder
     of DAGSTER_HOME.

@@ -213,7 +213,7 @@ class SubscriptionConfig(_Section):
     def type_overrides(self) -> dict[tuple[str, str, str], str]:
         """Maps a schema, table and column to the Spark type of the column in `types`.
 
-        The names are those of the catalog.
+        The names are written as in the catalog.
         """
         overrides = {}
         for key, spark_type in self.types.items():

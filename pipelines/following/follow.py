@@ -227,7 +227,7 @@ class _Context:
 
 
 class _Follower:
-    """Follows one stream, for those of its subscriptions that the user has selected."""
+    """Follows one stream, for the subscriptions of the stream that the user has selected."""
 
     #: Only one stream is copied, applied or maintained at a time. The reason is that the writer of a commit is identified
     #: by settings of the Spark session, and the streams share one session.

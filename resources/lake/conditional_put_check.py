@@ -121,7 +121,9 @@ def _count_decided_pairs(lake: str, folder: str, store: Store, endpoint: str) ->
                 reason = "does not keep If-None-Match on PUT: it accepted two objects of one name"
                 raise UnsafeStoreError(lake, endpoint, reason)
             decided_outcomes = [_Outcome.SUCCEEDED.name, _Outcome.REFUSED.name]
-            decided_pairs += sum(sorted(each.name for each in pair) == decided_outcomes for pair in outcomes)
+            decided_pairs += sum(
+                sorted(outcome.name for outcome in pair) == decided_outcomes for pair in outcomes
+            )
             tried_pairs += len(pair_numbers)
     return decided_pairs
 

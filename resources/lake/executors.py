@@ -201,13 +201,13 @@ def _exchange_in_memory(
 ) -> pa.Table:
     """The method `exchange` of a runner that keeps the messages in memory. See `Executors`."""
     rows = runner.run(part, part_count, schema=MESSAGE_SCHEMA)
-    for stage, each in enumerate(receivers, 1):
+    for stage, stage_receivers in enumerate(receivers, 1):
         messages_by_receiver = defaultdict[int, list[Message]](list)
         for receiver_number, messages in group_by_receiver(rows.to_batches()):
             messages_by_receiver[receiver_number] += messages
         stage_schema = schema if stage == len(receivers) else MESSAGE_SCHEMA
         rows = runner.run(
-            partial(_receive, each, list(messages_by_receiver.items())),
+            partial(_receive, stage_receivers, list(messages_by_receiver.items())),
             len(messages_by_receiver),
             schema=stage_schema,
         )
@@ -284,14 +284,19 @@ class SparkExecutors:
         A task runs several receivers, because starting a task takes longer than running most receivers.
         """
         with release_strand():
-            task_counts = [min(each.count, _TASKS_PER_CORE * self.parallelism) for each in receivers]
+            task_counts = [
+                min(stage_receivers.count, _TASKS_PER_CORE * self.parallelism)
+                for stage_receivers in receivers
+            ]
             session = with_job_name(self._get_session())
             frame = session.range(0, part_count, 1, part_count).mapInArrow(
                 _make_part_runner(part), to_spark_schema(MESSAGE_SCHEMA)
             )
-            for stage, (each, number) in enumerate(zip(receivers, task_counts, strict=True), 1):
-                ordered_messages = frame.repartition(number, "to").sortWithinPartitions("to")
-                receive = _make_receiver_runner(each)
+            for stage, (stage_receivers, task_count) in enumerate(
+                zip(receivers, task_counts, strict=True), 1
+            ):
+                ordered_messages = frame.repartition(task_count, "to").sortWithinPartitions("to")
+                receive = _make_receiver_runner(stage_receivers)
                 if stage < len(receivers):
                     frame = ordered_messages.mapInArrow(receive, to_spark_schema(MESSAGE_SCHEMA))
                 else:
@@ -320,17 +325,17 @@ class SparkExecutors:
         """
         if len(job) == 1:
             return [self._run_job(job[0].run_part, job[0].part_count, FILE_SCHEMA)]
-        shared = SharedParts(
+        shared_parts = SharedParts(
             [request.run_part for request in job], divide_into_tasks(job, self.parallelism), FILE_SCHEMA
         )
         names = [request.name for request in job if request.name is not None]
         with name_jobs(*join_job_names(names)) if names else nullcontext():
             try:
-                rows = self._run_job(shared, len(shared.tasks), shared.row_schema)
+                rows = self._run_job(shared_parts, len(shared_parts.tasks), shared_parts.row_schema)
             except Exception as error:  # noqa: BLE001 - each caller runs its parts alone, and gets its error.
                 _LOGGER.debug("%d callers share no job: %s", len(job), error)
                 return [None] * len(job)
-        return shared.divide_rows_by_caller(rows)
+        return shared_parts.divide_rows_by_caller(rows)
 
     def prepare(self) -> None:
         """Begin to start the session and its first job, as `Executors` describes."""

@@ -249,7 +249,7 @@ def make_class_path_settings(
     conf: Mapping[str, str],
     resolutions_path: Path | None = None,
 ) -> dict[str, str]:
-    """The settings with the jars that a session needs: pgsieve's, and those of the user's settings (`conf`).
+    """The settings with the jars that a session needs: pgsieve's jars, and the jars in the user's settings (`conf`).
 
     If the user's settings contain the first package of a set, in any version, pgsieve leaves out this set.
     """

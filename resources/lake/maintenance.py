@@ -69,7 +69,7 @@ class TableMaintenance(Protocol):
     """The operations that keep one table small."""
 
     def find_last_slice_before(self, time: datetime) -> int:
-        """The LSN of the last slice whose transactions, and those of all earlier slices, were committed before this time.
+        """The LSN of the last slice up to which all transactions were committed before this time.
 
         A slice is the changes from one position of the slot to another. 0 if there is no such slice.
         """

@@ -81,7 +81,7 @@ class LakePaths:
         return f"{self._slot_stream_folder(slot_owner)}/prepared"
 
     def catalogs(self, slot_owner: str) -> str:
-        """The publisher's catalog, of which a copy is recorded after each alteration."""
+        """The publisher's catalog. A copy of it is recorded after each alteration."""
         return f"{self._slot_stream_folder(slot_owner)}/catalogs"
 
     def altered_slices(self, slot_owner: str) -> str:
@@ -110,7 +110,7 @@ class LakePaths:
         return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
 
     def row_versions(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The versions of a table's rows. The generations are those of the change history."""
+        """The versions of a table's rows. They have the same generations as the change history."""
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_scd2/{escape(schema)}/{escape(table)}{suffix}"
 

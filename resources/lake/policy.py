@@ -133,7 +133,7 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> Committer:
-        """The committer that writes rows to a table. The parameters are those of `choose_committer_with_reason`."""
+        """The committer that writes rows to a table. It has the parameters of `choose_committer_with_reason`."""
         committer, reason = self.choose_committer_with_reason(
             path, columns, size, schema, overwrite=overwrite, key=key
         )

@@ -178,9 +178,9 @@ def verify_log_store_settings(storage: Storage, conf: Mapping[str, str]) -> None
     if storage.is_written_only_by_spark:
         return
     for name, log_store_class in storage.log_store_settings().items():
-        for each in (name, _ANY_LOG_STORE):
-            if conf.get(each, log_store_class) != log_store_class:
-                raise UnsafeLogStoreError(each, log_store_class)
+        for setting in (name, _ANY_LOG_STORE):
+            if conf.get(setting, log_store_class) != log_store_class:
+                raise UnsafeLogStoreError(setting, log_store_class)
 
 
 def verify_log_store(session: SparkSession, storage: Storage) -> None:

@@ -109,7 +109,7 @@ class SharedJobs:
 def divide_into_tasks(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
     """Divide the parts of a job into tasks, which Spark runs in parallel.
 
-    Each task is a sequence of parts. A part is a pair of numbers: that of its caller, and that of the part among the
+    Each task is a sequence of parts. A part is a pair of numbers: the number of its caller, and the number of the part among the
     caller's parts.
 
     There are as many tasks as the largest request has parts. There are more if more than that, namely `parallelism`,
@@ -177,7 +177,7 @@ class SharedParts:
         return pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.row_schema)
 
     def divide_rows_by_caller(self, rows: pa.Table) -> list[pa.Table | None]:
-        """Divide the rows of a job by caller. A caller of which a part failed has None instead of rows."""
+        """Divide the rows of a job by caller. If a part of a caller has failed, the caller has None instead of rows."""
         failed_callers = set(rows.filter(rows[_FAILED_COLUMN])[_CALLER_COLUMN].to_pylist())
         return [
             None

@@ -39,7 +39,7 @@ _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 class UnsyncedWrites:
-    """The writes of this process to a lake, of which some may not be on disk yet."""
+    """The writes of this process to a lake. Some of them may not be on disk yet."""
 
     def __init__(self, lake: Path) -> None:
         self._lake, marks_folder = lake, lake / OWN_FOLDER / _MARKS_FOLDER
@@ -118,25 +118,25 @@ def _remove_half_written_commits(lake: Path, marks_folder: Path) -> None:
 
     Then remove the marks of these processes.
     """
-    abandoned = list[tuple[Path, int]]()
+    abandoned_marks = list[tuple[Path, int]]()
     for mark in marks_folder.iterdir():
         if mark.name == _LOCK_NAME:
             continue
         descriptor = os.open(mark, os.O_RDWR)
         try:
             if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                abandoned.append((mark, os.fstat(descriptor).st_mtime_ns))
+                abandoned_marks.append((mark, os.fstat(descriptor).st_mtime_ns))
         finally:
             os.close(descriptor)
-    if not abandoned:
+    if not abandoned_marks:
         return
     # This module is imported here, because the import is slow and rarely needed.
     from pgsieve.resources.lake.half_written import roll_back_tables
 
-    roll_back_tables(lake, min(since for _, since in abandoned))
+    roll_back_tables(lake, min(since for _, since in abandoned_marks))
     with _open_folder(lake) as descriptor:
         _sync_file_system(descriptor)
-    for mark, _ in abandoned:
+    for mark, _ in abandoned_marks:
         mark.unlink(missing_ok=True)
 
 

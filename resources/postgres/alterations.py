@@ -165,7 +165,7 @@ def fingerprint_catalog(
             connection, [f"pg_inherits where inhrelid = any({oid_array}::oid[])"]
         )
     removed_rows = (
-        _list_removed_rows(connection, [each.split()[0] for each in selections])
+        _list_removed_rows(connection, [selection.split()[0] for selection in selections])
         if any(have_removed_rows)
         else frozenset[int]()
     )

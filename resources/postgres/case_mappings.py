@@ -68,7 +68,7 @@ select *
 #: One row about initcap with three columns: the characters after which initcap continues a word; the number of
 #: characters that `InitcapRules` cannot represent; and for each character that initcap changes an array of the character,
 #: its form at the start of a word, and its form within a word.
-_WORDS_QUERY: Final = """
+_INITCAP_QUERY: Final = """
 select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
        count(*) filter (where right(outside, 1) <> right(inside, 1) or left(outside, -1) <> ' ' || alone),
        array_agg(array[c, alone, substr(inside, 2, length(inside) - 2)])
@@ -105,17 +105,17 @@ def add_case_mappings(
     tables = dict(catalog.tables)
     for oid, collations in collations_by_table.items():
         mappings = [
-            (name, read_case_mapping(connection, name, with_words=w))
-            for name, w in sorted(collations.items())
+            (name, read_case_mapping(connection, name, with_initcap=needs_initcap))
+            for name, needs_initcap in sorted(collations.items())
         ]
         tables[oid] = replace(tables[oid], case_mappings=tuple(mappings))
     return replace(catalog, tables=tables)
 
 
 def read_case_mapping(
-    connection: psycopg.Connection[Any], collation: str, *, with_words: bool
+    connection: psycopg.Connection[Any], collation: str, *, with_initcap: bool
 ) -> CaseMapping:
-    """The mapping of a collation of pg_catalog for the functions lower and upper, and with `with_words` also for initcap.
+    """The mapping of a collation of pg_catalog for the functions lower and upper, and with `with_initcap` also for initcap.
 
     The server needs about a second for a mapping, so a process reads each mapping only once.
     """
@@ -124,11 +124,13 @@ def read_case_mapping(
         "select pg_postmaster_start_time(), oid, datname from pg_database where datname = current_database()"
     ).fetchone()
     assert row is not None
-    key = (connection.info.host, connection.info.port, *row, collation, with_words)
+    key = (connection.info.host, connection.info.port, *row, collation, with_initcap)
     if key not in _MAPPINGS:
         try:
             with connection.transaction():
-                _MAPPINGS[key] = _read_mapping(connection, collation, with_words=with_words, version=version)
+                _MAPPINGS[key] = _read_mapping(
+                    connection, collation, with_initcap=with_initcap, version=version
+                )
         except psycopg.Error as error:
             if error.sqlstate is None or is_transient(error):
                 raise
@@ -137,7 +139,7 @@ def read_case_mapping(
 
 
 def _read_mapping(
-    connection: psycopg.Connection[Any], collation: str, *, with_words: bool, version: int
+    connection: psycopg.Connection[Any], collation: str, *, with_initcap: bool, version: int
 ) -> CaseMapping:
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
@@ -149,25 +151,25 @@ def _read_mapping(
         return CaseMapping(refusal="that is ICU's, which depends on languages and contexts")
     collate = f"collate {quote('pg_catalog', collation)}"
     blocks = connection.execute(_BLOCKS_QUERY.format(collate=collate)).fetchall()
-    rows = connection.execute(
+    character_rows = connection.execute(
         _CHARACTERS_QUERY.format(collate=collate), [[row[0] for row in blocks]]
     ).fetchall()
-    lower_by_character = {c: low[0] for c, low, _ in rows if low[0] != c}
-    upper_by_character = {c: up[0] for c, _, up in rows if up[0] != c}
+    lower_by_character = {c: low[0] for c, low, _ in character_rows if low[0] != c}
+    upper_by_character = {c: up[0] for c, _, up in character_rows if up[0] != c}
     if any(len(changed) != 1 for changed in (*lower_by_character.values(), *upper_by_character.values())):
         return CaseMapping(refusal="it makes several characters of one")
     mapping = CaseMapping(_to_replacements(lower_by_character), _to_replacements(upper_by_character))
-    for _, lower_forms, upper_forms in rows:
+    for _, lower_forms, upper_forms in character_rows:
         is_independent = list(lower_forms) == list(_make_expected_forms(lower_forms[0], "a")) and list(
             upper_forms
         ) == list(_make_expected_forms(upper_forms[0], "A"))
         if not is_independent:
             return CaseMapping(refusal=_CONTEXT_REASON)
-    if with_words:
-        word_rules = _read_words(connection, collate)
-        if word_rules is None:
+    if with_initcap:
+        initcap_rules = _read_initcap_rules(connection, collate)
+        if initcap_rules is None:
             return CaseMapping(refusal=_CONTEXT_REASON)
-        mapping = replace(mapping, words=word_rules)
+        mapping = replace(mapping, words=initcap_rules)
     return mapping if _has_expected_blocks(mapping, blocks) else CaseMapping(refusal=_CONTEXT_REASON)
 
 
@@ -189,9 +191,9 @@ def _has_expected_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]
     return True
 
 
-def _read_words(connection: psycopg.Connection[Any], collate: str) -> InitcapRules | None:
+def _read_initcap_rules(connection: psycopg.Connection[Any], collate: str) -> InitcapRules | None:
     """The rules by which initcap capitalizes words; None if `InitcapRules` cannot represent these rules."""
-    row = connection.execute(_WORDS_QUERY.format(collate=collate)).fetchone()
+    row = connection.execute(_INITCAP_QUERY.format(collate=collate)).fetchone()
     assert row is not None
     word_characters, unrepresentable_count, changes = row
     if unrepresentable_count or any(len(part) != 1 for change in changes for part in change):

@@ -122,9 +122,22 @@ def read_slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState
     ).fetchone()
     if row is None:
         return None
-    name, plugin, active, confirmed_lsn, restart_lsn, wal_status, lag, retained, safe, *options = row
+    (
+        name,
+        plugin,
+        is_active,
+        confirmed_lsn,
+        restart_lsn,
+        wal_status,
+        lag_bytes,
+        retained_bytes,
+        safe_bytes,
+        *options,
+    ) = row
     lsns = parse_lsn(confirmed_lsn or "0/0"), parse_lsn(restart_lsn or "0/0")
-    return SlotState(name, plugin, active, *lsns, wal_status, lag or 0, retained or 0, safe, *options)
+    return SlotState(
+        name, plugin, is_active, *lsns, wal_status, lag_bytes or 0, retained_bytes or 0, safe_bytes, *options
+    )
 
 
 def create_slot(

@@ -60,7 +60,7 @@ def patterns(rng: random.Random, letters: str) -> list[str]:
 @pytest.mark.parametrize("drawn", [400, pytest.param(None, marks=pytest.mark.long)])
 def test_case_changes_as_the_server_does(server: psycopg.Connection, drawn: int | None) -> None:
     """It tests `drawn` random letters, or all."""
-    rng, mapping = random.Random(SEED), read_case_mapping(server, "default", with_words=True)
+    rng, mapping = random.Random(SEED), read_case_mapping(server, "default", with_initcap=True)
     letters = "".join(sorted({*mapping.lower[0], *mapping.upper[0]}))
     if drawn is not None:
         letters = "".join(sorted(rng.sample(letters, drawn)))

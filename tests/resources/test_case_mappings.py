@@ -86,7 +86,7 @@ def compare_all(connection: psycopg.Connection, mapping: CaseMapping) -> None:
 
 def compare(connection: psycopg.Connection, collation: str) -> CaseMapping:
     """Compare random text."""
-    mapping = read_case_mapping(connection, collation, with_words=True)
+    mapping = read_case_mapping(connection, collation, with_initcap=True)
     assert not mapping.refusal
     given = texts(random.Random(SEED), mapping)
     for function in FUNCTIONS:
@@ -103,7 +103,7 @@ def matches(connection: psycopg.Connection, pairs: list[tuple[str, str]], collat
 
 
 def compare_in_regular_expressions(connection: psycopg.Connection, collation: str) -> None:
-    rng, mapping = random.Random(SEED), read_case_mapping(connection, collation, with_words=False)
+    rng, mapping = random.Random(SEED), read_case_mapping(connection, collation, with_initcap=False)
     collate = f'COLLATE pg_catalog."{collation}"'
     letters = sorted({*mapping.lower[0], *mapping.lower[1], *mapping.upper[0], *mapping.upper[1]})
     pairs = []
@@ -153,27 +153,27 @@ def test_text_of_a_collation_changes_as_the_server_changes_it(server: psycopg.Co
 
 
 def test_a_server_is_asked_once(server: psycopg.Connection) -> None:
-    assert read_case_mapping(server, "default", with_words=True) is read_case_mapping(
-        server, "default", with_words=True
+    assert read_case_mapping(server, "default", with_initcap=True) is read_case_mapping(
+        server, "default", with_initcap=True
     )
 
 
 def test_mappings_that_depend_on_context_or_cannot_be_read_are_refused(
     publisher_server: EmbeddedServer, server: psycopg.Connection
 ) -> None:
-    assert "ICU's" in read_case_mapping(server, "unicode", with_words=False).refusal
+    assert "ICU's" in read_case_mapping(server, "unicode", with_initcap=False).refusal
     assert (
-        read_case_mapping(server, "no such", with_words=False).refusal
+        read_case_mapping(server, "no such", with_initcap=False).refusal
         == "the server does not say how (SQLSTATE 42704)"
     )
     if server.info.server_version >= 180000:
         assert (
-            read_case_mapping(server, "pg_unicode_fast", with_words=False).refusal
+            read_case_mapping(server, "pg_unicode_fast", with_initcap=False).refusal
             == "it makes several characters of one"
         )
     with database(publisher_server, "LOCALE 'C' ENCODING 'LATIN1'", "latin") as connection:
         assert (
-            read_case_mapping(connection, "default", with_words=False).refusal
+            read_case_mapping(connection, "default", with_initcap=False).refusal
             == "the database's encoding is LATIN1, not UTF8"
         )
 

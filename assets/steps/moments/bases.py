@@ -34,7 +34,7 @@ class TableBase:
     """A version of a replica, and the slices of its change history with later changes.
 
     - `path`, `version`: the version of the replica, which has all that committed before `since_lsn`
-    - `state`: the state of the table at that time. Its definition is that of this version and of these slices.
+    - `state`: the state of the table at that time. Its definition describes this version and these slices.
     - `history_path`, `slice_ends`: the path of the change history, and the ends of the slices
     """
 

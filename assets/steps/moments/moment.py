@@ -17,7 +17,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.lake import Lake
 
-#: A time in microseconds, written in the SQL of DataFusion, and in that of Spark.
+#: How a time in microseconds is written in the SQL of DataFusion, and in the SQL of Spark.
 _DATAFUSION_TIME_TEMPLATE = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 _SPARK_TIME_TEMPLATE = "timestamp_micros({})"
 

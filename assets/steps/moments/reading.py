@@ -35,8 +35,8 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.private_folder import private_folder, remove_abandoned_folders
 
-#: The folder for clones in a lake on this machine. The folder of a stream has no dot in its name, so the two cannot be
-#: the same.
+#: The folder for clones in a lake on this machine. No folder of a stream has a dot in its name, so none of them
+#: has this name.
 _CLONES_FOLDER = f"{OWN_FOLDER}/.moments"
 
 

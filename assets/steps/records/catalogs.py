@@ -257,8 +257,8 @@ class Catalogs:
     def read_for_slice(self, slice_end: int) -> tuple[Catalog, Sequence[str]] | None:
         """The newest catalog that was recorded up to the end of a slice, and the subscriptions in that record.
 
-        Returns None if no catalog had been recorded by that LSN. The catalog is that of the whole slice only if the
-        slice is not one of the `AlteredSlices`.
+        Returns None if no catalog had been recorded by that LSN. The catalog is valid for the whole slice
+        only if the slice is not one of the `AlteredSlices`.
         """
         newest_row = self._read_newest_row(slice_end)
         return (

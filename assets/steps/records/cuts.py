@@ -72,7 +72,7 @@ class Cut:
     def has_state(self, state: TableState) -> bool:
         """True if the table already had this state when the cut was made.
 
-        If the cut does not record the version of the table states, the times of the two are compared.
+        If the cut does not record the version of the table states, the time of the cut is compared with the time of the state.
         """
         if self.states is None:
             return state.version < 0 and (state.at is None or state.at <= self.at)

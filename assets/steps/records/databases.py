@@ -1,4 +1,4 @@
-"""Records to which database the replicas of a subscription belong, and compares it with that of a connection.
+"""Records the database to which the replicas of a subscription belong, and compares it with the database of a connection.
 
 Two configurations may use the same lake, and the same name for a subscription. Because of the record, neither of them
 writes to the replicas of the other.
@@ -21,7 +21,7 @@ from pgsieve.resources.postgres.database import Database, find_database_name, re
 
 
 class OtherDatabaseError(PgsieveError):
-    """The replicas of a subscription are of another database than the one to which its source connects."""
+    """The replicas of a subscription belong to a database, and its source connects to another database."""
 
 
 def record_database(connection: psycopg.Connection[Any], record: SubscriptionRecord) -> None:

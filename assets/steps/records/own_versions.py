@@ -27,7 +27,7 @@ from pgsieve.resources.lake.lake import Lake
 def list_slot_stream_records(lake: Lake, slot_stream: SlotStream) -> list[str]:
     """The paths of the record tables of a stream whose versions are in a cut.
 
-    The change log is not among them, because its position is compared with that of the slot.
+    The change log is not among them. Its position is compared with the position of the slot instead.
     """
     return [table(lake, slot_stream).path for table in (SlotStreamRecord, Catalogs, AlteredSlices)]
 

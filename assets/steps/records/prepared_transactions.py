@@ -5,8 +5,9 @@ phase of the transaction, and after that the server does not send the transactio
 to be durable in the lake.
 
 The table is written after each slice (the changes from one position of the slot to another), and before the slot is
-confirmed. Its position is the end of the slice. If the table is behind the change log, a run died between the two
-commits; in that case the slot still has the transactions that are missing in the table.
+confirmed. Its position is the end of the slice. If the table is behind the change log, a run died between the
+commit of the slice and the commit of this table. In that case the slot still has the transactions that are missing in the
+table.
 """
 
 from collections.abc import Iterator
@@ -87,7 +88,7 @@ class PreparedTransactions:
         return prepared_transactions
 
     def begin(self, position: int) -> None:
-        """Begin the table for a slot of which nothing has been read yet."""
+        """Begin the table, before anything is read from the slot."""
         self._local_records().write(
             self.path, PREPARED_SCHEMA.empty_table(), Commit(position, overwrite=True)
         )

@@ -162,7 +162,7 @@ def list_history_paths(
     """Yields the paths of all histories that tables may have; some of them may not exist.
 
     If a history begins anew, it gets a new generation, which has another path. `make_path` makes a path from a
-    subscription, a schema, a table and a generation: that of a change history, or that of versions of rows.
+    subscription, a schema, a table and a generation. It is the path of a change history, or of versions of rows.
     """
     for name, state in tables.items():
         newest_generation = state.definition.history.generation if state.definition else 0

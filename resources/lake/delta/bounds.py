@@ -93,24 +93,24 @@ def make_writer_properties(schema: pa.Schema, *, date_bounds: bool = True) -> Wr
     )
 
 
-def _has_unsafe_bounds(kind: pa.DataType, *, date_bounds: bool) -> bool:
+def _has_unsafe_bounds(data_type: pa.DataType, *, date_bounds: bool) -> bool:
     """True if delta-rs computes wrong bounds for a type, or for a type that is nested in it."""
     return any(
         pa.types.is_floating(leaf)
         or (pa.types.is_decimal(leaf) and leaf.precision > _EXACT_DIGITS)
         or (pa.types.is_date(leaf) and not date_bounds)
-        for _, leaf in list_leaf_columns("", kind)
+        for _, leaf in list_leaf_columns("", data_type)
     )
 
 
 def _has_late_date(values: pa.ChunkedArray) -> bool:
     """True if a date is too late for delta-rs's bounds. The date may be in a struct or a list."""
-    kind = values.type
-    if pa.types.is_date32(kind):
+    data_type = values.type
+    if pa.types.is_date32(data_type):
         last_day = pc.max(values.cast(pa.int32())).as_py()
         return last_day is not None and last_day > _LAST_DAY
-    if pa.types.is_list(kind):
+    if pa.types.is_list(data_type):
         return _has_late_date(pc.list_flatten(values))
-    if pa.types.is_struct(kind):
-        return any(_has_late_date(pc.struct_field(values, [i])) for i in range(kind.num_fields))
+    if pa.types.is_struct(data_type):
+        return any(_has_late_date(pc.struct_field(values, [i])) for i in range(data_type.num_fields))
     return False

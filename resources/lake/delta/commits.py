@@ -83,13 +83,13 @@ class Commits:
         version = table.version() + 1
         if expected_version not in {None, table.version()}:
             raise OvertakenError(path)
-        versioned = add_version_column(rows, version)
+        versioned_rows = add_version_column(rows, version)
         write_deltalake(
             table,
-            versioned,
+            versioned_rows,
             schema_mode="merge",
             mode="append",
-            writer_properties=make_writer_properties(versioned.schema),
+            writer_properties=make_writer_properties(versioned_rows.schema),
             commit_properties=CommitProperties(
                 custom_metadata={"userMetadata": commit_metadata(None)},
                 max_commit_retries=0,
@@ -260,7 +260,7 @@ class Commits:
     def find_missing_comments(
         self, path: str, description: str | None, columns: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
-        """The descriptions that a table lacks: its own (None if it has it), and those of its columns, by their names."""
+        """The description that a table lacks (None if it has it), and the descriptions that its columns lack, by column."""
         table = self.open_table(path)
         comments = {
             field.name: (field.metadata or {}).get(COMMENT_KEY, "") for field in table.schema().fields

@@ -24,21 +24,21 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _conform(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+def _conform(values: pa.Array | pa.ChunkedArray, data_type: pa.DataType) -> pa.Array:
     """Values with another type. Fields of a struct that they lack are NULL."""
     if isinstance(values, pa.ChunkedArray):  # combine_chunks returns a ChunkedArray if there are no chunks.
         values = pa.concat_arrays(values.chunks) if values.chunks else pa.nulls(0, values.type)
-    if values.type.equals(kind):
+    if values.type.equals(data_type):
         return values
-    if not pa.types.is_struct(kind):
-        return values.cast(kind)
+    if not pa.types.is_struct(data_type):
+        return values.cast(data_type)
     children = [
         _conform(pc.struct_field(values, [field_index]), field.type)
         if (field_index := values.type.get_field_index(field.name)) >= 0
         else pa.nulls(len(values), field.type)
-        for field in kind
+        for field in data_type
     ]
     null_mask = values.is_null()
     if not children:
-        return pa.nulls(len(values), kind)
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=null_mask)
+        return pa.nulls(len(values), data_type)
+    return pa.StructArray.from_arrays(children, fields=list(data_type), mask=null_mask)

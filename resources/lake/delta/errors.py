@@ -252,9 +252,9 @@ def is_folder_refusal(code: int) -> bool:
 
 def find_missing_file(error: BaseException) -> str | None:
     """The Parquet file that an engine has not found. None for any other error."""
-    for each in list_causes(error):
-        text = str(each)
-        if isinstance(each, FileNotFoundError) and (file_match := re.search(r"/[^'\"]*\.parquet", text)):
+    for cause in list_causes(error):
+        text = str(cause)
+        if isinstance(cause, FileNotFoundError) and (file_match := re.search(r"/[^'\"]*\.parquet", text)):
             return file_match[0]
         if any(words in text for words in _NOT_FOUND_WORDS) and (match := _MISSING_FILE.search(text)):
             return match[1]
@@ -281,9 +281,9 @@ def find_illegible_file(error: BaseException) -> str | None:
 
     "" if the engine does not name the file. None for any other error.
     """
-    for each in list_causes(error):
-        text = str(each)
-        if not isinstance(each, PgsieveError) and "SQLSTATE: 22" not in text and _is_invalid_parquet(text):
+    for cause in list_causes(error):
+        text = str(cause)
+        if not isinstance(cause, PgsieveError) and "SQLSTATE: 22" not in text and _is_invalid_parquet(text):
             file_match = re.search(r"[^\s'\"/\\]+\.parquet", text)
             return file_match[0] if file_match else ""
     return None

@@ -149,25 +149,25 @@ def _find_matched_files(
     store: Store,
     keys: pa.Table,
     names: Collection[str],
-    deleted: Mapping[str, npt.NDArray[np.int64]],
+    deleted_rows: Mapping[str, npt.NDArray[np.int64]],
 ) -> Iterator[FileMatches]:
     """The matches in some files of a table. The keys must be distinct.
 
     - `names`: the names of the files, relative to the table's folder
-    - `deleted`: maps the name of a file to the numbers of its rows that are marked as deleted
+    - `deleted_rows`: maps the name of a file to the numbers of its rows that are marked as deleted
 
     The columns of `keys` and of the files have the names of the table's columns.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
-    sought, no_rows = SoughtKeys.from_keys(keys.rename_columns(labels)), np.empty(0, np.int64)
+    sought_keys, no_rows = SoughtKeys.from_keys(keys.rename_columns(labels)), np.empty(0, np.int64)
 
-    def matches_in(name: str, log_path: str, size: int) -> FileMatches:
+    def find_matches(name: str, log_path: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.read_batches(join_path(path, name), keys.schema), keys.schema)
-        row_numbers, key_indices = sought.find_rows(rows.rename_columns(labels))
+        row_numbers, key_indices = sought_keys.find_rows(rows.rename_columns(labels))
         if (np.diff(row_numbers) < 0).any():
             order = np.argsort(row_numbers)
             row_numbers, key_indices = row_numbers[order], key_indices[order]
-        deleted_row_numbers = deleted.get(name, no_rows)
+        deleted_row_numbers = deleted_rows.get(name, no_rows)
         is_present = np.ones(rows.num_rows, np.bool_)
         is_present[deleted_row_numbers] = False
         is_match = is_present[row_numbers]
@@ -176,12 +176,12 @@ def _find_matched_files(
         )
 
     actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
-    files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
+    files = [(unquote(action["path"]), action["path"], action["size_bytes"]) for action in actions]
     files = [file for file in files if file[0] in names]
     with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
         # Search only a few files at a time, because the caller may stop before the last one.
         for begin in range(0, len(files), _PARALLEL_FILES):
-            matches = pool.map(matches_in, *zip(*files[begin : begin + _PARALLEL_FILES], strict=True))
+            matches = pool.map(find_matches, *zip(*files[begin : begin + _PARALLEL_FILES], strict=True))
             yield from (match for match in matches if len(match.row_numbers))
 
 
@@ -255,13 +255,13 @@ def find_single_value_files(table: DeltaTable, column: str) -> set[str]:
 
 def list_all_files(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
     """The files of a table that may have a NULL in `null_column`, as matches without rows. None means all files."""
-    deleted, no_rows = find_deleted_rows(table), np.empty(0, np.int64)
+    deleted_rows, no_rows = find_deleted_rows(table), np.empty(0, np.int64)
     possible_names = None if null_column is None else set(find_files_within(table, {}, null_column))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
-    names = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
+    file_entries = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
     return [
-        FileMatches(name, path, size, no_rows, no_rows, deleted.get(name, no_rows))
-        for name, path, size in names
+        FileMatches(name, path, size, no_rows, no_rows, deleted_rows.get(name, no_rows))
+        for name, path, size in file_entries
         if possible_names is None or name in possible_names
     ]
 
@@ -322,10 +322,11 @@ class StoredFile(NamedTuple):
 
 def find_stored_files(table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]]) -> list[StoredFile]:
     """The files of a table that may have a key within at least one of the bounds."""
-    names = {name for each in bounds for name in find_files_within(table, each)}
+    names = {name for file_bounds in bounds for name in find_files_within(table, file_bounds)}
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes", "num_records"]).to_pylist()
     stored_files = (
-        StoredFile(unquote(f["path"]), f["path"], f["size_bytes"], f["num_records"]) for f in files
+        StoredFile(unquote(file["path"]), file["path"], file["size_bytes"], file["num_records"])
+        for file in files
     )
     return [file for file in stored_files if file.name in names]
 

@@ -51,7 +51,7 @@ class Clauses:
     insert_values: Mapping[str, str]
     #: The condition for the rows that are deleted if they match. None means that all matching rows are deleted.
     delete_condition: str | None = None
-    #: The condition for matching rows of which only the columns of `close` are updated, and the values of these columns.
+    #: The condition for matching rows that have ended, and the values of their metadata columns. Their other columns stay.
     end_condition: str | None = None
     end_values: Mapping[str, str] = field(default_factory=dict)
     #: The values for all other matching rows.

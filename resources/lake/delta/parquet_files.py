@@ -102,19 +102,19 @@ def _divide_into_row_groups(
     batches: Iterable[pa.RecordBatch], max_bytes: int
 ) -> Iterator[list[pa.RecordBatch]]:
     """Gather batches into row groups. Each result is the list of the batches of one row group."""
-    group, rows, size = list[pa.RecordBatch](), 0, 0
+    group, row_count, group_bytes = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         # Leave out batches without rows. A row group without rows has no bounds, and its file would have no bounds then.
         if not batch.num_rows:
             continue
-        if group and rows + batch.num_rows > ROW_GROUP_ROWS:
+        if group and row_count + batch.num_rows > ROW_GROUP_ROWS:
             yield group
-            group, rows, size = [], 0, 0
+            group, row_count, group_bytes = [], 0, 0
         group.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if size >= max_bytes:
+        row_count, group_bytes = row_count + batch.num_rows, group_bytes + batch.nbytes
+        if group_bytes >= max_bytes:
             yield group
-            group, rows, size = [], 0, 0
+            group, row_count, group_bytes = [], 0, 0
     if group:
         yield group
 
@@ -126,21 +126,21 @@ def _find_columns_with_bounds(schema: pa.Schema) -> list[str] | bool:
     after every number.
     """
     columns = _list_columns(schema)
-    bounded_columns = [path for path, kind in columns if not pa.types.is_floating(kind)]
+    bounded_columns = [path for path, data_type in columns if not pa.types.is_floating(data_type)]
     return True if len(bounded_columns) == len(columns) else bounded_columns
 
 
 def _find_dictionary_columns(schema: pa.Schema) -> list[str]:
     """The Parquet columns, as paths, that are written with a dictionary of their values."""
-    return [path for path, kind in _list_columns(schema) if has_dictionary(kind)]
+    return [path for path, data_type in _list_columns(schema) if has_dictionary(data_type)]
 
 
-def has_dictionary(kind: pa.DataType) -> bool:
+def has_dictionary(data_type: pa.DataType) -> bool:
     """True if values of this type are written with a dictionary. Only texts are.
 
     Numbers and times would take longer to write with a dictionary, and need more space.
     """
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return bool(pa.types.is_string(data_type) or pa.types.is_large_string(data_type))
 
 
 def _list_columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
@@ -148,15 +148,15 @@ def _list_columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
     return [leaf for field in schema for leaf in list_leaf_columns(field.name, field.type)]
 
 
-def list_leaf_columns(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+def list_leaf_columns(path: str, data_type: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
     """The Parquet columns of one column, as pairs of a path and a type."""
-    if pa.types.is_struct(kind):
-        for field in kind:
+    if pa.types.is_struct(data_type):
+        for field in data_type:
             yield from list_leaf_columns(f"{path}.{field.name}", field.type)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        yield from list_leaf_columns(f"{path}.list.element", kind.value_type)
+    elif pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        yield from list_leaf_columns(f"{path}.list.element", data_type.value_type)
     else:
-        yield path, kind
+        yield path, data_type
 
 
 def _format_statistics(footer: pq.FileMetaData) -> str:

@@ -31,7 +31,7 @@ class SparkQueryCache:
     def get(self, path: str, query_name: str, run_query: Callable[[], Result]) -> Result:
         """The result of `run_query`, which is called only once per version. `query_name` identifies the query."""
         # The stamp is read before the result. If a new version is committed in between, the result for the new version is
-        # cached under the stamp of the former version. This does no harm, because that stamp never occurs again.
+        # cached under the stamp of the former version. This does no harm, because the former stamp never occurs again.
         stamp = self.stamp(path)
         return run_query() if stamp is None else self._cache_by_path[path].get(stamp, query_name, run_query)
 

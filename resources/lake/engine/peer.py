@@ -1,4 +1,4 @@
-"""Verifies who is at the other end of a connection, the peer.
+"""Verifies that the process at the other end of a connection, the peer, is the expected process.
 
 In: a connection.
 Out: whether the peer is the expected process (for TCP on this machine), or a process of this user (for a Unix

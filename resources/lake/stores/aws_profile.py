@@ -92,7 +92,7 @@ def _parse_nested_settings(text: str) -> dict[str, str]:
 
 
 def _find_file_path(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
-    """The path of one of the two files. None if the user has no home directory."""
+    """The path of the configuration file or the credentials file. None if the user has no home directory."""
     home = environ.get("HOME")
     if path_of_variable := environ.get(variable):
         # The tools of AWS replace `~` by the home directory themselves, because a shell does not replace it within quotes.

@@ -49,7 +49,7 @@ _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"
 #: The environment variables, in upper or lower case, from which delta-rs and obstore take a session token. They do
 #: so even if they have the keys from another source.
 _TOKEN_NAMES = {"AWS_SESSION_TOKEN", "AWS_TOKEN"}
-#: The environment variables with credentials that take precedence over those of a profile.
+#: The environment variables with credentials. They take precedence over the credentials of a profile.
 _CREDENTIAL_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 #: The names of the hosts of S3 itself.
 _S3_HOST = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")

@@ -234,13 +234,15 @@ class Store:
     def _read_batches_of_file(
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None
     ) -> Iterator[pa.RecordBatch]:
-        """The same as `batches`, but without an Arrow dataset. All columns of the file are decoded."""
+        """The same as `read_batches`, but without an Arrow dataset. All columns of the file are decoded."""
         with self._open_parquet(path) as file:
             for batch in file.iter_batches(row_groups=None if groups is None else list(groups)):
-                indices = [batch.schema.get_field_index(each.name) for each in schema]
+                indices = [batch.schema.get_field_index(field.name) for field in schema]
                 columns = [
-                    pa.nulls(batch.num_rows, each.type) if index < 0 else batch.column(index).cast(each.type)
-                    for each, index in zip(schema, indices, strict=True)
+                    pa.nulls(batch.num_rows, field.type)
+                    if index < 0
+                    else batch.column(index).cast(field.type)
+                    for field, index in zip(schema, indices, strict=True)
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -339,14 +341,14 @@ def divide_groups(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequ
     return [parts[part] for part in sorted(parts)]
 
 
-def _parse_stored_value(stored: int | bytes, kind: pa.DataType) -> pa.Scalar:
+def _parse_stored_value(stored_value: int | bytes, data_type: pa.DataType) -> pa.Scalar:
     """A value of a type, from the form in which a Parquet file stores it.
 
     It is not converted to a date or time of Python, which could not represent all values.
     """
-    if isinstance(stored, bytes):
-        return pa.scalar(stored, pa.binary()).cast(kind)
-    return pa.scalar(stored, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)
+    if isinstance(stored_value, bytes):
+        return pa.scalar(stored_value, pa.binary()).cast(data_type)
+    return pa.scalar(stored_value, pa.int32() if pa.types.is_date(data_type) else pa.int64()).cast(data_type)
 
 
 def _read_group(open_file: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:
@@ -380,15 +382,17 @@ def _replace_views_in_rows(rows: pa.Table) -> pa.Table:
     return rows if rows.schema.equals(schema) else rows.cast(schema)
 
 
-def _replace_views_in_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string_view(kind):
+def _replace_views_in_type(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(data_type):
         return pa.string()
-    if pa.types.is_binary_view(kind):
+    if pa.types.is_binary_view(data_type):
         return pa.binary()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_replace_views_in_type(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_replace_views_in_type(kind.value_type)))
-    if pa.types.is_map(kind):
-        return pa.map_(_replace_views_in_type(kind.key_type), _replace_views_in_type(kind.item_type))
-    return kind
+    if pa.types.is_struct(data_type):
+        return pa.struct([field.with_type(_replace_views_in_type(field.type)) for field in data_type])
+    if pa.types.is_list(data_type):
+        return pa.list_(data_type.value_field.with_type(_replace_views_in_type(data_type.value_type)))
+    if pa.types.is_map(data_type):
+        return pa.map_(
+            _replace_views_in_type(data_type.key_type), _replace_views_in_type(data_type.item_type)
+        )
+    return data_type
