@@ -287,7 +287,7 @@ def test_a_table_is_copied_again_if_slices_were_transformed_without_it(
         overlap.second.receive()
         apply(overlap.second.subscription, overlap.second.lake, _quiet)
 
-    _meanwhile(monkeypatch, Readiness, "complete", another)
+    _meanwhile(monkeypatch, Readiness, "complete_copies", another)
     overlap.first.copy(COPIED)
     overlap.first.run()
     overlap.verify()
