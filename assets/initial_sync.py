@@ -175,7 +175,7 @@ def _make_replica_event(
     copy_result: CopyResult,
     work: Work,
 ) -> dg.AssetMaterialization:
-    """The materialization of a replica after its copy. Later materializations are reported by increments.
+    """The materialization of a replica after its copy. Runs that apply changes report later materializations.
 
     `work` is what the copy has cost, together with the other copies of the run.
     """

@@ -90,8 +90,8 @@ def cut_metadata(cut: Cut, result: ApplyResult) -> dict[str, Any]:
 def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
     """Entries about the UPDATE transformation, which may turn an UPDATE into an INSERT or a DELETE.
 
-    They say how many UPDATEs were sent as each operation, and through how many relations changes came. A table has both
-    for each relation.
+    They say how many UPDATEs were sent as each operation, and through how many relations changes came. A further entry is
+    a table with the counts for each relation.
     """
     counts_of_origins = group_by_origin(counts)
     records = [

@@ -186,7 +186,7 @@ class _ReplicaAssets:
         }
 
     def find_source_key(self, name: TableName) -> dg.AssetKey:
-        """The key of the table's asset at the publisher."""
+        """Find the key of the asset that stands for the table at the publisher."""
         return self.dagster_names.asset_key(
             source_table_asset(self.subscription.slot_stream.source.name, name)
         )
@@ -275,10 +275,10 @@ class _RunReport:
     def _choose_states(
         self, former_cut: Cut | None, keys_with_failed_check: Container[dg.AssetKey]
     ) -> dict[TableName, TableState]:
-        """The states of the ready tables that have changed, or that a user has selected.
+        """Choose the ready tables that have changed, or that a user has selected; returns their states.
 
-        `keys_with_failed_check` has the tables whose last check `sync_state` has failed. Those that are ready by now
-        are reported, too, so that Dagster no longer shows the failure.
+        `keys_with_failed_check` has the assets with a failed check `sync_state`. If such a table is ready by now, it is
+        chosen, too, so that Dagster no longer shows the failure.
         """
         request, tables = self._request, self._request.key_by_table
         return {

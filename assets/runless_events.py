@@ -1,8 +1,8 @@
 """Writes events into Dagster's records for assets that no run has planned: changed tables, their checks, unchanged cuts.
 
-If a run fails, Dagster shows all assets as failed that the run has planned and not materialised. An increment learns
-only at its end which tables it has changed. So it plans no tables, and reports the changed tables by events of this
-module. A Dagster run costs 0.2 seconds, and an event without a run only some milliseconds.
+If a run fails, Dagster shows the assets as failed that the run has planned and not materialised. A run that applies
+changes learns only at its end which tables it has changed. So it plans no tables, and reports the changed tables by
+events of this module. A Dagster run costs 0.2 seconds, and an event without a run only some milliseconds.
 
 In: results, or a subscription that has nothing to apply
 Out: events in Dagster's records
@@ -128,11 +128,11 @@ def report_cut(
     dagster_names: DagsterNames,
     known_freshness: Freshness | None = None,
 ) -> None:
-    """Report the cut and its checks for a subscription that has nothing to apply, as the run of an increment does.
+    """Report the cut and its checks for a subscription that has nothing to apply. It looks as if a run had done it.
 
-    Each report makes Dagster's records grow. So the cut is reported only if it or the state of a table has changed, or
-    if a fourth of the setting `freshness` has passed since the last report. `known_freshness` is how far the replicas are
-    behind, if the caller has measured it.
+    Each report makes Dagster's records grow. So the cut is reported only if the cut or the state of a table has changed,
+    or if a fourth of the setting `freshness` has passed since the last report. `known_freshness` is how far the
+    replicas are behind, if the caller has measured it.
     """
     cuts, table_states = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
     record = SubscriptionRecord(lake, subscription.name)

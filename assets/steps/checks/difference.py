@@ -5,8 +5,8 @@ comparison is exact, because it compares rows, and not their hashes.
 
 The result has the columns c0, c1 and so on, in the order of the replica, and `count`. `count` is greater than 0 for
 rows that are missing in the replica, and less than 0 for rows that the replica has too often. Spark computes the
-result, or Arrow if there are few rows; both give the same result. Both group rows by bytes: a function of Arrow batches
-encodes each row as bytes.
+result, or Arrow if there are few rows; both give the same result. Both group the rows by their bytes, which a function of
+Arrow batches computes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
