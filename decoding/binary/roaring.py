@@ -52,9 +52,12 @@ def _group_by_upper_bits(numbers: Numbers, bits: int) -> Iterator[tuple[int, Num
 
     Yields the upper bits of each group, and the lower bits of its numbers.
     """
-    group_starts = np.flatnonzero(np.diff(numbers >> bits, prepend=-1))
-    for group in np.split(numbers, group_starts[1:]) if len(group_starts) else ():
-        yield int(group[0] >> bits), group & ((1 << bits) - 1)
+    begin = 0
+    while begin < len(numbers):
+        upper = int(numbers[begin] >> bits)
+        end = begin + int(np.searchsorted(numbers[begin:], (upper + 1) << bits))
+        yield upper, numbers[begin:end] & ((1 << bits) - 1)
+        begin = end
 
 
 def _serialize_bitmap(numbers: Numbers) -> bytes:

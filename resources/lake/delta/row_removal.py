@@ -98,9 +98,13 @@ def prepare_marked_files(
 
 def mark_matches(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
     """The files that contain `matches`, with these rows marked as deleted. `files` is a result of `find_markable_files`."""
-    # The rows of a match are not deleted yet, so no row occurs twice. NumPy's union would take ten times as long.
+    # The rows of a match are not deleted yet, so no row occurs twice. NumPy's union would take ten times as long. Both
+    # arrays are sorted, and the stable kind of sort only merges them.
     return [
-        MarkedFile(files[match.name], np.sort(np.concatenate([match.deleted_row_numbers, match.row_numbers])))
+        MarkedFile(
+            files[match.name],
+            np.sort(np.concatenate([match.deleted_row_numbers, match.row_numbers]), kind="stable"),
+        )
         for match in matches
     ]
 
