@@ -120,7 +120,7 @@ class SoughtKeys:
 
     keys: pa.Table
     least_key: int = 0
-    number_by_offset: Numbers | None = None
+    number_by_offset: npt.NDArray[np.int32] | None = None
 
     @classmethod
     def from_keys(cls, keys: pa.Table) -> SoughtKeys:
@@ -131,24 +131,23 @@ class SoughtKeys:
             return cls(keys)
         values = np.asarray(column).astype(np.int64)
         least_key, greatest_key = int(values.min()), int(values.max())
-        if greatest_key - least_key > _ARRAY_ELEMENTS_PER_KEY * len(values) + _EXTRA_ARRAY_ELEMENTS:
+        max_elements = _ARRAY_ELEMENTS_PER_KEY * len(values) + _EXTRA_ARRAY_ELEMENTS
+        if greatest_key - least_key > max_elements or len(values) > np.iinfo(np.int32).max:
             return cls(keys)
-        number_by_offset = np.full(greatest_key - least_key + 1, NONE, np.int64)
-        number_by_offset[values - least_key] = np.arange(len(values))
+        number_by_offset = np.full(greatest_key - least_key + 1, NONE, np.int32)
+        number_by_offset[values - least_key] = np.arange(len(values), dtype=np.int32)
         return cls(keys, least_key, number_by_offset)
 
     def find_rows(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
         """Return the indexes of the rows that have one of the keys, and the numbers of their keys."""
         column = rows.column(0)
         if self.number_by_offset is not None and not column.null_count:
+            offsets = np.asarray(column).astype(np.int64, copy=False) - self.least_key
+            key_numbers = self.number_by_offset.take(offsets, mode="clip")
             # An integer below `least_key` has a negative offset, which is a large number without a sign.
-            offsets = (np.asarray(column).astype(np.int64, copy=False) - self.least_key).view(np.uint64)
-            row_indexes = np.flatnonzero(offsets < len(self.number_by_offset))
-            key_numbers = self.number_by_offset[
-                offsets if len(row_indexes) == len(offsets) else offsets[row_indexes]
-            ]
-            is_key = key_numbers >= 0
-            return row_indexes[is_key], key_numbers[is_key]
+            key_numbers[offsets.view(np.uint64) >= len(self.number_by_offset)] = NONE
+            row_indexes = np.flatnonzero(key_numbers >= 0)
+            return row_indexes, key_numbers[row_indexes].astype(np.int64)
         if rows.num_columns > 1 or not is_orderable(column.type):
             return find_equal_rows(rows, self.keys)
         numbers = pc.index_in(column, value_set=self.keys.column(0).combine_chunks(), skip_nulls=True)

@@ -208,24 +208,25 @@ def find_flagged_rows(
     """
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
     row_counts = {} if flag.null_column is None else _count_rows_by_null_file(table, flag.null_column)
+
+    def read_selection(name: str) -> npt.NDArray[np.bool_]:
+        if name in row_counts:
+            return np.ones(row_counts[name], np.bool_)
+        flags = [batch.column(0) for batch in store.read_batches(join_path(path, name), schema)]
+        is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
+        is_selected: npt.NDArray[np.bool_] = is_set == flag.is_set
+        return is_selected
+
     for match in list_all_files(table, flag.null_column) if candidates is None else candidates:
-        if match.name in row_counts:
-            is_selected = np.ones(row_counts[match.name], np.bool_)
-        else:
-            flags = [batch.column(0) for batch in store.read_batches(join_path(path, match.name), schema)]
-            is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
-            is_selected = is_set == flag.is_set
         if candidates is None:
-            rows = np.setdiff1d(np.flatnonzero(is_selected), match.deleted_row_numbers)
+            rows = np.setdiff1d(np.flatnonzero(read_selection(match.name)), match.deleted_row_numbers)
             matches.append(replace(match, row_numbers=rows, key_indices=np.zeros(len(rows), np.int64)))
+        elif match.name in row_counts:
+            matches.append(match)
         else:
-            matches.append(
-                replace(
-                    match,
-                    row_numbers=match.row_numbers[is_selected[match.row_numbers]],
-                    key_indices=match.key_indices[is_selected[match.row_numbers]],
-                )
-            )
+            is_selected = read_selection(match.name)[match.row_numbers]
+            rows, keys = match.row_numbers[is_selected], match.key_indices[is_selected]
+            matches.append(replace(match, row_numbers=rows, key_indices=keys))
     return [match for match in matches if len(match.row_numbers)]
 
 
