@@ -238,6 +238,30 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
         assert copies(scenario, "t") == {copied}, ddl
 
 
+@pytest.mark.parametrize("scenario", ["driver alone"], indirect=True)
+def test_new_columns_of_small_tables_need_no_spark(scenario: Scenario) -> None:
+    """The histories were written with the former columns before."""
+    scenario.tables("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    scenario.publisher("INSERT INTO t VALUES (1, 1), (2, 2); CREATE PUBLICATION p FOR TABLE t")
+    scenario.subscribe("p")
+    alterations = (
+        "ADD COLUMN c int",
+        "ADD COLUMN d text DEFAULT 'filled'",
+        "RENAME COLUMN c TO e",
+        "DROP COLUMN v",
+    )
+    for number, alteration in enumerate(alterations, 3):
+        scenario.publisher(f"INSERT INTO t (id) VALUES ({number})")
+        scenario.run()
+        alter(scenario, f"ALTER TABLE t {alteration}")
+        scenario.publisher("UPDATE t SET id = -id WHERE id = 1; UPDATE t SET id = -id WHERE id = -1")
+        scenario.check("t")
+    scenario.check(
+        expect={"t": ["1||filled", "2||filled", "3||filled", "4||filled", "5||filled", "6||filled"]}
+    )
+    assert copies(scenario, "t") == {1}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("scenario", [pytest.param("committing", marks=pytest.mark.spark)], indirect=True)
 def test_a_history_starts_with_all_rows_if_only_spark_writes(scenario: Scenario) -> None:

@@ -16,6 +16,7 @@ from pgsieve.assets.steps.records.columns import format_changes_ddl
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.copied_rows import CopiedRows
+from pgsieve.resources.lake.added_columns import add_missing_columns
 from pgsieve.resources.lake.delta.layout import DEFAULT_FILE_BYTES
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import BatchSource, RowWriter, list_file_rows
@@ -42,6 +43,7 @@ def begin_history(
         return
     replica_path, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
     replica_bytes = lake.records.size_bytes(replica_path)
+    add_missing_columns(lake, history_path, schema)
     committer, reader = (
         lake.policy.choose_file_committer(history_path, schema),
         lake.policy.find_reader(replica_path),

@@ -40,6 +40,7 @@ from pgsieve.decoding.changes.versions import (
 )
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.resources.lake.added_columns import add_missing_columns
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
@@ -147,15 +148,7 @@ class VersionTable:
 
     def add_new_columns(self) -> None:
         """Add the replica's new columns to the table; they are NULL in the versions that it has already."""
-        lake = self.lake
-        if (
-            not lake.records.exists(self.path)
-            or (local_writer := lake.policy.find_local_writer(self.path)) is None
-        ):
-            return
-        if not set(self.schema.names) <= set(lake.columns(self.path)):
-            with lake.access.translate_errors(self.path):
-                retry_after_conflict(local_writer.append)(self.path, self.schema.empty_table())
+        add_missing_columns(self.lake, self.path, self.schema)
 
     @property
     def label(self) -> str:

@@ -56,6 +56,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.added_columns import add_missing_columns
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
@@ -314,6 +315,8 @@ class _SliceTransformation:
             tally = _count_written_changes(lake, path, contents.end, definition.key)
             return _add_counts(result, replace(counts, sent=tally))
         readable_changes = changes.readable_changes
+        if committer is None and add_missing_columns(lake, path, schema):
+            committer = lake.policy.choose_file_committer(path, schema)
         if committer is not None and readable_changes is not None:
             return _write_files(lake, committer, path, result, readable_changes, position)
         return _write_by_spark(lake, path, result, changes, definition, position)

@@ -100,12 +100,22 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
     """
     if not _accepts_any_row(table):
         return False
-    table_type = pa.struct(make_arrow_schema(table))
-    file_type = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
+    table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
     return (
         bool(table_type == file_type)
         if overwrite
         else is_unmapped(table) and _has_fields(table_type, file_type)
+    )
+
+
+def lacks_columns(table: DeltaTable, schema: pa.Schema) -> bool:
+    """True if a table would have all columns of a schema, once the columns that it lacks were added.
+
+    It may lack whole columns, or fields of structs. False if it lacks none, or if one has another type.
+    """
+    table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
+    return not _has_fields(table_type, file_type) and _has_fields(
+        _add_fields(table_type, file_type), file_type
     )
 
 
@@ -151,6 +161,21 @@ def _accepts_any_row(table: DeltaTable) -> bool:
         or any(not field.nullable for field in fields)
         or any(name.startswith(_CONSTRAINT_METADATA) for field in fields for name in field.metadata or {})
     )
+
+
+def _stored_type(schema: pa.Schema) -> pa.DataType:
+    """The columns of a schema as a struct, with the types that a Delta table gives them."""
+    return pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
+
+
+def _add_fields(table_type: pa.DataType, file_type: pa.DataType) -> pa.DataType:
+    """The type `table_type` with those fields of `file_type` that it lacks, also within structs."""
+    if not (pa.types.is_struct(table_type) and pa.types.is_struct(file_type)):
+        return table_type
+    fields = {field.name: field.type for field in table_type}
+    for field in file_type:
+        fields[field.name] = _add_fields(fields.get(field.name, field.type), field.type)
+    return pa.struct(list(fields.items()))
 
 
 def _has_fields(table_type: pa.DataType, file_type: pa.DataType) -> bool:

@@ -1,0 +1,35 @@
+"""A table gets the columns that it lacks, without a JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from pgsieve.resources.lake.added_columns import add_missing_columns
+from pgsieve.resources.lake.lake import Lake
+from tests.fixtures.lakes import no_session
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema({"slice": pa.int64(), "new": pa.struct(list(columns.items()))})
+
+
+def test_a_table_gets_missing_columns_and_fields_and_keeps_its_position(tmp_path: Path) -> None:
+    lake, path = Lake(str(tmp_path), no_session), str(tmp_path / "t")
+    former_schema = _schema(id=pa.int64(), n=pa.int32())
+    assert not add_missing_columns(lake, path, former_schema)
+    assert lake.local is not None
+    lake.local.append(path, pa.Table.from_pylist([{"slice": 5, "new": {"id": 1, "n": 2}}], former_schema), 5)
+    present_schema = _schema(id=pa.int64(), c=pa.string()).append(pa.field("d", pa.bool_()))
+    assert lake.policy.choose_file_committer(path, present_schema) is None
+    assert add_missing_columns(lake, path, present_schema)
+    assert lake.policy.choose_file_committer(path, present_schema) is not None
+    assert lake.local.position(path) == 5
+    assert lake.local.read_all_rows(path).to_pylist() == [
+        {"slice": 5, "new": {"id": 1, "n": 2, "c": None}, "d": None}
+    ]
+    version = lake.local.version(path)
+    for other in (present_schema, former_schema, _schema(id=pa.string(), e=pa.int64())):
+        assert not add_missing_columns(lake, path, other)
+    assert lake.local.version(path) == version
