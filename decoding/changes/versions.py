@@ -39,13 +39,20 @@ VALIDITY_SCHEMA = pa.schema(
     }
 )
 
-#: Parquet's encodings: LSNs repeat or ascend, so their differences take less time and space.
-VALIDITY_ENCODINGS = dict.fromkeys((VALID_FROM_LSN, VALID_TO_LSN), "DELTA_BINARY_PACKED")
-
 
 def versions_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
     """Return the schema of versions of rows with these columns (name, Arrow type)."""
     return pa.schema([*(pa.field(name, kind) for name, kind in columns), *VALIDITY_SCHEMA])
+
+
+def version_encodings(schema: pa.Schema, key: Iterable[str]) -> dict[str, str]:
+    """Return the Parquet encodings of columns of versions, by the names of the columns. `key` has the names of the key.
+
+    LSNs and integers of keys often repeat or ascend, so their differences take less time and space. This matters most
+    for keys, because they are read whenever versions are looked up.
+    """
+    integer_keys = {name for name in key if pa.types.is_signed_integer(schema.field(name).type)}
+    return dict.fromkeys((*sorted(integer_keys), VALID_FROM_LSN, VALID_TO_LSN), "DELTA_BINARY_PACKED")
 
 
 def lsn_before(lsn: int) -> int:
@@ -65,9 +72,12 @@ class Commits:
 
     @classmethod
     def from_changes(cls, changes: pa.Table) -> Commits:
-        """Return the commits of changes."""
+        """Return the commits of changes. The changes of a commit should be adjacent; otherwise it takes longer."""
+        lsns = np.asarray(changes["commit_lsn"])
+        first_changes = np.flatnonzero(np.diff(lsns, prepend=lsns[:1] - 1))
         grouped = (
             changes.select(["commit_lsn", "commit_time"])
+            .take(pa.array(first_changes))
             .group_by("commit_lsn")
             .aggregate([("commit_time", "max")])
             .sort_by("commit_lsn")

@@ -424,7 +424,7 @@ class FilesTask:
     3. `change_parts`: row groups of the change history; `row_selection` picks the new rows from them
 
     `schema` has the columns of new rows, `replica_schema` all columns of the replica. `target_file_bytes` is the size
-    in bytes at which a new file begins.
+    in bytes at which a new file begins. `encodings` as in `write_files`.
     """
 
     store: Store
@@ -436,6 +436,7 @@ class FilesTask:
     ended_rows: Sequence[Sequence[EndedRows]]
     change_parts: Sequence[Sequence[RowGroup]]
     row_selection: RowSelection
+    encodings: Mapping[str, str] | None = None
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write one part; yields a row (`FILE_SCHEMA`) per file."""
@@ -451,7 +452,7 @@ class FilesTask:
         else:
             rows = self._read_new_rows(self.change_parts[later_number - len(self.ended_rows)])
             schema = self.row_selection.make_file_schema(self.schema)
-        return write_files(self.path, schema, guard(rows), store=self.store, size=self.target_file_bytes)
+        return write_files(self.path, schema, guard(rows), self.store, self.target_file_bytes, self.encodings)
 
     def _share_deleted_rows(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
         """Return a function that adds the rows removed from a file to the shared rows; None if no rows are shared."""

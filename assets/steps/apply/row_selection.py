@@ -38,7 +38,11 @@ class Validity:
 
     def add_to(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
         """Add columns to the rows of the changes at `places` that say from when to when each row is valid."""
-        versions = np.searchsorted(self.places, places)
+        begin = int(np.searchsorted(self.places, places[0])) if len(places) else 0
+        versions: slice | Numbers = slice(begin, begin + len(places))
+        # Most versions of a batch are adjacent, and need no search.
+        if not np.array_equal(self.places[versions], places):
+            versions = np.searchsorted(self.places, places)
         return add_validity(rows, self.begin_commits[versions], self.end_commits[versions], self.commits)
 
     def make_batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

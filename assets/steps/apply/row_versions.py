@@ -44,7 +44,7 @@ from pgsieve.decoding.changes.net_change import (
     compute_row_versions,
     insert_deletes,
 )
-from pgsieve.decoding.changes.versions import VALID_TO_LSN, VALIDITY_ENCODINGS, Commits
+from pgsieve.decoding.changes.versions import VALID_TO_LSN, Commits
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -354,12 +354,11 @@ class VersionsWriter:
         runner, is_present = lake.policy.choose_runner(self.pending.size_bytes), versions.end_commits == NONE
         for has_kind in (is_present, ~is_present):
             version_indices = np.flatnonzero(has_kind)
-            version_indices = version_indices[
-                np.argsort(outcome.places[versions.last_changes[version_indices]])
-            ]
             if not len(version_indices):
                 continue
             places = outcome.places[versions.last_changes[version_indices]]
+            order = np.argsort(places, kind="stable")  # This kind is fast if they are in order already.
+            version_indices, places = version_indices[order], places[order]
             sent_places = {
                 name: np.where(
                     changes[version_indices] == NONE, NONE, outcome.places[changes[version_indices]]
@@ -381,7 +380,12 @@ class VersionsWriter:
             if shared_parts is not None:
                 batches = [[partial(validity.make_batches, numbers, rows)] for numbers, rows in shared_parts]
                 row_writer = RowWriter(
-                    lake.store, table.path, table.schema, target_file_bytes, batches, VALIDITY_ENCODINGS
+                    lake.store,
+                    table.path,
+                    table.schema,
+                    target_file_bytes,
+                    batches,
+                    self._stored_versions.encodings,
                 )
                 yield row_writer.write_on(CALLING_THREAD)
                 continue
@@ -400,5 +404,6 @@ class VersionsWriter:
                     (),
                     change_parts,
                     selection,
+                    self._stored_versions.encodings,
                 )
                 yield runner.run(task, len(change_parts))

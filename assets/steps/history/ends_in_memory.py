@@ -23,13 +23,15 @@ from pgsieve.resources.lake.derived_rows import read_rows
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 
+def _bound_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> int:
+    """A number above all numbers of keys in `rows` and `matches`."""
+    keys = [*(match.key_indices for match in matches), *(keys for keys, _ in rows)]
+    return max((int(each.max(initial=0)) for each in keys), default=0) + 1
+
+
 def mask_keys_in_memory(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> Mask:
     """The mask of the keys that have a row in `rows`. It is long enough to have an element for each key in `matches`, too."""
-    highest_key = max(
-        (int(keys.max(initial=0)) for keys in (match.key_indices for match in matches)), default=0
-    )
-    highest_key = max(highest_key, *(int(keys.max(initial=0)) for keys, _ in rows), 0)
-    has_row = np.zeros(highest_key + 1, np.bool_)
+    has_row = np.zeros(_bound_keys(rows, matches), np.bool_)
     for keys, _ in rows:
         has_row[keys] = True
     return has_row
@@ -69,28 +71,26 @@ class EndsInMemory:
 
         `ended_versions` has a pair for each file: the versions in the file that end, and the number of the commit that
         ends each of them. `single_commit_files` are the names of the files in which all versions began with the same
-        commit. For such a file it suffices to read the first of these versions.
+        commit. For such a file it suffices to read its first version.
         """
         beginning_schema = pa.schema([schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
-        key_count = len(mask_keys_in_memory(rows, [match for match, _ in ended_versions]))
+        key_count = _bound_keys(rows, [match for match, _ in ended_versions])
         beginning_indices, ending_commits = (
             np.full(key_count, NONE, np.int64),
             np.full(key_count, NONE, np.int64),
         )
         parts, beginning_count = [beginning_schema.empty_table().combine_chunks()], 0
         for match, file_ending_commits in ended_versions:
-            has_one_commit = match.name in single_commit_files
-            row_numbers = match.row_numbers[:1] if has_one_commit else match.row_numbers
-            batches = [
-                batch
-                for _, batch in read_rows(store, join_path(folder, match.name), beginning_schema, row_numbers)
-            ]
-            parts.append(pa.Table.from_batches(batches, beginning_schema))
-            beginning_indices[match.key_indices] = beginning_count + (
-                0 if has_one_commit else np.arange(len(row_numbers))
-            )
+            file = join_path(folder, match.name)
+            if match.name in single_commit_files:
+                parts.append(store.read_first_row(file, beginning_schema))
+                beginning_indices[match.key_indices] = beginning_count
+            else:
+                batches = [batch for _, batch in read_rows(store, file, beginning_schema, match.row_numbers)]
+                parts.append(pa.Table.from_batches(batches, beginning_schema))
+                beginning_indices[match.key_indices] = beginning_count + np.arange(len(match.row_numbers))
             ending_commits[match.key_indices] = file_ending_commits
-            beginning_count += len(row_numbers)
+            beginning_count += parts[-1].num_rows
         (beginnings,) = pa.concat_tables(parts).combine_chunks().to_batches()
         return cls(schema, rows, beginnings, beginning_indices, ending_commits, commits)
 

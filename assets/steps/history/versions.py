@@ -10,7 +10,7 @@ This module also has `VersionChange`, which ends versions. `pgsieve.assets.steps
 changes between copies. Raises LakeError and OvertakenError.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -30,12 +30,12 @@ from pgsieve.decoding.changes.versions import (
     IS_CURRENT,
     VALID_FROM_LSN,
     VALID_TO_LSN,
-    VALIDITY_ENCODINGS,
     VALIDITY_SCHEMA,
     Commits,
     CurrentVersions,
     end_versions,
     lsn_before,
+    version_encodings,
     versions_schema,
 )
 from pgsieve.decoding.lsn import format_lsn
@@ -93,11 +93,12 @@ def find_versions_problem(lake: Lake, definition: Definition, replica_path: str)
 
 @dataclass(frozen=True)
 class StoredVersions:
-    """A Delta table of versions to write to: its path, and the columns of new versions (`schema`)."""
+    """A Delta table of versions to write to: its path, the columns of new versions (`schema`), and the names of the key."""
 
     lake: Lake
     path: str
     schema: pa.Schema
+    key: Sequence[str]
 
     @cached_property
     def committer(self) -> FileCommitter:
@@ -106,6 +107,11 @@ class StoredVersions:
         if committer is None:
             raise _make_altered_table_error(self.path)
         return committer
+
+    @property
+    def encodings(self) -> Mapping[str, str]:
+        """The Parquet encodings of the columns of new files."""
+        return version_encodings(self.schema, self.key)
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ class VersionTable:
     @property
     def stored_versions(self) -> "StoredVersions":
         """The table for writing."""
-        return StoredVersions(self.lake, self.path, self.schema)
+        return StoredVersions(self.lake, self.path, self.schema, self.definition.key)
 
     def add_new_columns(self) -> None:
         """Add the replica's new columns to the table; they are NULL in the versions that it has already."""
@@ -196,6 +202,7 @@ class VersionTable:
                 self.schema,
                 stored_versions.committer.find_target_file_bytes(self.path, {}),
                 [[batch_source] for batch_source in batch_sources],
+                stored_versions.encodings,
             )
             return [row_writer.write_on(lake.policy.choose_runner(replica_bytes))]
 
@@ -213,7 +220,7 @@ class VersionTable:
 
         def end_present_versions() -> None:
             head, schema = self.lake.records.head(path), self.lake.schema(path)
-            former_versions = StoredVersions(self.lake, path, schema)
+            former_versions = StoredVersions(self.lake, path, schema, ())
             change = VersionChange.plan_all_ends(former_versions, lsn, time)
             if change.ended_rows.matches:
                 change.commit(former_versions, list, None, head.version)
@@ -273,13 +280,15 @@ class _FileWithEnds:
 class _EndingTask:
     """Writes versions that end into new files. If a file is rewritten, its other rows go into further files.
 
-    The task is sent to executors. `file_bytes` is the size in bytes at which a new file begins.
+    The task is sent to executors. `file_bytes` is the size in bytes at which a new file begins. `encodings` as in
+    `write_files`.
     """
 
     store: Store
     folder: str
     schema: pa.Schema
     file_bytes: int
+    encodings: Mapping[str, str]
     commits: Commits
     files: Sequence[_FileWithEnds]
 
@@ -323,7 +332,7 @@ class _EndingTask:
         yield from self._write(ended_batches)
 
     def _write(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_files(self.folder, self.schema, rows, self.store, self.file_bytes, VALIDITY_ENCODINGS)
+        return write_files(self.folder, self.schema, rows, self.store, self.file_bytes, self.encodings)
 
 
 @dataclass(frozen=True)
@@ -394,11 +403,9 @@ class VersionChange:
             ends_in_memory, ends_in_files = self._divide_by_memory(
                 self.replica_rows if has_all_columns else ()
             )
-            file_bytes, files = (
-                committer.find_target_file_bytes(path, {}),
-                list(starmap(self._make_file_with_ends, ends_in_files)),
-            )
-            ending_task = _EndingTask(lake.store, path, schema, file_bytes, self.commits, files)
+            file_bytes, encodings = committer.find_target_file_bytes(path, {}), table.encodings
+            files = list(starmap(self._make_file_with_ends, ends_in_files))
+            ending_task = _EndingTask(lake.store, path, schema, file_bytes, encodings, self.commits, files)
             runner = lake.policy.choose_runner(sum(match.size_bytes for match, _ in ends_in_files))
             file_tables = [runner.run(ending_task, len(files))] if files else []
             if ends_in_memory:
@@ -408,7 +415,7 @@ class VersionChange:
                     lake.store, path, schema, rows, ends_in_memory, single_commit_files, self.commits
                 )
                 file_tables.append(
-                    RowWriter(lake.store, path, schema, file_bytes, [[ends]], VALIDITY_ENCODINGS).write_on(
+                    RowWriter(lake.store, path, schema, file_bytes, [[ends]], encodings).write_on(
                         CALLING_THREAD
                     )
                 )
@@ -436,10 +443,11 @@ class VersionChange:
         if not rows:
             return [], ends
         has_row = mask_keys_in_memory(rows, self.ended_rows.matches)
-        ends_in_memory = [file_ends for file_ends in ends if has_row[file_ends[0].key_indices].all()]
-        return ends_in_memory, [
-            file_ends for file_ends in ends if not has_row[file_ends[0].key_indices].all()
-        ]
+        ends_in_memory, ends_in_files = list[_Ends](), list[_Ends]()
+        for match, ending_commits in ends:
+            is_in_memory = bool(has_row[match.key_indices].all())
+            (ends_in_memory if is_in_memory else ends_in_files).append((match, ending_commits))
+        return ends_in_memory, ends_in_files
 
     def _make_file_with_ends(self, match: FileMatches, ending_commits: Numbers) -> _FileWithEnds:
         return _FileWithEnds(match.name, match.row_numbers, ending_commits, not self.ended_rows.are_marked)

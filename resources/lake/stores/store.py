@@ -184,6 +184,12 @@ class Store:
         with self._open_parquet(path) as file:
             return _replace_views_in_rows(file.read(columns=list(columns)))
 
+    def read_first_row(self, path: str, schema: pa.Schema) -> pa.Table:
+        """The first row of a Parquet file that has rows and these columns. Only little of the file is read."""
+        with self._open_parquet(path) as file:
+            row = next(file.iter_batches(1, row_groups=[0], columns=schema.names))
+        return pa.Table.from_batches([row]).select(schema.names).cast(schema)
+
     @contextmanager
     def _open_parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         """Open a Parquet file for the block."""
