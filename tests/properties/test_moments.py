@@ -1,24 +1,35 @@
 """At any moment the replicas have the rows that PostgreSQL's own subscriber had then.
 
 After each step of a random workload a built-in subscription is stopped, and its rows are kept with the LSN. Later the same rows are
-read from the lake as of that LSN: at cuts and between them, within slices and batches, after schema changes. Variables as in
-`test_random_workloads`.
+read from the lake as of that LSN: at cuts and between them, within slices and batches, after schema changes, copies and killed
+runs. The versions of rows that are valid at that LSN must be the same rows. Variables as in `test_random_workloads`.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow.compute as pc
 import pytest
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
+from pgsieve.assets.steps.history_choices import HistoryChoice, HistoryChoices
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.reading import TableVersion, find_tables
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.records.table_states import TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
+from pgsieve.decoding.changes.versions import VALID_FROM_LSN, VALID_TO_LSN
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.resources import failpoints
+from pgsieve.resources.failpoints import VARIABLE, Failpoint
 from pgsieve.resources.lake.delta.queries import query_table
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Rows, Scenario
@@ -60,8 +71,51 @@ def remembered(scenario: Scenario) -> Remembered:
     return Remembered(parse_lsn(lsn), tables)
 
 
-def subscriber_states(scenario: Scenario, workload: Workload, draw: random.Random) -> list[Remembered]:
-    """Run a workload, with random runs of the replicas. Return the subscriber's rows after each step."""
+class Killed(BaseException):
+    """A run ends at a failpoint, as by SIGKILL. No code of pgsieve handles it."""
+
+
+def run_killed(scenario: Scenario, draw: random.Random) -> None:
+    """Run the replicas. One of them dies at a random failpoint, if it reaches this failpoint."""
+    replicas = list(scenario.replicas.values())
+    # Dagster would handle the error.
+    if any(isinstance(replica, PgsieveReplica) and replica.dagster is not None for replica in replicas):
+        return
+
+    def die(*_: int) -> None:
+        raise Killed
+
+    failpoint = f"{draw.choice(list(Failpoint))}:{draw.randint(1, 3)}"
+    print(f"-- killed at {failpoint}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failpoints, "os", SimpleNamespace(environ=os.environ, getpid=os.getpid, kill=die))
+        patch.setattr(failpoints, "_reach_counts", Counter())
+        patch.setenv(VARIABLE, failpoint)
+        with suppress(Killed):
+            scenario.run()
+    for copy in scenario.folder.glob("*/lake_batched_*"):
+        shutil.rmtree(copy)
+
+
+def copy_again(scenario: Scenario, draw: random.Random) -> None:
+    """Copy a random table of each replica again, as `pgsieve resync` does. A snapshot would wait for prepared transactions."""
+    if scenario.publisher("SELECT 1 FROM pg_prepared_xacts WHERE database = current_database()"):
+        return
+    for replica in scenario.replicas.values():
+        assert isinstance(replica, PgsieveReplica)
+        states = TableStates(replica.lake, "sub").newest()
+        if applied := sorted(name for name, state in states.items() if state.is_applied):
+            print(f"-- copied again: {(name := draw.choice(applied))}")
+            copy_tables(replica.subscription, replica.lake, [name], replica.messages.append)
+
+
+def subscriber_states(
+    scenario: Scenario, workload: Workload, draw: random.Random, *, copies: bool
+) -> list[Remembered]:
+    """Run a workload, with random runs of the replicas. Return the subscriber's rows after each step.
+
+    `copies` says whether tables are copied again in between.
+    """
     for definition in workload.definitions:
         scenario.tables(definition)
     run_steps(scenario, workload.before)
@@ -77,6 +131,10 @@ def subscriber_states(scenario: Scenario, workload: Workload, draw: random.Rando
             seen.append(remembered(scenario))
             if (drawn := draw.random()) < 0.4:
                 scenario.receive() if drawn < 0.2 else scenario.run()
+            elif drawn < 0.6:
+                run_killed(scenario, draw)
+            elif copies and drawn < 0.7:
+                copy_again(scenario, draw)
         scenario.check(*scenario.subscribed())
     return seen
 
@@ -91,8 +149,36 @@ def rows_at(
     return Rows(printed_rows(rows.select(columns), types))
 
 
+def compare_versions(
+    replica: PgsieveReplica, state: TableState, lsn: int, seen: tuple[list[str], dict[str, str], Rows]
+) -> int:
+    """Compare the versions of rows that are valid at an LSN with the subscriber's rows; returns how many tables have versions.
+
+    From a schema change on, versions have only the new columns.
+    """
+    assert state.definition is not None
+    columns, types, rows = seen
+    shared = [name for name in columns if name in state.definition.names]
+    valid_rows, has_versions = list[tuple[str | None, ...]](), False
+    for generation in range(state.definition.history.generation + 1):
+        path = replica.lake.paths.row_versions("sub", *state.name, generation)
+        if replica.lake.records.exists(path):
+            versions, has_versions = replica.stored(path), True
+            is_valid = pc.and_(
+                pc.less(versions[VALID_FROM_LSN], lsn),
+                pc.fill_null(pc.greater_equal(versions[VALID_TO_LSN], lsn), True),
+            )
+            if (valid := versions.filter(is_valid)).num_rows:
+                valid_rows += printed_rows(valid.select(shared), types)
+    wanted = [
+        tuple(value for name, value in zip(columns, row, strict=True) if name in shared) for row in rows
+    ]
+    assert not has_versions or Rows(valid_rows) == Rows(wanted), ("versions", state.name, format_lsn(lsn))
+    return int(has_versions)
+
+
 def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
-    """Compare the tables at a moment, and return their number. If the workload alters tables, copied ones may be refused."""
+    """Compare the tables at a moment, and return their number. If tables are altered or copied, moments may be refused."""
     position = TransformedSlices(replica.lake, "sub").read_position()
     complete = ReplicaProgress(replica.subscription, replica.lake).find_complete_lsn(position)
     # The log ends there: the last transactions changed none of these tables.
@@ -103,21 +189,28 @@ def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
         if not altered or "copied" not in str(error):
             raise
         return 0
-    compared = 0
+    compared, states = 0, TableStates(replica.lake, "sub").newest()
     for name, (columns, types, wanted) in seen.tables.items():
         rows = rows_at(replica, tables[name], columns, types) if name in tables else Rows([])
         assert rows is not None or altered, name
         if rows is not None:
             assert rows == wanted, (name, format_lsn(seen.lsn), tables.get(name))
             compared += 1
+        if name in tables:
+            schema, _, table = name.partition(".")
+            compared += compare_versions(replica, states[schema, table], lsn, seen.tables[name])
     return compared
 
 
 @pytest.mark.long
 def test_the_rows_as_of_any_moment_are_those_of_the_built_in_subscriber(
-    publisher_server: EmbeddedServer, subscriber_server: EmbeddedServer, tmp_path: Path
+    publisher_server: EmbeddedServer,
+    subscriber_server: EmbeddedServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It takes as long as its budget. Each moment needs the rows of the built-in subscriber and a clone of the replica."""
+    monkeypatch.setattr(PgsieveReplica, "histories", HistoryChoices(HistoryChoice(scd2=True)))
 
     def compared(seed: int) -> int:
         folder, draw, tables = tmp_path / str(seed), random.Random(seed), 0
@@ -126,10 +219,11 @@ def test_the_rows_as_of_any_moment_are_those_of_the_built_in_subscriber(
             writer = Writer("driver", "drawn", marking=draw.random() < 0.5)
             with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
                 workload = random_workload(draw, publisher_server.version)
-                altered = any(
+                copies = draw.random() < 0.3
+                altered = copies or any(
                     "ALTER" in text for phase in workload.phases for step in phase for text in step.statements
                 )
-                seen = subscriber_states(scenario, workload, draw)
+                seen = subscriber_states(scenario, workload, draw, copies=copies)
                 for moment in draw.sample(seen, min(len(seen), MOMENTS)):
                     replica = draw.choice(list(scenario.replicas.values()))
                     assert isinstance(replica, PgsieveReplica)
