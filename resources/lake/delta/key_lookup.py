@@ -206,6 +206,8 @@ def find_flagged_rows(
 
     `candidates` are the rows that are searched; None means the whole table. With `candidates`, rows keep their keys.
     """
+    if candidates is not None and not candidates:
+        return []
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
     row_counts = {} if flag.null_column is None else _count_rows_by_null_file(table, flag.null_column)
 
