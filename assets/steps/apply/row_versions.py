@@ -21,7 +21,7 @@ from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, is_put_bac
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes, read_changes
 from pgsieve.assets.steps.apply.row_selection import RowSelection, Validity
 from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alteration_lsn
-from pgsieve.assets.steps.history.shared_rows import SharedRows
+from pgsieve.assets.steps.history.shared_rows import NumberedRows, SharedRows
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,
     VersionChange,
@@ -378,16 +378,7 @@ class VersionsWriter:
                 else self._shared_rows.select_new_rows(places, table.columns)
             )
             if shared_parts is not None:
-                batches = [[partial(validity.make_batches, numbers, rows)] for numbers, rows in shared_parts]
-                row_writer = RowWriter(
-                    lake.store,
-                    table.path,
-                    table.schema,
-                    target_file_bytes,
-                    batches,
-                    self._stored_versions.encodings,
-                )
-                yield row_writer.write_on(CALLING_THREAD)
+                yield self._write_shared_rows(validity, shared_parts, target_file_bytes)
                 continue
             completion_arguments = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
             for part_places, part_completions in read_completions(*completion_arguments, rows, table.columns):
@@ -407,3 +398,15 @@ class VersionsWriter:
                     self._stored_versions.encodings,
                 )
                 yield runner.run(task, len(change_parts))
+
+    def _write_shared_rows(
+        self, validity: Validity, shared_parts: Sequence[NumberedRows], target_file_bytes: int
+    ) -> pa.Table:
+        """Write new rows that are in memory, as versions; returns a row (`FILE_SCHEMA`) for each file."""
+        table = self.table
+        batches = [[partial(validity.make_batches, numbers, rows)] for numbers, rows in shared_parts]
+        encodings = self._stored_versions.encodings
+        row_writer = RowWriter(
+            table.lake.store, table.path, table.schema, target_file_bytes, batches, encodings
+        )
+        return row_writer.write_on(CALLING_THREAD)

@@ -315,7 +315,7 @@ class _SliceTransformation:
             tally = _count_written_changes(lake, path, contents.end, definition.key)
             return _add_counts(result, replace(counts, sent=tally))
         readable_changes = changes.readable_changes
-        if committer is None and add_missing_columns(lake, path, schema):
+        if readable_changes is not None and committer is None and add_missing_columns(lake, path, schema):
             committer = lake.policy.choose_file_committer(path, schema)
         if committer is not None and readable_changes is not None:
             return _write_files(lake, committer, path, result, readable_changes, position)
