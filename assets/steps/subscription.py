@@ -40,8 +40,8 @@ from pgsieve.decoding.publications.routing import (
     list_capture_suffixes,
     plan_capture,
 )
-from pgsieve.decoding.values.builtin_types import NO_DEFINED_TYPES, DefinedTypes
-from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, cut_name
+from pgsieve.decoding.values.builtin_types import NO_DEFINED_TYPES, DerivedTypesByOid
+from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, shorten_name
 from pgsieve.decoding.values.types import ColumnType, column_type
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout
 from pgsieve.resources.lake.spark_writes import find_column_mapping_property
@@ -77,7 +77,9 @@ class SlotStream:
     @property
     def unfiltered_publication(self) -> str:
         """The name of pgsieve's own publication of tables whose row filter fails; see `past_filters`."""
-        return cut_name(self.slot, MAX_NAME_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
+        return (
+            shorten_name(self.slot, MAX_NAME_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
+        )
 
     def hold_lock(self, seconds: float | None = None) -> AbstractContextManager[AdvisoryLock]:
         """Hold the lock for reading the slot within the block. It comes before the lock of a subscription.
@@ -261,7 +263,7 @@ class Subscription:
         column: str,
         type_oid: int,
         type_modifier: int,
-        defined: DefinedTypes = NO_DEFINED_TYPES,
+        defined: DerivedTypesByOid = NO_DEFINED_TYPES,
     ) -> ColumnType:
         """The type of a column in the replica: the one that the user has chosen, or else the default for its type.
 

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 
 from pgsieve.decoding.binary.octets import to_big_endian
 from pgsieve.decoding.values import datetimes
-from pgsieve.decoding.values.arrays import ArrayTextConverter, text_from_lists
-from pgsieve.decoding.values.numeric import text_from_decimal
+from pgsieve.decoding.values.arrays import ArrayTextConverter, print_lists
+from pgsieve.decoding.values.numeric import print_decimals
 from pgsieve.decoding.values.output import print_binary
 from pgsieve.decoding.values.types import ColumnType
 
@@ -143,9 +143,9 @@ def _sent_values(array: pa.Array, column: SentColumn) -> pa.Array:
     """Return what the send function would return for the column's SQL expression; NULL stays NULL."""
     array_type = array.type
     if pa.types.is_list(array_type):
-        return text_from_lists(array, _print_elements(array.flatten()), column.delimiter).cast(pa.binary())
+        return print_lists(array, _print_elements(array.flatten()), column.delimiter).cast(pa.binary())
     if pa.types.is_decimal(array_type):
-        text = text_from_decimal(array)
+        text = print_decimals(array)
         if array_type.scale:
             text = pc.ascii_rtrim(pc.ascii_rtrim(text, "0"), ".")
         return text.cast(pa.binary())
@@ -159,7 +159,7 @@ def _to_binary_format(array: pa.Array) -> pa.Array:
         numbers = array.cast(pa.uint8()) if is_boolean else array
         return to_big_endian(np.asarray(numbers.fill_null(0)), np.asarray(array.is_valid()))
     if pa.types.is_temporal(array.type):
-        return datetimes.to_binary(array)
+        return datetimes.encode_binary(array)
     return array.cast(pa.binary())
 
 
@@ -168,5 +168,5 @@ def _print_elements(elements: pa.Array) -> pa.Array:
     if pa.types.is_string(elements.type):
         return elements
     if pa.types.is_decimal(elements.type):
-        return text_from_decimal(elements)
+        return print_decimals(elements)
     return print_binary(_to_binary_format(elements), _OID_BY_ELEMENT_TYPE[elements.type])

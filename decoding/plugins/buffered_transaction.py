@@ -28,24 +28,27 @@ class BufferedTransaction:
     origin_lsn: int = 0
     _changes: list[tuple[bytes, tuple[PublishedRelation, ...]]] = field(default_factory=list)
     #: Maps the xid of a subtransaction to the index of its first change. The indexes ascend.
-    _first_changes: dict[int, int] = field(default_factory=dict)
+    _first_change_index_by_xid: dict[int, int] = field(default_factory=dict)
 
     def add(self, message: BufferedChange, data: bytes, relations: tuple[PublishedRelation, ...]) -> None:
         """Add the next change."""
         if message.xid is not None:
-            self._first_changes.setdefault(message.xid, len(self._changes))
+            self._first_change_index_by_xid.setdefault(message.xid, len(self._changes))
         self._changes.append((data, relations))
 
     def abort(self, subxid: int) -> None:
         """Drop all changes since the first one of a subtransaction (stream_abort_internal in worker.c)."""
-        start = self._first_changes.get(subxid)
-        if start is None:
+        first_index = self._first_change_index_by_xid.get(subxid)
+        if first_index is None:
             return
-        del self._changes[start:]
-        while self._first_changes and next(reversed(self._first_changes.values())) >= start:
-            self._first_changes.popitem()
+        del self._changes[first_index:]
+        while (
+            self._first_change_index_by_xid
+            and next(reversed(self._first_change_index_by_xid.values())) >= first_index
+        ):
+            self._first_change_index_by_xid.popitem()
 
-    def changes(self) -> Iterator[tuple[BufferedChange, tuple[PublishedRelation, ...]]]:
+    def decode_changes(self) -> Iterator[tuple[BufferedChange, tuple[PublishedRelation, ...]]]:
         """Decode and yield the remaining changes."""
         for data, relations in self._changes:
             message = decode(data, streaming=self.is_streamed)

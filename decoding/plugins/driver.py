@@ -89,7 +89,7 @@ class _OpenTransaction:
 
 
 class PluginDriver:
-    """Calls one plugin for the messages of one session: `with PluginDriver(...) as driver: driver.slot_stream(...)`.
+    """Calls one plugin for the messages of one session: `with PluginDriver(...) as driver: driver.pass_message(...)`.
 
     - `options` has the names and values of the plugin's options.
     - `parallel` says that the messages were requested with streaming = parallel.
@@ -138,7 +138,7 @@ class PluginDriver:
     ) -> None:
         self._plugin.shutdown()
 
-    def slot_stream(self, data: bytes) -> Iterator[Output]:
+    def pass_message(self, data: bytes) -> Iterator[Output]:
         """Pass the session's next message to the plugin, and yield the plugin's output."""
         message = self._decoder.decode(data)
         self._order.check(message)
@@ -198,16 +198,16 @@ class PluginDriver:
         return self._open_transaction
 
     def _find_relations(self, message: BufferedChange) -> tuple[PublishedRelation, ...]:
-        block = self._order.block_xid
+        block_xid = self._order.block_xid
         match message:
             case LogicalMessage():
                 return ()
             case Truncate():
                 return tuple(
-                    [self._relations.get(relation_id, block) for relation_id in message.relation_ids]
+                    [self._relations.get(relation_id, block_xid) for relation_id in message.relation_ids]
                 )
             case _:
-                relation = self._relations.get(message.relation_id, block)
+                relation = self._relations.get(message.relation_id, block_xid)
                 relation.check_row_widths(message)
                 return (relation,)
 
@@ -246,16 +246,23 @@ class PluginDriver:
         if not open_txn.is_ignored:
             yield from self._plugin.call(name, open_txn.txn, *lsn)
 
-    def _replay(self, transaction: BufferedTransaction, open_txn: _OpenTransaction) -> Iterator[Output]:
+    def _replay(
+        self, buffered_transaction: BufferedTransaction, open_txn: _OpenTransaction
+    ) -> Iterator[Output]:
         """Pass the changes of a buffered transaction to the plugin, as the changes of `open_txn`."""
-        open_txn.txn.origin, open_txn.txn.origin_lsn = transaction.origin, transaction.origin_lsn
-        for message, relations in transaction.changes():
+        open_txn.txn.origin, open_txn.txn.origin_lsn = (
+            buffered_transaction.origin,
+            buffered_transaction.origin_lsn,
+        )
+        for message, relations in buffered_transaction.decode_changes():
             yield from self._pass_change(open_txn, message, relations)
 
-    def _replay_committed(self, transaction: BufferedTransaction, txn: Transaction) -> Iterator[Output]:
+    def _replay_committed(
+        self, buffered_transaction: BufferedTransaction, txn: Transaction
+    ) -> Iterator[Output]:
         """Pass a buffered transaction to the plugin as if it had never been streamed or prepared."""
         open_txn = _OpenTransaction(txn, "begin")
-        yield from self._replay(transaction, open_txn)
+        yield from self._replay(buffered_transaction, open_txn)
         yield from self._end_transaction(open_txn, "commit", txn.final_lsn)
 
     # two-phase commit
@@ -275,8 +282,10 @@ class PluginDriver:
         xid, gid = message.xid, message.gid
         if xid in self._ignored_xids:
             self._ignored_xids.remove(xid)
-        elif transaction := self._buffer_by_xid.pop(xid, None):
-            yield from self._replay_committed(transaction, _set_commit(Transaction(xid, gid=gid), message))
+        elif buffered_transaction := self._buffer_by_xid.pop(xid, None):
+            yield from self._replay_committed(
+                buffered_transaction, _set_commit(Transaction(xid, gid=gid), message)
+            )
         elif stream := self._stream_by_xid.pop(xid, None):
             _set_commit(stream.txn, message)
             yield from self._end_stream(stream, "stream_commit", stream.txn, message.commit_lsn)
@@ -326,8 +335,8 @@ class PluginDriver:
     def _stream_commit(self, message: StreamCommit) -> Iterator[Output]:
         xid = message.xid
         self._relations.end_stream(xid, committed=True)
-        if transaction := self._buffer_by_xid.pop(xid, None):
-            yield from self._replay_committed(transaction, _set_commit(Transaction(xid), message))
+        if buffered_transaction := self._buffer_by_xid.pop(xid, None):
+            yield from self._replay_committed(buffered_transaction, _set_commit(Transaction(xid), message))
         else:
             stream = self._stream_by_xid.pop(xid)
             _set_commit(stream.txn, message)
@@ -338,8 +347,8 @@ class PluginDriver:
         is_toplevel = xid == subxid
         if is_toplevel:
             self._relations.end_stream(xid, committed=False)
-        if transaction := self._buffer_by_xid.get(xid):
-            transaction.abort(subxid)
+        if buffered_transaction := self._buffer_by_xid.get(xid):
+            buffered_transaction.abort(subxid)
             if is_toplevel:
                 del self._buffer_by_xid[xid]
             return
@@ -359,9 +368,9 @@ class PluginDriver:
         if not self._plugin.can_decode_prepare(xid, message.gid):
             return  # The transaction stays buffered until COMMIT PREPARED or ROLLBACK PREPARED.
         txn = _make_prepared_transaction(message)
-        if transaction := self._buffer_by_xid.pop(xid, None):
+        if buffered_transaction := self._buffer_by_xid.pop(xid, None):
             open_txn = _OpenTransaction(txn, "begin_prepare")
-            yield from self._replay(transaction, open_txn)
+            yield from self._replay(buffered_transaction, open_txn)
             yield from self._prepare(open_txn, message)
             return
         stream = self._stream_by_xid.pop(xid)
@@ -385,7 +394,7 @@ def _set_commit(txn: Transaction, message: StreamCommit | CommitPrepared) -> Tra
 def read_binary_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the plugin's output for these messages, as pg_logical_slot_get_binary_changes does."""
     for data in messages:
-        for output in driver.slot_stream(data):
+        for output in driver.pass_message(data):
             yield output.data
 
 

@@ -198,6 +198,7 @@ class OutputPluginCallbacks:
     """The callbacks of a plugin, with the arguments that the typedefs in PostgreSQL's documentation have.
 
     - Where a typedef lists the parts of a message, the callback gets the message as one object.
+    - `startup` gets a third argument, `is_init`. It is true while the slot is being created.
     - `filter_by_origin` gets the name of the origin, or None for local changes. It returns true to drop a
       transaction.
     - `filter_prepare` returns true to decode a prepared transaction only when the transaction commits.

@@ -81,10 +81,10 @@ def _startup(ctx: DecodingContext, options: OutputPluginOptions, is_init: bool) 
 
 def _write(ctx: DecodingContext, action: str, fields: Mapping[str, Any]) -> None:
     """Write one JSON object; fields with the value None are left out."""
-    set_fields = {name: value for name, value in fields.items() if value is not None}
+    present_fields = {name: value for name, value in fields.items() if value is not None}
     ctx.prepare_write(last=True)
     ctx.out += json.dumps(
-        {"action": action, **set_fields}, ensure_ascii=False, separators=(",", ":")
+        {"action": action, **present_fields}, ensure_ascii=False, separators=(",", ":")
     ).encode()
     ctx.write(last=True)
 
@@ -173,8 +173,8 @@ def _change(ctx: DecodingContext, txn: Transaction, relation: PublishedRelation,
         "schema": relation.namespace,
         "table": relation.message.name,
         "old_is_full": True if is_full else None,
-        "old": None if old is None else _row_by_column(relation, old.columns, keys_only=not is_full),
-        "new": None if new is None else _row_by_column(relation, new),
+        "old": None if old is None else _convert_row(relation, old.columns, keys_only=not is_full),
+        "new": None if new is None else _convert_row(relation, new),
         "unchanged": unchanged_columns or None,
     }
     _write(ctx, _ACTIONS[type(change)], fields)
@@ -209,7 +209,7 @@ def _message(ctx: DecodingContext, txn: Transaction | None, message: LogicalMess
     _write(ctx, "message", fields)
 
 
-def _row_by_column(
+def _convert_row(
     relation: PublishedRelation, values: TupleData, *, keys_only: bool = False
 ) -> dict[str, Any]:
     """Return the values of a row by column; with `keys_only` only those of the columns in the replica identity."""

@@ -1,12 +1,13 @@
-"""The output plugin `pgoutput`: writes pgoutput's messages in another version or with other options.
+"""The output plugin `pgoutput`: converts messages to another version of pgoutput's protocol, or to other options.
 
 For example, it turns messages of version 4 with streamed and prepared transactions into messages of version 1, for a
 reader that supports only version 1. The options have the server's meaning: proto_version (required), streaming
 (off, on, parallel), two_phase, messages (off by default), origin (any, none). Values keep their format, text or
 binary. The plugin has no option for publications, because the server has already applied them.
 
-As on the server, the plugin writes no transaction without changes. It describes a relation before the relation's
-first change, again after its description has changed, and again within each streamed transaction.
+As on the server, the plugin writes no transaction without changes, except a prepared transaction. It describes a
+relation before the relation's first change, again after its description has changed, and again within each streamed
+transaction.
 
 With streaming = parallel, a Stream Abort has an LSN and a time. If the input has no such LSN and time, they are 0.
 Raises OutputPluginOptionError, with pgoutput's messages and codes (src/backend/replication/pgoutput/pgoutput.c).
@@ -62,7 +63,11 @@ _Description = tuple[Relation, tuple[Type, ...]]
 
 
 class Pgoutput:
-    """The plugin's state: its options, and the descriptions of relations that it wrote last."""
+    """The plugin's state: its options, and the descriptions of relations that it wrote last.
+
+    The field `output_plugin_private` of a transaction says whether its first message was written, a Begin or Stream
+    Start. The field is None before the plugin gets the transaction.
+    """
 
     def __init__(self) -> None:
         self._sends_messages = self._is_local_only = self._is_parallel = False
@@ -120,7 +125,7 @@ class Pgoutput:
     def _write_deferred_begin(ctx: DecodingContext, txn: Transaction) -> None:
         if txn.output_plugin_private is False:
             txn.output_plugin_private = True
-            _begin(ctx, txn, Begin(txn.final_lsn, txn.commit_time, txn.xid))
+            _write_first_message(ctx, txn, Begin(txn.final_lsn, txn.commit_time, txn.xid))
 
     @staticmethod
     def commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
@@ -131,7 +136,7 @@ class Pgoutput:
     @staticmethod
     def begin_prepare(ctx: DecodingContext, txn: Transaction) -> None:
         """Write Begin Prepare, even for an empty transaction."""
-        _begin(ctx, txn, BeginPrepare(*_prepare_fields(txn)))
+        _write_first_message(ctx, txn, BeginPrepare(*_prepare_fields(txn)))
 
     @staticmethod
     def prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
@@ -214,11 +219,11 @@ class Pgoutput:
         if last_description is not None and last_description[0] is message:
             return
         descriptions[message.relation_id] = (message, types)
-        if last_description is not None and _description_messages(
+        if last_description is not None and _make_description_messages(
             *last_description, xid
-        ) == _description_messages(message, types, xid):
+        ) == _make_description_messages(message, types, xid):
             return
-        for description in _description_messages(message, types, xid):
+        for description in _make_description_messages(message, types, xid):
             _write(ctx, description, last=False)
 
     # streams
@@ -228,11 +233,11 @@ class Pgoutput:
         """Write Stream Start; in the first block of a transaction also the origin."""
         is_first = txn.output_plugin_private is None
         txn.output_plugin_private = True
-        start = StreamStart(txn.xid, first_segment=is_first)
+        message = StreamStart(txn.xid, first_segment=is_first)
         if is_first:
-            _begin(ctx, txn, start)
+            _write_first_message(ctx, txn, message)
         else:
-            _write(ctx, start)
+            _write(ctx, message)
 
     @staticmethod
     def stream_stop(ctx: DecodingContext, txn: Transaction) -> None:
@@ -259,13 +264,15 @@ class Pgoutput:
         _write(ctx, StreamPrepare(*_prepare_fields(txn)))
 
 
-def _description_messages(
+def _make_description_messages(
     message: Relation, types: tuple[Type, ...], xid: int | None
 ) -> tuple[Type | Relation, ...]:
     return (*(replace(type_message, xid=xid) for type_message in types), replace(message, xid=xid))
 
 
-def _begin(ctx: DecodingContext, txn: Transaction, message: Begin | BeginPrepare | StreamStart) -> None:
+def _write_first_message(
+    ctx: DecodingContext, txn: Transaction, message: Begin | BeginPrepare | StreamStart
+) -> None:
     """Write the first message of a transaction, then the origin if it has one."""
     _write(ctx, message, last=txn.origin is None)
     if txn.origin is not None:
@@ -273,6 +280,7 @@ def _begin(ctx: DecodingContext, txn: Transaction, message: Begin | BeginPrepare
 
 
 def _write(ctx: DecodingContext, message: Message, *, last: bool = True) -> None:
+    """Write a message; `last` is false if the same callback then writes another message."""
     ctx.prepare_write(last=last)
     ctx.out += encode(message)
     ctx.write(last=last)

@@ -72,7 +72,7 @@ _OPTIONS = (
 )
 #: If an option comes without a value, the server turns it on; but these options keep their setting.
 _OPTIONS_THAT_NEED_A_VALUE = ("force-binary", "include-rewrites", "stream-changes")
-_MESSAGES_COUNT_SINCE = 170000
+_MESSAGES_COUNT_VERSION = 170000
 
 _BOOL = 16
 _BIT_STRINGS = frozenset({1560, 1562})
@@ -80,7 +80,7 @@ _NUMBERS = frozenset({20, 21, 23, 26, 700, 701, 1700})
 
 
 @dataclass(slots=True)
-class _WrittenOutput:
+class _OutputState:
     """Whether the plugin has written output for a transaction, and for its current streamed block."""
 
     has_transaction_output: bool = False
@@ -134,7 +134,7 @@ class TestDecoding:
 
     def begin(self, ctx: DecodingContext, txn: Transaction) -> None:
         """Write BEGIN, also for a prepared transaction; with skip-empty-xacts BEGIN waits for the first change."""
-        txn.output_plugin_private = _WrittenOutput()
+        txn.output_plugin_private = _OutputState()
         if not self._settings["skip-empty-xacts"]:
             self._write(ctx, self._format_begin(txn))
 
@@ -211,23 +211,23 @@ class TestDecoding:
 
     def message(self, ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
         """Write a message with its content."""
-        if txn is not None and self._server_version >= _MESSAGES_COUNT_SINCE:
+        if txn is not None and self._server_version >= _MESSAGES_COUNT_VERSION:
             self._write_deferred_begin(ctx, txn)
-        self._write(ctx, f"message: {_message_properties(message)} content:", message.content)
+        self._write(ctx, f"message: {_format_message_properties(message)} content:", message.content)
 
     def _write_deferred_begin(self, ctx: DecodingContext, txn: Transaction) -> None:
         """Write BEGIN before the first change of a transaction, if skip-empty-xacts has deferred it."""
-        written: _WrittenOutput = txn.output_plugin_private
-        if self._settings["skip-empty-xacts"] and not written.has_transaction_output:
+        output_state: _OutputState = txn.output_plugin_private
+        if self._settings["skip-empty-xacts"] and not output_state.has_transaction_output:
             self._write(ctx, self._format_begin(txn), last=False)
-        written.has_transaction_output = True
+        output_state.has_transaction_output = True
 
     # streams
 
     def stream_start(self, ctx: DecodingContext, txn: Transaction) -> None:
         """Write the opening of a block; with skip-empty-xacts it waits for the first change."""
         if txn.output_plugin_private is None:
-            txn.output_plugin_private = _WrittenOutput()
+            txn.output_plugin_private = _OutputState()
         txn.output_plugin_private.has_block_output = False
         if not self._settings["skip-empty-xacts"]:
             self._write(ctx, self._format_stream_line("opening a streamed block for transaction", txn))
@@ -282,17 +282,17 @@ class TestDecoding:
 
     def stream_message(self, ctx: DecodingContext, txn: Transaction, message: LogicalMessage) -> None:
         """Write a transactional message without its content."""
-        if self._server_version >= _MESSAGES_COUNT_SINCE:
+        if self._server_version >= _MESSAGES_COUNT_VERSION:
             self._write_deferred_block(ctx, txn)
-        self._write(ctx, f"streaming message: {_message_properties(message)}")
+        self._write(ctx, f"streaming message: {_format_message_properties(message)}")
 
     def _write_deferred_block(self, ctx: DecodingContext, txn: Transaction) -> None:
         """Write the opening of a block before its first change, if skip-empty-xacts has deferred it."""
-        written: _WrittenOutput = txn.output_plugin_private
-        if self._settings["skip-empty-xacts"] and not written.has_block_output:
+        output_state: _OutputState = txn.output_plugin_private
+        if self._settings["skip-empty-xacts"] and not output_state.has_block_output:
             line = self._format_stream_line("opening a streamed block for transaction", txn)
             self._write(ctx, line, last=False)
-        written.has_transaction_output = written.has_block_output = True
+        output_state.has_transaction_output = output_state.has_block_output = True
 
     # text
 
@@ -333,7 +333,7 @@ class TestDecoding:
         ctx.write(last=last)
 
 
-def _message_properties(message: LogicalMessage) -> str:
+def _format_message_properties(message: LogicalMessage) -> str:
     return f"transactional: {message.transactional:d} prefix: {message.prefix}, sz: {len(message.content)}"
 
 

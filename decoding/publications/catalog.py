@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters.letter_case import CaseMapping
 from pgsieve.decoding.server_versions import NEWEST_SERVER
-from pgsieve.decoding.values.builtin_types import DefinedTypes
+from pgsieve.decoding.values.builtin_types import DerivedTypesByOid
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
@@ -209,7 +209,7 @@ class Catalog:
 
     tables: Mapping[int, Table]
     publications: Mapping[str, Publication]
-    types: DefinedTypes = field(default_factory=dict)
+    types: DerivedTypesByOid = field(default_factory=dict)
     server_version: int = NEWEST_SERVER
     names: Mapping[str, str] = field(default_factory=dict)
     locked: Mapping[int, str] = field(default_factory=dict)

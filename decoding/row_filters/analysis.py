@@ -55,7 +55,7 @@ class FilterColumn:
     """A column of the filtered relation.
 
     `collation` is the name of a collation of pg_catalog, or '' if the type has no collation. For a collation of
-    another schema it is `schema.name`, and pgsieve takes the collation for nondeterministic. If the database's
+    another schema it is `schema.name`, and pgsieve assumes that the collation is nondeterministic. If the database's
     default collation orders strings by bytes and its encoding is UTF8, a caller may pass 'C' instead of 'default'.
     """
 
@@ -156,10 +156,10 @@ class _Analysis:
     def _analyse_part(self, part: exp.Expr) -> Node:
         part = grammar.strip_parentheses(part)
         handler = _HANDLERS.get(type(part))
-        unhandled = {name for name, value in part.args.items() if value} - operators.supported_arguments(
-            type(part)
-        )
-        if handler is None or unhandled:
+        unhandled_arguments = {
+            name for name, value in part.args.items() if value
+        } - operators.supported_arguments(type(part))
+        if handler is None or unhandled_arguments:
             self._refuse(part, "it has no exact counterpart in pgsieve")
         return self._apply_rule(part, partial(handler, self, part))
 
@@ -276,10 +276,10 @@ class _Analysis:
 
     def analyse_comparison(self, part: exp.Expr) -> Node:
         operator = operators.COMPARISONS[type(part)]
-        quantified = grammar.find_quantified_operand(part.expression)
-        if quantified is not None:
+        quantified_operand = grammar.find_quantified_operand(part.expression)
+        if quantified_operand is not None:
             return self._compare_each_element(
-                self._left_operand(part), *quantified, partial(type_rules.make_comparison, operator)
+                self._left_operand(part), *quantified_operand, partial(type_rules.make_comparison, operator)
             )
         left, right = self._left_operand(part), self._right_operand(part)
         rows = self._row_pair(part, left, right)
@@ -314,15 +314,15 @@ class _Analysis:
             self._analyse_part(grammar.unwrap_operand(part, part.args[end], is_right=True))
             for end in ("low", "high")
         )
-        in_range = functions.make_logical(
+        range_test = functions.make_logical(
             "AND", [compare(">=", value, lower_bound), compare("<=", value, upper_bound)]
         )
         if not part.args.get("symmetric"):
-            return in_range
-        in_swapped_range = functions.make_logical(
+            return range_test
+        swapped_range_test = functions.make_logical(
             "AND", [compare(">=", value, upper_bound), compare("<=", value, lower_bound)]
         )
-        return functions.make_logical("OR", [in_range, in_swapped_range])
+        return functions.make_logical("OR", [range_test, swapped_range_test])
 
     def analyse_in(self, part: exp.In) -> Node:
         left, items = self._left_operand(part), part.expressions
@@ -373,7 +373,8 @@ class _Analysis:
         """
         array = grammar.strip_parentheses(array)
         if isinstance(array, exp.Array):
-            # If all elements are quoted constants, they keep the type unknown here, and take that of the left side.
+            # If all elements are quoted constants, they stay without a type here. The comparison later gives them the
+            # type of the left side.
             converted_elements, type_oid, _ = type_rules.convert_to_common_type(
                 self._analyse_parts(array.expressions)
             )
@@ -447,9 +448,9 @@ class _Analysis:
             right = self._right_operand(part)
         if grammar.is_call(right, "similar_to_escape", 1, 2):
             pattern, *escapes = (self._text_constant(argument) for argument in right.expressions)
-            similar = filter_regex.similar_to_escape(pattern, escapes[0] if escapes else "\\")
+            converted_pattern = filter_regex.similar_to_escape(pattern, escapes[0] if escapes else "\\")
             return patterns.make_regex(
-                self._analyse_part(self._left_operand(part)), Constant(similar, type_oid=TEXT)
+                self._analyse_part(self._left_operand(part)), Constant(converted_pattern, type_oid=TEXT)
             )
         return self._analyse_pattern_match(
             part, right, partial(patterns.make_regex, case_mappings=case_mappings)

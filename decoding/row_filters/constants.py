@@ -84,7 +84,7 @@ _INTERVAL = re.compile(
 )
 _ARRAY_ITEM = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|([^,{}"\\]*[^,{}"\\\s]))\s*(,|$)', re.DOTALL)
 _ZONE = re.compile(r"([+-]\d{2})(?::?(\d{2}))?|Z|UTC", re.ASCII)
-_NO_CALENDAR_TIMESTAMP: Final = (
+_TIMESTAMP_OUT_OF_CALENDAR: Final = (
     "the timestamp constant must be a date of the years 0001 to 9999 and a time before 24:00"
 )
 
@@ -231,7 +231,7 @@ def _parse_finite_timestamp(text: str) -> datetime:
     try:
         return datetime.fromisoformat(f"{match[1]} {match[2] or '00:00'}")
     except ValueError:
-        raise RefusedError(_NO_CALENDAR_TIMESTAMP) from None
+        raise RefusedError(_TIMESTAMP_OUT_OF_CALENDAR) from None
 
 
 def _parse_timestamptz(text: str) -> datetime | Infinity:
@@ -248,7 +248,7 @@ def _parse_timestamptz(text: str) -> datetime | Infinity:
     try:
         return datetime.fromisoformat(f"{local_time.isoformat()}{offset}").astimezone(UTC)
     except (ValueError, OverflowError):
-        raise RefusedError(_NO_CALENDAR_TIMESTAMP) from None
+        raise RefusedError(_TIMESTAMP_OUT_OF_CALENDAR) from None
 
 
 _INPUT_FUNCTIONS: Final[dict[int, Callable[[str], ConstantValue]]] = {
@@ -391,7 +391,9 @@ def _apply_numeric_modifier(value: Decimal, precision: int, scale: int = 0) -> D
     if value.is_nan():
         return value
     with localcontext(_EXACT_CONTEXT):
-        rounded = value.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP) if value.is_finite() else value
-        if abs(rounded) >= Decimal(10) ** (precision - scale):
+        rounded_value = (
+            value.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP) if value.is_finite() else value
+        )
+        if abs(rounded_value) >= Decimal(10) ** (precision - scale):
             raise InvalidConstantError("numeric field overflow", "22003")
-    return rounded
+    return rounded_value

@@ -109,9 +109,9 @@ def make_builtin_call(
     converted_operands = tuple(map(coerce, operands, procedure.argument_oids))
     if procedure.name in ("lower", "upper", "initcap"):
         return make_case_change(cast("CaseFunction", procedure.name), converted_operands[0], mappings)
-    require_exact = _REQUIREMENTS.get(procedure.name)
-    if require_exact is not None:
-        require_exact(converted_operands)
+    check_operands = _REQUIREMENTS.get(procedure.name)
+    if check_operands is not None:
+        check_operands(converted_operands)
     digits = _result_digits(procedure.name, converted_operands) if procedure.result_oid == NUMERIC else None
     return FunctionCall(
         procedure.name, converted_operands, procedure.can_fail, type_oid=procedure.result_oid, digits=digits
@@ -143,7 +143,7 @@ _CLOCK_FIELDS: Final = frozenset((*_WHOLE_CLOCK_FIELDS, "second", "milliseconds"
 _TRUNCATION_FIELDS: Final = frozenset(
     (*_CLOCK_FIELDS, "day", "week", "month", "quarter", "year", "decade", "century", "millennium")
 )
-# PostgreSQL raises an error if a repeated or padded string is longer than 1 GB. With this count no string is.
+# PostgreSQL raises an error if a repeated or padded string is longer than 1 GB. Up to this count no string is too long.
 _MAX_COUNT: Final = 10_000
 
 
@@ -196,6 +196,8 @@ def _require_constant_interval(operands: tuple[Node, ...]) -> None:
         raise RefusedError("the interval must be a constant")
 
 
+#: Maps the `prosrc` of a function to a check of its operands: it raises RefusedError for operands with which pgsieve's
+#: result could differ from PostgreSQL's.
 _REQUIREMENTS: Final = MappingProxyType(
     {
         **dict.fromkeys(

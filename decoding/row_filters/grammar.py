@@ -37,7 +37,7 @@ class _FilterDialect(Postgres):
     """sqlglot's PostgreSQL dialect, changed so that each function keeps the name that the text has."""
 
     class Tokenizer(Postgres.Tokenizer):
-        """Takes ALTER, DROP and some other words for names, because PostgreSQL allows them as unquoted column names."""
+        """Reads ALTER, DROP and some other words as names, because PostgreSQL allows them as unquoted column names."""
 
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
             word: token
@@ -78,10 +78,10 @@ class _FilterDialect(Postgres):
 
         def position(self) -> exp.Expr:
             """Read POSITION(sought IN text)."""
-            sought = self._parse_bitwise()
+            sought_text = self._parse_bitwise()
             if not self._match(TokenType.IN):
                 raise InvalidSyntaxError
-            return _make_call("position", self._parse_bitwise(), sought)
+            return _make_call("position", self._parse_bitwise(), sought_text)
 
         def substring(self) -> exp.Expr:
             """Read SUBSTRING(text FROM start FOR count)."""
@@ -95,11 +95,11 @@ class _FilterDialect(Postgres):
         def trim(self) -> exp.Expr:
             """Read TRIM(BOTH characters FROM text)."""
             side = self._prev.text.upper() if self._match_texts(("BOTH", "LEADING", "TRAILING")) else "BOTH"
-            first = None if self._match(TokenType.FROM) else self._parse_disjunction()
-            if first is None or self._match(TokenType.FROM):
-                arguments = [*self._parse_csv(self._parse_disjunction), first]
+            first_argument = None if self._match(TokenType.FROM) else self._parse_disjunction()
+            if first_argument is None or self._match(TokenType.FROM):
+                arguments = [*self._parse_csv(self._parse_disjunction), first_argument]
             else:
-                arguments = [first]
+                arguments = [first_argument]
             return _make_call({"LEADING": "ltrim", "TRAILING": "rtrim"}.get(side, "btrim"), *arguments)
 
 
@@ -141,8 +141,8 @@ _OPERATORS = frozenset(
 
 # Three numbers for each operator: its precedence (PostgreSQL documentation, Operator Precedence), the least
 # precedence that its left operand may have, and the least precedence that its right operand may have. sqlglot binds
-# some operators differently, so `operand` checks these numbers. sqlglot does not distinguish ~~ from LIKE, and ~~
-# binds tighter. So an operand of LIKE must bind tighter than both operators.
+# some operators differently, so `unwrap_operand` checks these numbers. sqlglot does not distinguish ~~ from LIKE, and
+# ~~ binds tighter. So an operand of LIKE must bind tighter than both operators.
 _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     exp.Or: (1, 1, 2),
     exp.And: (2, 2, 3),
@@ -207,18 +207,22 @@ def _is_operator(token: Token) -> bool:
 
 def _join_operators(tokens: Sequence[Token]) -> Iterator[str]:
     """Yield the operators among the tokens; sqlglot divides an operator such as !~ into two tokens."""
-    negation: Token | None = None
+    exclamation_mark: Token | None = None
     for token in filter(_is_operator, tokens):
-        is_joined = negation is not None and negation.end + 1 == token.start and token.text.startswith("~")
-        if negation is not None and not is_joined:
-            yield negation.text
+        is_joined = (
+            exclamation_mark is not None
+            and exclamation_mark.end + 1 == token.start
+            and token.text.startswith("~")
+        )
+        if exclamation_mark is not None and not is_joined:
+            yield exclamation_mark.text
         if is_joined:
             yield f"!{token.text}"
         elif token.text != "!":
             yield token.text
-        negation = token if token.text == "!" else None
-    if negation is not None:
-        yield negation.text
+        exclamation_mark = token if token.text == "!" else None
+    if exclamation_mark is not None:
+        yield exclamation_mark.text
 
 
 def strip_parentheses(part: exp.Expr) -> exp.Expr:

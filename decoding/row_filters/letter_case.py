@@ -52,7 +52,7 @@ class CaseMapping:
         """Return the result of lower, upper or initcap for a text."""
         if function == "initcap":
             return _capitalize(self.words, text) if self.words is not None else text
-        return text.translate(_translation_table(self.lower if function == "lower" else self.upper))
+        return text.translate(_find_translation_table(self.lower if function == "lower" else self.upper))
 
     def list_variants(self, character: str) -> str:
         """Return the characters that a character of a regular expression matches if case is ignored.
@@ -148,7 +148,7 @@ def find_character_ranges(characters: str) -> str:
 _TRANSLATION_TABLES: Final[dict[CharacterReplacements, Mapping[int, str]]] = {}
 
 
-def _translation_table(changes: CharacterReplacements) -> Mapping[int, str]:
+def _find_translation_table(changes: CharacterReplacements) -> Mapping[int, str]:
     if changes not in _TRANSLATION_TABLES:
         table = {
             ord(character): mapped_character for character, mapped_character in zip(*changes, strict=True)
@@ -157,12 +157,12 @@ def _translation_table(changes: CharacterReplacements) -> Mapping[int, str]:
     return _TRANSLATION_TABLES[changes]
 
 
-def _capitalize(words: InitcapRules, text: str) -> str:
-    first_table, rest_table = _translation_table(words.first), _translation_table(words.rest)
+def _capitalize(rules: InitcapRules, text: str) -> str:
+    first_table, rest_table = _find_translation_table(rules.first), _find_translation_table(rules.rest)
     parts, is_inside_word = [], False
     for character in text:
         parts.append((rest_table if is_inside_word else first_table).get(ord(character), character))
-        is_inside_word = _is_word_character(words.members, character)
+        is_inside_word = _is_word_character(rules.members, character)
     return "".join(parts)
 
 

@@ -222,10 +222,10 @@ def _square_root(value: Decimal) -> Decimal:
         else 1 - (1 - base_weight * _DIGITS_PER_BASE_DIGIT) // 2
     )
     scale = min(max(_MIN_SIGNIFICANT_DIGITS - weight, _find_scale(value), 0), _MAX_DISPLAY_SCALE)
-    return Decimal(_root_to_scale(value, scale)).scaleb(-scale, _EXACT_CONTEXT)
+    return Decimal(_compute_root(value, scale)).scaleb(-scale, _EXACT_CONTEXT)
 
 
-def _root_to_scale(value: Decimal, scale: int) -> int:
+def _compute_root(value: Decimal, scale: int) -> int:
     # The integer root has one digit more than the scale. The last line rounds this digit off.
     shifted_value = int(_to_scale(value, max(_find_scale(value), 0)).scaleb(2 * scale + 2, _EXACT_CONTEXT))
     return (isqrt(shifted_value) + 5) // 10
@@ -253,8 +253,8 @@ def _scale_rounder(rounding: str) -> Callable[[Decimal, int], Decimal]:
             )
         if scale < 0 and value.adjusted() < -scale - 1:
             return Decimal(0)
-        rounded = _to_scale(value, scale, rounding)
-        return _to_scale(rounded, max(scale, 0))
+        rounded_value = _to_scale(value, scale, rounding)
+        return _to_scale(rounded_value, max(scale, 0))
 
     return apply
 
@@ -298,20 +298,20 @@ def _integer_converter(bits: int, name: str) -> Callable[[Decimal], int]:
         if not value.is_finite():
             kind = "NaN" if value.is_nan() else "infinity"
             raise NumericError(f"cannot convert {kind} to {name}", sqlstate="0A000")
-        rounded = int(_to_scale(value, 0))
-        if not -(1 << bits - 1) <= rounded < 1 << bits - 1:
+        rounded_value = int(_to_scale(value, 0))
+        if not -(1 << bits - 1) <= rounded_value < 1 << bits - 1:
             raise NumericError(f"{name} out of range", sqlstate="22003")
-        return rounded
+        return rounded_value
 
     return convert
 
 
 def _apply_modifier(value: Decimal, precision: int, scale: int) -> Decimal:
     """Cast a numeric to `numeric(precision, scale)`; raises NumericError if it does not fit."""
-    rounded = value if value.is_infinite() else _scale_rounder(ROUND_HALF_UP)(value, scale)
-    if value.is_infinite() or (rounded and rounded.adjusted() >= precision - scale):
+    rounded_value = value if value.is_infinite() else _scale_rounder(ROUND_HALF_UP)(value, scale)
+    if value.is_infinite() or (rounded_value and rounded_value.adjusted() >= precision - scale):
         raise NumericError("numeric field overflow", sqlstate="22003")
-    return rounded
+    return rounded_value
 
 
 def _float_converter(significant_digits: int) -> Callable[[float], Decimal]:

@@ -58,7 +58,7 @@ def make_like(
             raise RefusedError("ESCAPE is supported on a constant pattern only")
         if mapping is not None:
             pattern = CaseChange("lower", pattern, mapping, type_oid=TEXT)
-        return _textlike_call(operand, pattern)
+        return _make_textlike_call(operand, pattern)
     if pattern.value is None:
         return Constant(None, type_oid=BOOL)
     text = str(pattern.value)
@@ -70,11 +70,11 @@ def make_like(
     if mapping is not None:
         final_text = mapping.change("lower", final_text)
     if canonical_text is None:
-        return _textlike_call(operand, Constant(final_text, type_oid=TEXT))
+        return _make_textlike_call(operand, Constant(final_text, type_oid=TEXT))
     return Like(operand, final_text)
 
 
-def _textlike_call(operand: Node, pattern: Node) -> FunctionCall:
+def _make_textlike_call(operand: Node, pattern: Node) -> FunctionCall:
     """Return a match that can fail, because the pattern depends on the row or ends with the escape character."""
     return FunctionCall("textlike", (operand, pattern), can_fail=True, type_oid=BOOL)
 

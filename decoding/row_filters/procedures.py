@@ -265,22 +265,22 @@ class Procedure:
         )
 
 
-def _table_rows() -> Iterator[tuple[str, Procedure]]:
+def _read_procedure_table() -> Iterator[tuple[str, Procedure]]:
     for line in filter(None, _PROCEDURE_TABLE.splitlines()):
-        name, source, *arguments = line.split()
+        name, source_name, *arguments = line.split()
         *types, _, result = (_OIDS.get(word, 0) for word in arguments)
-        yield name, Procedure(source.rstrip("!"), tuple(types), result, source.endswith("!"))
+        yield name, Procedure(source_name.rstrip("!"), tuple(types), result, source_name.endswith("!"))
 
 
-def _procedures_by_name() -> dict[str, tuple[Procedure, ...]]:
+def _group_procedures_by_name() -> dict[str, tuple[Procedure, ...]]:
     procedures: dict[str, tuple[Procedure, ...]] = {}
-    for name, procedure in _table_rows():
+    for name, procedure in _read_procedure_table():
         procedures[name] = (*procedures.get(name, ()), procedure)
     return procedures
 
 
 #: Maps a SQL name to all functions with this name.
-PROCEDURES: Final = MappingProxyType(_procedures_by_name())
+PROCEDURES: Final = MappingProxyType(_group_procedures_by_name())
 
 
 def resolve_procedure(name: str, type_oids: Sequence[int]) -> Procedure:
@@ -309,12 +309,14 @@ def resolve_procedure(name: str, type_oids: Sequence[int]) -> Procedure:
         ]
     if len(matches) > 1:
         # PostgreSQL takes an unknown argument for a string if a candidate takes a string there.
-        unknown_places = [place for place, text_oid in enumerate(text_oids) if text_oid == UNKNOWN]
+        unknown_positions = [position for position, text_oid in enumerate(text_oids) if text_oid == UNKNOWN]
         string_matches = [
-            c for c in matches if all(c.argument_oids[place] in STRINGS for place in unknown_places)
+            c for c in matches if all(c.argument_oids[position] in STRINGS for position in unknown_positions)
         ]
         matches = [
-            c for c in string_matches if all(c.argument_oids[place] == TEXT for place in unknown_places)
+            c
+            for c in string_matches
+            if all(c.argument_oids[position] == TEXT for position in unknown_positions)
         ] or string_matches
     if len(matches) != 1:
         raise RefusedError(

@@ -26,20 +26,33 @@ _MAX_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
 _CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
 # The ASCII characters of each class. If a collation has letters beyond ASCII, classes are refused.
-_CLASSES: Final = {
+_CHARACTERS_BY_CLASS: Final = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
     "graph": "!-~", "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r"\t-\r ",
     "upper": "A-Z", "xdigit": "0-9A-Fa-f",
 }  # fmt: skip
-_ESCAPED_CLASSES: Final = {"d": _CLASSES["digit"], "w": f"{_CLASSES['alnum']}_", "s": _CLASSES["space"]}
-_CONTROLS: Final = {"a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_CHARACTERS_BY_CLASS_ESCAPE: Final = {
+    "d": _CHARACTERS_BY_CLASS["digit"],
+    "w": f"{_CHARACTERS_BY_CLASS['alnum']}_",
+    "s": _CHARACTERS_BY_CLASS["space"],
+}
+_CONTROL_CHARACTER_BY_ESCAPE: Final = {
+    "a": "\a",
+    "b": "\b",
+    "e": "\x1b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+}
 
 
 def _write_literal(character: str) -> str:
     return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
 
 
-def _set_with_nul(members: str) -> str:
+def _write_set_with_nul(members: str) -> str:
     """Return a set of these members and of NUL. A text of PostgreSQL never contains NUL.
 
     Without NUL, RE2 simplifies a set such as [kK] to the letter k without case. In an alternative, this letter also
@@ -77,7 +90,7 @@ class _Translation:
     def _translate_character(self, character: str) -> str:
         """Translate a character that is not in a set."""
         variants = self._write_variants(character)
-        return variants if variants == _write_literal(character) else _set_with_nul(variants)
+        return variants if variants == _write_literal(character) else _write_set_with_nul(variants)
 
     def _peek(self) -> str:
         """Return the next character without moving on; '' at the end of the pattern."""
@@ -125,7 +138,9 @@ class _Translation:
                 escape = self._read_escape(is_in_set=False)
                 if not _is_class(escape):
                     return self._translate_character(escape)
-                return f"[{'^' if escape[1].isupper() else ''}{_ESCAPED_CLASSES[escape[1].lower()]}]"
+                return (
+                    f"[{'^' if escape[1].isupper() else ''}{_CHARACTERS_BY_CLASS_ESCAPE[escape[1].lower()]}]"
+                )
             case _:
                 return self._translate_character(first_character)
 
@@ -159,8 +174,8 @@ class _Translation:
     def _read_escape(self, *, is_in_set: bool) -> str:
         r"""Read an escape, and return its character; for a class such as \d, the backslash and the letter."""
         character = self._take()
-        if character in _CONTROLS:
-            return _CONTROLS[character]
+        if character in _CONTROL_CHARACTER_BY_ESCAPE:
+            return _CONTROL_CHARACTER_BY_ESCAPE[character]
         if character in "dws" or (character in "DWS" and not is_in_set):
             self._require_ascii_classes(f"\\{character}")
             return f"\\{character}"
@@ -181,7 +196,7 @@ class _Translation:
         while self._peek() != "]":
             members.append(self._translate_member())
         self._position += 1
-        return f"[^{''.join(members)}]" if is_negated else _set_with_nul("".join(members))
+        return f"[^{''.join(members)}]" if is_negated else _write_set_with_nul("".join(members))
 
     def _translate_member(self) -> str:
         match = _CLASS.match(self._pattern, self._position)
@@ -192,7 +207,7 @@ class _Translation:
         first_character = self._read_endpoint()
         if self._peek() != "-" or self._pattern[self._position + 1 : self._position + 2] == "]":
             return (
-                _ESCAPED_CLASSES[first_character[1]]
+                _CHARACTERS_BY_CLASS_ESCAPE[first_character[1]]
                 if _is_class(first_character)
                 else self._write_variants(first_character)
             )
@@ -209,11 +224,11 @@ class _Translation:
 
     def _translate_named_class(self, match: re.Match[str]) -> str:
         name = match[1]
-        if name not in _CLASSES or (self._mapping is not None and name in ("lower", "upper")):
+        if name not in _CHARACTERS_BY_CLASS or (self._mapping is not None and name in ("lower", "upper")):
             raise RefusedError(f"[:{name}:] is not supported here")
         self._require_ascii_classes(f"[:{name}:]")
         self._position = match.end()
-        return _CLASSES[name]
+        return _CHARACTERS_BY_CLASS[name]
 
     def _read_endpoint(self) -> str:
         character = self._take()

@@ -66,7 +66,7 @@ _COMPARABLE_TYPES: Final = frozenset(
     (BOOL, BYTEA, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, UUID, *NUMBERS, *STRINGS)
 )
 _TEMPORAL_TYPES: Final = frozenset((DATE, TIMESTAMP, TIMESTAMPTZ))
-_ARRAY_OID_BY_ELEMENT: Final = {element: make_array for make_array, element in ELEMENT_OIDS.items()}
+_ARRAY_OID_BY_ELEMENT: Final = {element: array for array, element in ELEMENT_OIDS.items()}
 
 _Converted = TypeVar("_Converted", Constant, Constant | None)
 

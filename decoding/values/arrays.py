@@ -27,7 +27,7 @@ from pgsieve.decoding.binary.octets import Mask, Octets, Positions, gather, pack
 from pgsieve.decoding.errors import ProtocolError
 
 Converter: TypeAlias = Callable[[pa.Array, pa.DataType], pa.Array]
-Letters: TypeAlias = npt.NDArray[np.uint8]
+TextBytes: TypeAlias = npt.NDArray[np.uint8]
 
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE = b'"\\{}'
 _NULL = b"NULL"
@@ -56,8 +56,8 @@ class ArrayTextConverter:
             or (letters[ends - 1] != _CLOSE).any()
         ):
             raise ValueError("not an array that a list holds")
-        is_unquoted, is_value = _quote_masks(letters, ends - 1)
-        left_delimiters, right_delimiters = _element_delimiters(
+        is_unquoted, is_value = _find_quote_masks(letters, ends - 1)
+        left_delimiters, right_delimiters = _find_element_delimiters(
             letters, is_unquoted, len(starts), ord(self.delimiter)
         )
         elements = _unquote_elements(letters, is_value, left_delimiters + 1, right_delimiters)
@@ -67,7 +67,7 @@ class ArrayTextConverter:
         )
 
 
-def _quote_masks(letters: Letters, closing_positions: Positions) -> tuple[Mask | None, Mask | None]:
+def _find_quote_masks(letters: TextBytes, closing_positions: Positions) -> tuple[Mask | None, Mask | None]:
     """Return a mask of the letters outside quotes, and a mask of the letters that belong to a value.
 
     A mask is None if it contains all letters. A backslash escapes the next letter, so in a run of backslashes every
@@ -90,8 +90,8 @@ def _quote_masks(letters: Letters, closing_positions: Positions) -> tuple[Mask |
     return ~is_quoted & ~is_quote, ~is_quote & ~is_escape[:-1]
 
 
-def _element_delimiters(
-    letters: Letters, is_unquoted: Mask | None, array_count: int, delimiter: int
+def _find_element_delimiters(
+    letters: TextBytes, is_unquoted: Mask | None, array_count: int, delimiter: int
 ) -> tuple[Positions, Positions]:
     """Return the positions of the brace or delimiter before and after each element of `array_count` arrays."""
     is_opening, is_closing = letters == _OPEN, letters == _CLOSE
@@ -117,7 +117,7 @@ def _element_delimiters(
 
 
 def _unquote_elements(
-    letters: Letters, is_value: Mask | None, starts: Positions, ends: Positions
+    letters: TextBytes, is_value: Mask | None, starts: Positions, ends: Positions
 ) -> pa.Array:
     """Return the elements as binary values, without quotes and backslashes; an unquoted NULL becomes NULL."""
     is_null = (ends - starts == len(_NULL)) & (letters[np.minimum(starts, len(letters) - 1)] == _NULL[0])
@@ -125,9 +125,9 @@ def _unquote_elements(
         candidates = np.flatnonzero(is_null)
         is_null[candidates] = letters[starts[candidates] + letter_index] == _NULL[letter_index]
     if is_value is not None:
-        value_letters_before = np.zeros(len(letters) + 1, np.int64)
-        np.cumsum(is_value, out=value_letters_before[1:])
-        letters, starts, ends = letters[is_value], value_letters_before[starts], value_letters_before[ends]
+        value_letter_counts = np.zeros(len(letters) + 1, np.int64)
+        np.cumsum(is_value, out=value_letter_counts[1:])
+        letters, starts, ends = letters[is_value], value_letter_counts[starts], value_letter_counts[ends]
     return _gather_elements(pa.py_buffer(letters), starts, ends, is_null)
 
 
@@ -149,18 +149,18 @@ def _build_lists(
     )
 
 
-def text_from_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.Array:
+def print_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.Array:
     """Print lists as array_out does; `elements` has the texts of the elements of all lists, `lists.flatten()`."""
     special_pattern = rf'^$|["\\{{}}{delimiter} \t\n\v\f\r]|^(?i:null)$'
-    escaped = pc.replace_substring(pc.replace_substring(elements, "\\", "\\\\"), '"', '\\"')
-    quoted = pc.binary_join_element_wise('"', escaped, '"', "")
-    texts = pc.if_else(pc.match_substring_regex(elements, special_pattern), quoted, elements).fill_null(
-        "NULL"
-    )
+    escaped_elements = pc.replace_substring(pc.replace_substring(elements, "\\", "\\\\"), '"', '\\"')
+    quoted_elements = pc.binary_join_element_wise('"', escaped_elements, '"', "")
+    element_texts = pc.if_else(
+        pc.match_substring_regex(elements, special_pattern), quoted_elements, elements
+    ).fill_null("NULL")
     offsets = np.zeros(len(lists) + 1, np.int32)
     np.cumsum(np.asarray(lists.value_lengths().fill_null(0)), out=offsets[1:])
-    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), delimiter)
-    return pc.if_else(lists.is_valid(), pc.binary_join_element_wise("{", joined, "}", ""), None)
+    list_contents = pc.binary_join(pa.ListArray.from_arrays(offsets, element_texts), delimiter)
+    return pc.if_else(lists.is_valid(), pc.binary_join_element_wise("{", list_contents, "}", ""), None)
 
 
 _HEADER_BYTES = 12  # The number of dimensions, the flags, and the type of the elements.
@@ -238,9 +238,9 @@ def _read_lengths(octets: Octets, positions: Positions) -> Positions:
 def _fill_equal_lengths(
     octets: Octets, positions: Positions, counts: Positions, starts: Positions, lengths: Positions
 ) -> bool:
-    """Fill in `starts` and `lengths` if all elements have the same length, as numbers have.
+    """Fill in `starts` and `lengths` if all elements have the same length, for example if they are numbers.
 
-    Returns true if they have. This needs no step per element.
+    Returns whether all elements have the same length. The function has no loop over the elements.
     """
     if not len(starts):
         return bool((positions == octets.ends).all())

@@ -131,10 +131,10 @@ class DerivedType:
     label_xids: tuple[int, ...] = ()
 
 
-DefinedTypes: TypeAlias = Mapping[int, DerivedType]
-NO_DEFINED_TYPES: DefinedTypes = {}  # Spark cannot send a MappingProxyType to executors.
+DerivedTypesByOid: TypeAlias = Mapping[int, DerivedType]
+NO_DEFINED_TYPES: DerivedTypesByOid = {}  # Spark cannot send a MappingProxyType to executors.
 
-DERIVED_TYPES: DefinedTypes = MappingProxyType(
+DERIVED_TYPES: DerivedTypesByOid = MappingProxyType(
     {
         **{array: DerivedType("a", element) for array, element in ELEMENT_OIDS.items()},
         # A type over a range type is a multirange. A type over any other type is a range.

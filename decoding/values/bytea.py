@@ -17,26 +17,26 @@ import pyarrow.compute as pc
 from pgsieve.decoding.binary.octets import pack_bitmap, value_offsets
 
 _NOT_HEX = 0xFF
-_NIBBLES = np.full(256, _NOT_HEX, np.uint8)
-_NIBBLES[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16, dtype=np.uint8)
-_NIBBLES[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16, dtype=np.uint8)
+_DIGIT_BY_LETTER = np.full(256, _NOT_HEX, np.uint8)
+_DIGIT_BY_LETTER[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16, dtype=np.uint8)
+_DIGIT_BY_LETTER[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16, dtype=np.uint8)
 
 _EMPTY = pa.scalar(b"\\x", pa.binary())
 _ESCAPE = re.compile(rb"\\(?:(\\)|([0-3][0-7]{2}))")
 
 
-def from_text(values: pa.Array) -> pa.Array:
+def decode_text(values: pa.Array) -> pa.Array:
     """Convert the text that byteaout prints, in hex or escape format."""
     text = values.cast(pa.binary())
     is_hex = pc.starts_with(text, b"\\x").fill_null(fill_value=True)
     if pc.all(is_hex, min_count=0).as_py():
-        return _from_hex(text)
-    from_hex = _from_hex(pc.if_else(is_hex, text, _EMPTY))
-    from_escape = [_from_escape(value) for value in text.filter(pc.invert(is_hex)).to_pylist()]
-    return pc.replace_with_mask(from_hex, pc.invert(is_hex), pa.array(from_escape, pa.binary()))
+        return _decode_hex(text)
+    hex_values = _decode_hex(pc.if_else(is_hex, text, _EMPTY))
+    escape_values = [_decode_escape(value) for value in text.filter(pc.invert(is_hex)).to_pylist()]
+    return pc.replace_with_mask(hex_values, pc.invert(is_hex), pa.array(escape_values, pa.binary()))
 
 
-def _from_hex(text: pa.Array) -> pa.Array:
+def _decode_hex(text: pa.Array) -> pa.Array:
     r"""Convert all digits of the column at once.
 
     The `\x` before each value has two letters, so the pairs of digits begin at even positions in all values.
@@ -47,7 +47,7 @@ def _from_hex(text: pa.Array) -> pa.Array:
     first_offset, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
     if ((offsets - first_offset) % 2).any():
         raise ValueError("not bytea in hex format")
-    digits = _NIBBLES[np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first_offset)]
+    digits = _DIGIT_BY_LETTER[np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first_offset)]
     starts = offsets[:-1] - first_offset
     digits[starts] = digits[starts + 1] = (
         0  # Each `\x` becomes one byte here, and np.delete removes this byte.
@@ -61,7 +61,7 @@ def _from_hex(text: pa.Array) -> pa.Array:
     )
 
 
-def _from_escape(value: bytes) -> bytes:
+def _decode_escape(value: bytes) -> bytes:
     if b"\\" in _ESCAPE.sub(b"", value):
         raise ValueError("not bytea in escape format")
     return _ESCAPE.sub(lambda match: match[1] or bytes([int(match[2], 8)]), value)

@@ -58,24 +58,25 @@ TIMESTAMP_MINUS_INFINITY = days_since_epoch(-290_000, 1, 1) * _DAY_MICROS
 """The timestamp that stands for '-infinity', in microseconds since 1970-01-01."""
 
 _ISO_PATTERN = re.compile(rb"(\d{4,7})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(\+00)?( BC)?")
+#: Matches the values of the years 1 to 9999, here called regular, which Arrow can parse.
 _REGULAR_PATTERN = "^[0-9]{4}-[^B]*$"
 
 
-def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
+def parse_text(values: pa.Array, target_type: pa.DataType) -> pa.Array:
     """Convert the text that the output functions print with DateStyle ISO and TimeZone UTC."""
     text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
     try:
-        return text.cast(target)
+        return text.cast(target_type)
     except pa.ArrowInvalid:
-        return _convert_irregular(text, target)
+        return _convert_irregular(text, target_type)
 
 
-def _convert_irregular(text: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert values of the years 1 to 9999 and infinities a column at a time, all other values one by one."""
-    integer_type, minus_infinity, infinity = _integer_range(target)
+def _convert_irregular(text: pa.Array, target_type: pa.DataType) -> pa.Array:
+    """Convert regular values and infinities a column at a time, and all other values one by one."""
+    integer_type, minus_infinity, infinity = _find_integer_type_and_infinities(target_type)
     is_regular = pc.match_substring_regex(text, _REGULAR_PATTERN)
     try:
-        regular_values = pc.if_else(is_regular, text, pa.scalar(None, pa.string())).cast(target)
+        regular_values = pc.if_else(is_regular, text, pa.scalar(None, pa.string())).cast(target_type)
     except pa.ArrowInvalid:
         raise ValueError("not a date or timestamp in ISO format") from None
     numbers = np.array(regular_values.cast(integer_type).fill_null(0))
@@ -92,23 +93,23 @@ def _convert_irregular(text: pa.Array, target: pa.DataType) -> pa.Array:
     for index, value in zip(
         irregular_indexes, text.filter(is_irregular).cast(pa.binary()).to_pylist(), strict=True
     ):
-        numbers[index] = _parse_irregular(value, target)
-    return pa.array(numbers, mask=np.asarray(text.is_null())).cast(target)
+        numbers[index] = _parse_irregular(value, target_type)
+    return pa.array(numbers, mask=np.asarray(text.is_null())).cast(target_type)
 
 
-def _parse_irregular(value: bytes, target: pa.DataType) -> int:
+def _parse_irregular(value: bytes, target_type: pa.DataType) -> int:
     """Convert one value before year 1 or after 9999 to days or microseconds since 1970-01-01."""
     match = _ISO_PATTERN.fullmatch(value)
-    has_zone = pa.types.is_timestamp(target) and target.tz is not None
+    has_zone = pa.types.is_timestamp(target_type) and target_type.tz is not None
     if (
         match is None
-        or (match[4] is not None) != pa.types.is_timestamp(target)
+        or (match[4] is not None) != pa.types.is_timestamp(target_type)
         or (match[8] is not None) != has_zone
     ):
         raise ValueError("not a date or timestamp in ISO format")
     year = 1 - int(match[1]) if match[9] else int(match[1])
     days = days_since_epoch(year, int(match[2]), int(match[3]))
-    if not pa.types.is_timestamp(target):
+    if not pa.types.is_timestamp(target_type):
         return days
     seconds = int(match[4]) * 3600 + int(match[5]) * 60 + int(match[6])
     micros = days * _DAY_MICROS + seconds * 1_000_000 + int((match[7] or b"0").ljust(6, b"0"))
@@ -117,29 +118,29 @@ def _parse_irregular(value: bytes, target: pa.DataType) -> int:
     return micros
 
 
-def from_binary(values: pa.Array, target: pa.DataType) -> pa.Array:
+def decode_binary(values: pa.Array, target_type: pa.DataType) -> pa.Array:
     """Convert the bytes of date_send, timestamp_send and timestamptz_send.
 
     These are big-endian numbers of days or microseconds since 2000-01-01. The greatest and the least number stand for
     the infinities (DATEVAL_NOEND, DT_NOEND).
     """
-    integer_type, minus_infinity, infinity = _integer_range(target)
+    integer_type, minus_infinity, infinity = _find_integer_type_and_infinities(target_type)
     numbers, is_valid = read_fixed_width(values, f">i{integer_type.bit_width // 8}")
     limits = np.iinfo(numbers.dtype)
     is_minus_infinity, is_infinity = numbers == limits.min, numbers == limits.max
-    epoch_offset = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(target) else 1)
+    epoch_offset = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(target_type) else 1)
     if ((numbers >= limits.max - epoch_offset) & ~is_infinity).any():
         raise ValueError("a timestamp after January 294247")
     numbers += np.where(is_infinity | is_minus_infinity, 0, epoch_offset).astype(numbers.dtype)
     numbers[is_infinity] = infinity
     numbers[is_minus_infinity] = minus_infinity
     validity = None if is_valid.all() else pack_bitmap(is_valid)
-    return pa.Array.from_buffers(target, len(numbers), [validity, pa.py_buffer(numbers)])
+    return pa.Array.from_buffers(target_type, len(numbers), [validity, pa.py_buffer(numbers)])
 
 
-def to_binary(values: pa.Array) -> pa.Array:
+def encode_binary(values: pa.Array) -> pa.Array:
     """Convert dates or timestamps back to the bytes of their send function."""
-    integer_type, minus_infinity, infinity = _integer_range(values.type)
+    integer_type, minus_infinity, infinity = _find_integer_type_and_infinities(values.type)
     is_valid = np.asarray(values.is_valid())
     integers = np.asarray(values.cast(integer_type).fill_null(0))
     limits = np.iinfo(integers.dtype)
@@ -153,8 +154,8 @@ def to_binary(values: pa.Array) -> pa.Array:
     return to_big_endian(sent_numbers, is_valid)
 
 
-def _integer_range(target: pa.DataType) -> tuple[pa.DataType, int, int]:
+def _find_integer_type_and_infinities(target_type: pa.DataType) -> tuple[pa.DataType, int, int]:
     """Return the integer type for a date or timestamp type, and the integers for -infinity and infinity."""
-    if pa.types.is_timestamp(target):
+    if pa.types.is_timestamp(target_type):
         return pa.int64(), TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY
     return pa.int32(), DATE_MINUS_INFINITY, DATE_INFINITY

@@ -32,25 +32,27 @@ from pgsieve.decoding.values.builtin_types import (
     BOX_ARRAY_OID,
     DERIVED_TYPES,
     NO_DEFINED_TYPES,
-    DefinedTypes,
     DerivedType,
+    DerivedTypesByOid,
 )
 from pgsieve.decoding.values.output_containers import Splitter
-from pgsieve.decoding.values.output_numbers import float4_text, float8_text
+from pgsieve.decoding.values.output_numbers import print_float4, print_float8
 
 ColumnPrinter: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
-#: A caller adds this entry to the `defined` types of a server from version 19 on. It means that the server pads pg_lsn
-#: with zeros.
-PADDED_LSN: DefinedTypes = MappingProxyType({3220: DerivedType("b", 0)})
+#: For a server from version 19 on, a caller adds this entry to `defined_types`. It means that the server pads pg_lsn with
+#: zeros.
+PADDED_LSN: DerivedTypesByOid = MappingProxyType({3220: DerivedType("b", 0)})
 
 
 class NoOutputError(Exception):
     """The binary format of a type's values does not determine their text."""
 
 
-def print_binary(values: pa.Array, type_oid: int, defined_types: DefinedTypes = NO_DEFINED_TYPES) -> pa.Array:
+def print_binary(
+    values: pa.Array, type_oid: int, defined_types: DerivedTypesByOid = NO_DEFINED_TYPES
+) -> pa.Array:
     """Print binary values of a type as strings; NULL stays NULL.
 
     `defined_types` has the users' types that the type may consist of.
@@ -109,8 +111,8 @@ def _distinct_printer(print_value: Callable[[bytes], str]) -> ColumnPrinter:
 
 def _integer_printer(layout: str) -> ColumnPrinter:
     def print_column(values: pa.Array) -> pa.Array:
-        numbers, valid = read_fixed_width(values.cast(pa.binary()), layout)
-        return pa.array(numbers, mask=~valid).cast(pa.string())
+        numbers, is_valid = read_fixed_width(values.cast(pa.binary()), layout)
+        return pa.array(numbers, mask=~is_valid).cast(pa.string())
 
     return print_column
 
@@ -125,15 +127,15 @@ def _float_printer(layout: str, print_number: Callable[[float], str]) -> ColumnP
 
 
 def _print_booleans(values: pa.Array) -> pa.Array:
-    numbers, valid = read_fixed_width(values.cast(pa.binary()), "u1")
-    return pa.array(["f", "t"]).take(pa.array(np.minimum(numbers, 1), mask=~valid))
+    numbers, is_valid = read_fixed_width(values.cast(pa.binary()), "u1")
+    return pa.array(["f", "t"]).take(pa.array(np.minimum(numbers, 1), mask=~is_valid))
 
 
 def _print_json(values: pa.Array) -> pa.Array:
-    return convert_valid(values, _print_after_version)
+    return convert_valid(values, _print_versioned_text)
 
 
-def _print_after_version(binary: pa.Array) -> pa.Array:
+def _print_versioned_text(binary: pa.Array) -> pa.Array:
     """Print jsonb or jsonpath: a version byte, which must be 1, and the text."""
     octets = Octets(binary)
     if (octets.read_integers(octets.starts) >> 56 != 1).any() or (octets.starts == octets.ends).any():
@@ -192,8 +194,8 @@ _PRINTER_BY_OID: Mapping[int, ColumnPrinter] = MappingProxyType(
         604: _distinct_printer(output_values.print_polygon),
         628: _distinct_printer(output_values.print_line),
         650: _distinct_printer(output_values.print_inet),
-        700: _float_printer(">f4", float4_text),
-        701: _float_printer(">f8", float8_text),
+        700: _float_printer(">f4", print_float4),
+        701: _float_printer(">f8", print_float8),
         718: _distinct_printer(output_values.print_circle),
         774: _distinct_printer(output_values.print_macaddr),
         829: _distinct_printer(output_values.print_macaddr),
@@ -206,7 +208,7 @@ _PRINTER_BY_OID: Mapping[int, ColumnPrinter] = MappingProxyType(
         1266: _distinct_printer(output_datetimes.print_timetz),
         1560: _distinct_printer(output_values.print_bit),
         1562: _distinct_printer(output_values.print_bit),
-        1700: numeric.text_from_binary,
+        1700: numeric.print_binary,
         2950: _print_uuids,
         2970: _distinct_printer(output_values.print_snapshot),
         3220: _distinct_printer(output_values.print_lsn),

@@ -31,7 +31,7 @@ PartPrinter: TypeAlias = Callable[[pa.Array, int], pa.Array]
 Assembler: TypeAlias = Callable[[], str]
 
 _MAX_DIMENSIONS = 6  # MAXDIM
-_EMPTY, _LOWER_CLOSED, _UPPER_CLOSED, _NO_LOWER, _NO_UPPER = 0x01, 0x02, 0x04, 0x08, 0x10
+_EMPTY_RANGE, _LOWER_CLOSED, _UPPER_CLOSED, _NO_LOWER, _NO_UPPER = 0x01, 0x02, 0x04, 0x08, 0x10
 
 
 @dataclass(slots=True)
@@ -147,17 +147,17 @@ def split_range(value: bytes, parts: Parts, subtype_oid: int) -> Assembler:
     """Split a range into its flags and its bounds."""
     cursor = Cursor(value, "range")
     flags = cursor.u8("flags")
-    if flags & _EMPTY:
+    if flags & _EMPTY_RANGE:
         return lambda: "empty"
-    lower = None if flags & _NO_LOWER else _take_length_prefixed(cursor, subtype_oid, parts)
-    upper = None if flags & _NO_UPPER else _take_length_prefixed(cursor, subtype_oid, parts)
+    lower_assembler = None if flags & _NO_LOWER else _take_length_prefixed(cursor, subtype_oid, parts)
+    upper_assembler = None if flags & _NO_UPPER else _take_length_prefixed(cursor, subtype_oid, parts)
     cursor.expect_end()
 
     def print_bound(assemble: Assembler | None) -> str:
         return "" if assemble is None else _quote(assemble(), _RANGE_SPECIAL, "")
 
     opening, closing = "[" if flags & _LOWER_CLOSED else "(", "]" if flags & _UPPER_CLOSED else ")"
-    return lambda: f"{opening}{print_bound(lower)},{print_bound(upper)}{closing}"
+    return lambda: f"{opening}{print_bound(lower_assembler)},{print_bound(upper_assembler)}{closing}"
 
 
 def split_multirange(value: bytes, parts: Parts, range_oid: int) -> Assembler:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from pgsieve.decoding.binary.cursor import Cursor
 from pgsieve.decoding.values.datetimes import POSTGRES_EPOCH_DAYS, calendar_date
 
-_SECOND = 1_000_000
-_DAY = 86_400 * _SECOND
+_SECOND_MICROS = 1_000_000
+_DAY_MICROS = 86_400 * _SECOND_MICROS
 _DATE_INFINITIES = {2**31 - 1: "infinity", -(2**31): "-infinity"}
 _TIMESTAMP_INFINITIES = {2**63 - 1: "infinity", -(2**63): "-infinity"}
 _INTERVAL_INFINITIES = {
@@ -23,7 +23,7 @@ _INTERVAL_INFINITIES = {
 }
 
 
-def _print_date(days: int) -> tuple[str, str]:
+def _print_date_and_era(days: int) -> tuple[str, str]:
     """Return the text of a date, and " BC" or "" for its era; `days` are days since 2000-01-01."""
     year, month, day = calendar_date(days + POSTGRES_EPOCH_DAYS)
     printed_year, era = (year, "") if year > 0 else (1 - year, " BC")
@@ -31,7 +31,7 @@ def _print_date(days: int) -> tuple[str, str]:
 
 
 def _print_clock(micros: int) -> str:
-    seconds, fraction = divmod(micros, _SECOND)
+    seconds, fraction = divmod(micros, _SECOND_MICROS)
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{clock}.{fraction:06}".rstrip("0") if fraction else clock
 
@@ -46,15 +46,15 @@ def _read_integer(value: bytes, name: str, bits: int) -> int:
 def print_date(value: bytes) -> str:
     """Print a date."""
     days = _read_integer(value, "date", 32)
-    return _DATE_INFINITIES[days] if days in _DATE_INFINITIES else "".join(_print_date(days))
+    return _DATE_INFINITIES[days] if days in _DATE_INFINITIES else "".join(_print_date_and_era(days))
 
 
 def format_timestamp(micros: int, zone: str = "") -> str:
     """Print a timestamp given in microseconds since 2000-01-01."""
     if micros in _TIMESTAMP_INFINITIES:
         return _TIMESTAMP_INFINITIES[micros]
-    day, era = _print_date(micros // _DAY)
-    return f"{day} {_print_clock(micros % _DAY)}{zone}{era}"
+    date_text, era = _print_date_and_era(micros // _DAY_MICROS)
+    return f"{date_text} {_print_clock(micros % _DAY_MICROS)}{zone}{era}"
 
 
 def format_timestamptz(micros: int) -> str:

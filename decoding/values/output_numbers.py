@@ -17,43 +17,45 @@ from fractions import Fraction
 import numpy as np
 
 _SPECIAL_NAMES = {math.inf: "Infinity", -math.inf: "-Infinity", 0.0: "0"}
-# A number with more digits before the point than the width is printed with an exponent. The second number is the number
-# of significant digits in which two different numbers always differ.
-_WIDTH_8, _DIGITS_8 = 15, 17
-_WIDTH_4, _DIGITS_4 = 6, 9
+# The width is the greatest number of digits before the point that is printed without an exponent. Two different numbers
+# always differ in the given number of significant digits.
+_FLOAT8_WIDTH, _FLOAT8_DIGITS = 15, 17
+_FLOAT4_WIDTH, _FLOAT4_DIGITS = 6, 9
 # Below these limits, the shortest decimal is never in the middle between two numbers. The middle is an odd multiple of
 # a power of 1/2, and that has more digits.
-_FIRST_TIE_8, _FIRST_TIE_4 = 2.0**50, 2.0**20
+_FLOAT8_FIRST_TIE, _FLOAT4_FIRST_TIE = 2.0**50, 2.0**20
 
 
-def float8_text(value: float) -> str:
+def print_float8(value: float) -> str:
     """Return the text that float8out prints."""
     if value in _SPECIAL_NAMES or math.isnan(value):
         return _print_special(value)
     magnitude = abs(value)
-    shortest = Decimal(repr(magnitude))
-    if magnitude >= _FIRST_TIE_8:
+    shortest_decimal = Decimal(repr(magnitude))
+    if magnitude >= _FLOAT8_FIRST_TIE:
         next_below, next_above = math.nextafter(magnitude, 0), math.nextafter(magnitude, math.inf)
-        shortest = _shortest_between(shortest, magnitude, next_below, next_above, _DIGITS_8)
-    return "-" * (value < 0) + _format(shortest, _WIDTH_8)
+        shortest_decimal = _find_shortest_decimal(
+            shortest_decimal, magnitude, next_below, next_above, _FLOAT8_DIGITS
+        )
+    return "-" * (value < 0) + _format(shortest_decimal, _FLOAT8_WIDTH)
 
 
-def float4_text(value: float) -> str:
+def print_float4(value: float) -> str:
     """Return the text that float4out prints for a single precision number."""
     if value in _SPECIAL_NAMES or math.isnan(value):
         return _print_special(value)
     magnitude = np.float32(abs(value))
-    shortest = Decimal(str(magnitude))
-    if magnitude >= _FIRST_TIE_4:
+    shortest_decimal = Decimal(str(magnitude))
+    if magnitude >= _FLOAT4_FIRST_TIE:
         with np.errstate(over="ignore"):
             next_below, next_above = (
                 np.nextafter(magnitude, np.float32(0)),
                 np.nextafter(magnitude, np.float32(math.inf)),
             )
-        shortest = _shortest_between(
-            shortest, float(magnitude), float(next_below), float(next_above), _DIGITS_4
+        shortest_decimal = _find_shortest_decimal(
+            shortest_decimal, float(magnitude), float(next_below), float(next_above), _FLOAT4_DIGITS
         )
-    return "-" * (value < 0) + _format(shortest, _WIDTH_4)
+    return "-" * (value < 0) + _format(shortest_decimal, _FLOAT4_WIDTH)
 
 
 def _print_special(value: float) -> str:
@@ -62,12 +64,12 @@ def _print_special(value: float) -> str:
     return _SPECIAL_NAMES.get(value, "NaN")
 
 
-def _shortest_between(
-    shortest: Decimal, value: float, next_below: float, next_above: float, max_digits: int
+def _find_shortest_decimal(
+    shortest_decimal: Decimal, value: float, next_below: float, next_above: float, max_digits: int
 ) -> Decimal:
     """Return the shortest decimal that is nearer to the value than to the next numbers below and above.
 
-    `shortest` is the shortest decimal that can be read as the value. It may be in the middle between two numbers.
+    `shortest_decimal` is the shortest decimal that can be read as the value. It may be in the middle between two numbers.
     """
     exact_value = Fraction(value)
     lower_bound = (exact_value + Fraction(next_below)) / 2
@@ -75,10 +77,10 @@ def _shortest_between(
     upper_bound = (
         exact_value * 2 - lower_bound if math.isinf(next_above) else (exact_value + Fraction(next_above)) / 2
     )
-    if lower_bound < shortest < upper_bound:
-        return shortest
+    if lower_bound < shortest_decimal < upper_bound:
+        return shortest_decimal
     decimal = Decimal(value)
-    for precision in range(len(shortest.normalize().as_tuple().digits), max_digits):
+    for precision in range(len(shortest_decimal.normalize().as_tuple().digits), max_digits):
         candidates = [Context(precision, rounding).plus(decimal) for rounding in (ROUND_FLOOR, ROUND_CEILING)]
         for candidate in sorted(candidates, key=lambda candidate: abs(Fraction(candidate) - exact_value)):
             if lower_bound < candidate < upper_bound:
@@ -92,5 +94,5 @@ def _format(value: Decimal, width: int) -> str:
     power = len(digits) + exponent - 1
     if -4 <= power < width:
         return f"{value.normalize():f}"
-    first, rest = str(digits[0]), "".join(map(str, digits[1:]))
-    return f"{first}{'.' * bool(rest)}{rest}e{power:+03}"
+    first_digit, later_digits = str(digits[0]), "".join(map(str, digits[1:]))
+    return f"{first_digit}{'.' * bool(later_digits)}{later_digits}e{power:+03}"

@@ -15,7 +15,7 @@ import struct
 from functools import partial
 
 from pgsieve.decoding.binary.cursor import Cursor
-from pgsieve.decoding.values.output_numbers import float8_text
+from pgsieve.decoding.values.output_numbers import print_float8
 
 _IPV4, _IPV6 = 2, 3  # PGSQL_AF_INET, PGSQL_AF_INET6
 
@@ -29,11 +29,6 @@ def print_char(value: bytes) -> str:
 def print_bytea(value: bytes) -> str:
     r"""Print a bytea with bytea_output hex."""
     return "\\x" + value.hex()
-
-
-def print_unsigned(value: bytes, width: int) -> str:
-    """Print an integer without sign."""
-    return str(int.from_bytes(Cursor(value, "integer").byten(width, "an integer")))
 
 
 def print_lsn(value: bytes) -> str:
@@ -95,7 +90,7 @@ def _print_ipv6(address: bytes) -> str:
     with dots.
     """
     words = struct.unpack(">8H", address)
-    runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _zero_pattern(words))]
+    runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _make_zero_pattern(words))]
     size, start = max(runs, default=(0, 0))
     start = -start
     groups = [f"{word:x}" for word in words]
@@ -106,7 +101,7 @@ def _print_ipv6(address: bytes) -> str:
     return f"{':'.join(groups[:start])}::{':'.join(groups[start + size :])}"
 
 
-def _zero_pattern(words: tuple[int, ...]) -> str:
+def _make_zero_pattern(words: tuple[int, ...]) -> str:
     return "".join("1" if word else "0" for word in words)
 
 
@@ -114,7 +109,7 @@ def _zero_pattern(words: tuple[int, ...]) -> str:
 
 
 def _print_numbers(cursor: Cursor, count: int) -> list[str]:
-    return [float8_text(struct.unpack(">d", cursor.byten(8, "a number"))[0]) for _ in range(count)]
+    return [print_float8(struct.unpack(">d", cursor.byten(8, "a number"))[0]) for _ in range(count)]
 
 
 def _print_points(cursor: Cursor, count: int) -> str:
@@ -180,10 +175,10 @@ _PRIORITY = {_OR: 1, _AND: 2, _PHRASE: 3, _NOT: 4}
 def print_tsquery(value: bytes) -> str:
     """Print a tsquery. Its bytes have the operator first, then the right operand, then the left operand."""
     cursor = Cursor(value, "tsquery")
-    return _print_query(cursor, 0, in_phrase=False) if cursor.i32("a count") else ""
+    return _print_query(cursor, 0, is_in_phrase=False) if cursor.i32("a count") else ""
 
 
-def _print_query(cursor: Cursor, outer_priority: int, *, in_phrase: bool) -> str:
+def _print_query(cursor: Cursor, outer_priority: int, *, is_in_phrase: bool) -> str:
     kind = cursor.u8("an item")
     if kind == _QUERY_VALUE:
         weights, prefix = cursor.u8("weights"), cursor.u8("prefix or not")
@@ -193,18 +188,16 @@ def _print_query(cursor: Cursor, outer_priority: int, *, in_phrase: bool) -> str
     operator = cursor.u8("an operator")
     priority = _PRIORITY.get(operator) or cursor.fail("an operator", bytes_before=1)
     if operator == _NOT:
-        text = "!" + _print_query(cursor, priority, in_phrase=False)
+        text = "!" + _print_query(cursor, priority, is_in_phrase=False)
     else:
         sign = {_AND: "&", _OR: "|"}.get(operator, "<->")
         if operator == _PHRASE and (distance := cursor.u16("a distance")) != 1:
             sign = f"<{distance}>"
-        right = _print_query(cursor, priority, in_phrase=operator == _PHRASE)
-        text = f"{_print_query(cursor, priority, in_phrase=False)} {sign} {right}"
-    return f"( {text} )" if priority < outer_priority or (operator == _PHRASE and in_phrase) else text
+        right = _print_query(cursor, priority, is_in_phrase=operator == _PHRASE)
+        text = f"{_print_query(cursor, priority, is_in_phrase=False)} {sign} {right}"
+    return f"( {text} )" if priority < outer_priority or (operator == _PHRASE and is_in_phrase) else text
 
 
 print_point = partial(print_geometric, count=1)
 print_lseg = partial(print_geometric, count=2, template="[{}]")
 print_box = partial(print_geometric, count=2)
-print_xid = partial(print_unsigned, width=4)
-print_xid8 = partial(print_unsigned, width=8)

@@ -33,7 +33,7 @@ _KEYWORDS_SINCE = MappingProxyType(
 MAX_NAME_BYTES = 63
 
 
-def cut_name(name: str, max_bytes: int, digest_source: str) -> str:
+def shorten_name(name: str, max_bytes: int, digest_source: str) -> str:
     """Return an ASCII name with at most `max_bytes` bytes.
 
     A longer name is shortened, and ends with a digest of `digest_source`, so that different names stay different.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 from pgsieve.decoding.values import datetimes, numeric
-from pgsieve.decoding.values.arrays import text_from_lists
+from pgsieve.decoding.values.arrays import print_lists
 from pgsieve.decoding.values.output import print_binary
-from pgsieve.decoding.values.output_numbers import float4_text, float8_text
+from pgsieve.decoding.values.output_numbers import print_float4, print_float8
 
 _BYTEA, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 17, 1082, 1114, 1184
 
@@ -33,17 +33,17 @@ def print_values(values: pa.Array) -> pa.Array:
     if pa.types.is_date(value_type) or pa.types.is_timestamp(value_type):
         has_zone = pa.types.is_timestamp(value_type) and value_type.tz is not None
         return print_binary(
-            datetimes.to_binary(values),
+            datetimes.encode_binary(values),
             _DATE if pa.types.is_date(value_type) else _TIMESTAMPTZ if has_zone else _TIMESTAMP,
         )
     if pa.types.is_list(value_type):
-        return text_from_lists(values, print_values(values.flatten()), ",")
+        return print_lists(values, print_values(values.flatten()), ",")
     if pa.types.is_binary(value_type):
         return print_binary(values, _BYTEA)
     if pa.types.is_decimal(value_type):
-        return numeric.text_from_decimal(values)
+        return numeric.print_decimals(values)
     if pa.types.is_floating(value_type):
-        print_number = float4_text if pa.types.is_float32(value_type) else float8_text
+        print_number = print_float4 if pa.types.is_float32(value_type) else print_float8
         return pa.array([None if n is None else print_number(n) for n in values.to_pylist()], pa.string())
     if pa.types.is_boolean(value_type):
         return pa.array(["f", "t"]).take(values.cast(pa.int8()))

@@ -38,7 +38,12 @@ from pgsieve.decoding.errors import (
 )
 from pgsieve.decoding.values import bytea, datetimes, numeric
 from pgsieve.decoding.values.arrays import ArraySendConverter, ArrayTextConverter, Converter
-from pgsieve.decoding.values.builtin_types import BOX_ARRAY_OID, ELEMENT_OIDS, NO_DEFINED_TYPES, DefinedTypes
+from pgsieve.decoding.values.builtin_types import (
+    BOX_ARRAY_OID,
+    ELEMENT_OIDS,
+    NO_DEFINED_TYPES,
+    DerivedTypesByOid,
+)
 from pgsieve.decoding.values.output import NoOutputError, print_binary
 from pgsieve.decoding.values.quoting import quote_identifier
 
@@ -86,7 +91,7 @@ class _OutputTextConverter:
     """Converts binary format to the text that the type's output function prints."""
 
     type_oid: int
-    defined_types: DefinedTypes
+    defined_types: DerivedTypesByOid
 
     def __call__(self, values: pa.Array, _: pa.DataType) -> pa.Array:
         return print_binary(values, self.type_oid, self.defined_types)
@@ -116,7 +121,7 @@ def _parse_number(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _parse_decimal(values: pa.Array, target: pa.DataType) -> pa.Array:
-    return numeric.decimal_from_text(_parse_number(values, pa.string()), target)
+    return numeric.parse_decimal(_parse_number(values, pa.string()), target)
 
 
 def _parse_widened_real(values: pa.Array, target: pa.DataType) -> pa.Array:
@@ -133,26 +138,28 @@ def _decode_text(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _decode_bytea(values: pa.Array, _: pa.DataType) -> pa.Array:
-    return bytea.from_text(values)
+    return bytea.decode_text(values)
 
 
 def _decode_numeric(values: pa.Array, target: pa.DataType) -> pa.Array:
-    return numeric.decimal_from_binary(values, target)
+    return numeric.decode_decimal(values, target)
 
 
 def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
     return values.cast(target)
 
 
-def _string_column(
-    type_oid: int, copy_expression: str = _OUTPUT_EXPRESSION, defined_types: DefinedTypes = NO_DEFINED_TYPES
+def _make_string_column(
+    type_oid: int,
+    copy_expression: str = _OUTPUT_EXPRESSION,
+    defined_types: DerivedTypesByOid = NO_DEFINED_TYPES,
 ) -> ColumnType:
     """Return a column that has the text of the type's output function."""
     output_text = _OutputTextConverter(type_oid, defined_types)
     return ColumnType(pa.string(), "string", _decode_text, output_text, _decode_text, copy_expression)
 
 
-def _number_column(
+def _make_number_column(
     arrow_type: pa.DataType,
     spark_type: str,
     layout: str,
@@ -164,20 +171,20 @@ def _number_column(
     )
 
 
-def _datetime_column(arrow_type: pa.DataType, spark_type: str, send_function: str) -> ColumnType:
+def _make_datetime_column(arrow_type: pa.DataType, spark_type: str, send_function: str) -> ColumnType:
     # pgsieve reads the copy with ADBC, and ADBC overflows for infinity and distant years. So the copy selects the bytes
     # of the send function.
     return ColumnType(
         arrow_type,
         spark_type,
-        datetimes.from_text,
-        datetimes.from_binary,
-        datetimes.from_binary,
+        datetimes.parse_text,
+        datetimes.decode_binary,
+        datetimes.decode_binary,
         f"pg_catalog.{send_function}({{}})",
     )
 
 
-def _decimal_column(precision: int, scale: int) -> ColumnType:
+def _make_decimal_column(precision: int, scale: int) -> ColumnType:
     return ColumnType(
         pa.decimal128(precision, scale),
         f"decimal({precision},{scale})",
@@ -188,7 +195,7 @@ def _decimal_column(precision: int, scale: int) -> ColumnType:
     )
 
 
-def _array_column(array_oid: int, element: ColumnType) -> ColumnType:
+def _make_array_column(array_oid: int, element: ColumnType) -> ColumnType:
     text_converter = ArrayTextConverter(element.text_converter, ";" if array_oid == BOX_ARRAY_OID else ",")
     binary_converter = ArraySendConverter(ELEMENT_OIDS[array_oid], element.binary_converter)
     return ColumnType(
@@ -201,44 +208,46 @@ def _array_column(array_oid: int, element: ColumnType) -> ColumnType:
     )
 
 
-_SMALLINT = _number_column(pa.int16(), "smallint", ">i2")
-_INT = _number_column(pa.int32(), "int", ">i4")
-_BIGINT = _number_column(pa.int64(), "bigint", ">i8")
+_SMALLINT = _make_number_column(pa.int16(), "smallint", ">i2")
+_INT = _make_number_column(pa.int32(), "int", ">i4")
+_BIGINT = _make_number_column(pa.int64(), "bigint", ">i8")
 
 _COLUMN_TYPE_BY_OID: Mapping[int, ColumnType] = MappingProxyType(
     {
-        16: _number_column(pa.bool_(), "boolean", "u1", _parse_boolean),
+        16: _make_number_column(pa.bool_(), "boolean", "u1", _parse_boolean),
         17: ColumnType(pa.binary(), "binary", _decode_bytea, _cast, _cast, _COLUMN_EXPRESSION),
-        19: _string_column(19, _COLUMN_EXPRESSION),  # name
+        19: _make_string_column(19, _COLUMN_EXPRESSION),  # name
         20: _BIGINT,
         21: _SMALLINT,
         23: _INT,
-        25: _string_column(25, _COLUMN_EXPRESSION),  # text
-        26: _number_column(pa.int64(), "bigint", ">u4", copy_expression="{}::pg_catalog.int8"),  # oid
-        114: _string_column(114, _TEXT_EXPRESSION),  # json
-        700: _number_column(pa.float32(), "float", ">f4"),
-        701: _number_column(pa.float64(), "double", ">f8"),
-        1042: _string_column(1042, _COLUMN_EXPRESSION),  # char(n): a cast to text would remove its padding.
-        1043: _string_column(1043, _COLUMN_EXPRESSION),  # varchar
-        1082: _datetime_column(pa.date32(), "date", "date_send"),
-        1114: _datetime_column(pa.timestamp("us"), "timestamp_ntz", "timestamp_send"),
-        1184: _datetime_column(pa.timestamp("us", "UTC"), "timestamp", "timestamptz_send"),
-        _NUMERIC: _string_column(
+        25: _make_string_column(25, _COLUMN_EXPRESSION),  # text
+        26: _make_number_column(pa.int64(), "bigint", ">u4", copy_expression="{}::pg_catalog.int8"),  # oid
+        114: _make_string_column(114, _TEXT_EXPRESSION),  # json
+        700: _make_number_column(pa.float32(), "float", ">f4"),
+        701: _make_number_column(pa.float64(), "double", ">f8"),
+        1042: _make_string_column(
+            1042, _COLUMN_EXPRESSION
+        ),  # char(n): a cast to text would remove its padding.
+        1043: _make_string_column(1043, _COLUMN_EXPRESSION),  # varchar
+        1082: _make_datetime_column(pa.date32(), "date", "date_send"),
+        1114: _make_datetime_column(pa.timestamp("us"), "timestamp_ntz", "timestamp_send"),
+        1184: _make_datetime_column(pa.timestamp("us", "UTC"), "timestamp", "timestamptz_send"),
+        _NUMERIC: _make_string_column(
             _NUMERIC, _TEXT_EXPRESSION
         ),  # without a precision, or with one that is too great
-        2950: _string_column(2950, _TEXT_EXPRESSION),  # uuid
-        3802: _string_column(3802, _TEXT_EXPRESSION),  # jsonb
+        2950: _make_string_column(2950, _TEXT_EXPRESSION),  # uuid
+        3802: _make_string_column(3802, _TEXT_EXPRESSION),  # jsonb
     }
 )
 
 _WIDER_TYPES: Mapping[int, Mapping[str, ColumnType]] = MappingProxyType(
     {
         21: {
-            "int": _number_column(pa.int32(), "int", ">i2"),
-            "bigint": _number_column(pa.int64(), "bigint", ">i2"),
+            "int": _make_number_column(pa.int32(), "int", ">i2"),
+            "bigint": _make_number_column(pa.int64(), "bigint", ">i2"),
         },
-        23: {"bigint": _number_column(pa.int64(), "bigint", ">i4")},
-        700: {"double": _number_column(pa.float64(), "double", ">f4", _parse_widened_real)},
+        23: {"bigint": _make_number_column(pa.int64(), "bigint", ">i4")},
+        700: {"double": _make_number_column(pa.float64(), "double", ">f4", _parse_widened_real)},
     }
 )
 """Maps a type to the wider types that a user can choose. string is offered for all types, decimal(p,s) for numeric."""
@@ -258,7 +267,7 @@ def column_type(
     type_oid: int,
     type_modifier: int,
     override: str | None = None,
-    defined_types: DefinedTypes = NO_DEFINED_TYPES,
+    defined_types: DerivedTypesByOid = NO_DEFINED_TYPES,
 ) -> ColumnType:
     """Return the replica's column for a PostgreSQL type.
 
@@ -266,69 +275,71 @@ def column_type(
     type for integers and real, or an array of these. `defined_types` has users' types; they are needed to print values in
     binary format. Raises UnsupportedTypeError if pgsieve does not offer the override for the type.
     """
-    default_type = _default_type(type_oid, type_modifier, defined_types)
+    default_type = _find_default_type(type_oid, type_modifier, defined_types)
     if override is None:
         return default_type
     type_name = "".join(override.lower().split())
-    override_type = _override_type(type_oid, type_modifier, type_name, defined_types)
+    override_type = _find_override_type(type_oid, type_modifier, type_name, defined_types)
     if override_type is None:
         raise UnsupportedTypeError(
             f'a column of PostgreSQL type {type_oid} cannot be of Spark type "{override}"',
-            hint=f"offered types: {', '.join(dict.fromkeys([default_type.spark_type, *_offered_types(type_oid), 'string']))}",
+            hint=f"offered types: {', '.join(dict.fromkeys([default_type.spark_type, *_list_offered_types(type_oid), 'string']))}",
         )
     return override_type
 
 
-def _default_type(type_oid: int, type_modifier: int, defined_types: DefinedTypes) -> ColumnType:
+def _find_default_type(type_oid: int, type_modifier: int, defined_types: DerivedTypesByOid) -> ColumnType:
     if type_oid in ELEMENT_OIDS:
-        return _array_column(type_oid, _default_type(ELEMENT_OIDS[type_oid], type_modifier, defined_types))
+        return _make_array_column(
+            type_oid, _find_default_type(ELEMENT_OIDS[type_oid], type_modifier, defined_types)
+        )
     if type_oid == _NUMERIC and type_modifier >= 4:
         # See numeric_typmod_precision() and numeric_typmod_scale() in utils/adt/numeric.c. From version 15 on the
         # scale is signed.
         precision = (type_modifier - 4) >> 16 & 0xFFFF
         scale = ((type_modifier - 4) & 0x7FF ^ 0x400) - 0x400
         if precision <= _MAX_PRECISION and 0 <= scale <= precision:
-            return _decimal_column(precision, scale)
-    return _COLUMN_TYPE_BY_OID.get(type_oid) or _string_column(type_oid, defined_types=defined_types)
+            return _make_decimal_column(precision, scale)
+    return _COLUMN_TYPE_BY_OID.get(type_oid) or _make_string_column(type_oid, defined_types=defined_types)
 
 
-def _override_type(
-    type_oid: int, type_modifier: int, requested: str, defined_types: DefinedTypes
+def _find_override_type(
+    type_oid: int, type_modifier: int, type_name: str, defined_types: DerivedTypesByOid
 ) -> ColumnType | None:
     """Return the column for a Spark type that the user requested, or None if pgsieve does not offer this type."""
-    default_type = _default_type(type_oid, type_modifier, defined_types)
-    requested = _SYNONYMS.get(requested, requested)
-    if requested == default_type.spark_type:
+    default_type = _find_default_type(type_oid, type_modifier, defined_types)
+    type_name = _SYNONYMS.get(type_name, type_name)
+    if type_name == default_type.spark_type:
         return default_type
-    if requested == "string":
-        return _string_column(
+    if type_name == "string":
+        return _make_string_column(
             type_oid, _TEXT_EXPRESSION if type_oid == _NUMERIC else _OUTPUT_EXPRESSION, defined_types
         )
     if type_oid in ELEMENT_OIDS:
-        array_match = _ARRAY.fullmatch(requested)
-        element = array_match and _override_type(
+        array_match = _ARRAY.fullmatch(type_name)
+        element = array_match and _find_override_type(
             ELEMENT_OIDS[type_oid], type_modifier, array_match[1], defined_types
         )
-        return _array_column(type_oid, element) if element else None
-    decimal_match = _DECIMAL.fullmatch(requested) if type_oid == _NUMERIC else None
+        return _make_array_column(type_oid, element) if element else None
+    decimal_match = _DECIMAL.fullmatch(type_name) if type_oid == _NUMERIC else None
     if decimal_match is not None:
         precision, scale = int(decimal_match[1]), int(decimal_match[2] or 0)
         if 1 <= precision <= _MAX_PRECISION and scale <= precision:
-            return _decimal_column(precision, scale)
-    return _WIDER_TYPES.get(type_oid, {}).get(requested)
+            return _make_decimal_column(precision, scale)
+    return _WIDER_TYPES.get(type_oid, {}).get(type_name)
 
 
-def _offered_types(type_oid: int) -> list[str]:
+def _list_offered_types(type_oid: int) -> list[str]:
     """Return the Spark types that pgsieve offers for a type, besides the default and string."""
     if type_oid in ELEMENT_OIDS:
-        return [f"array<{spark}>" for spark in (*_offered_types(ELEMENT_OIDS[type_oid]), "string")]
+        return [f"array<{spark}>" for spark in (*_list_offered_types(ELEMENT_OIDS[type_oid]), "string")]
     return ["decimal(p,s)"] if type_oid == _NUMERIC else list(_WIDER_TYPES.get(type_oid, {}))
 
 
 def copy_expression(
     quoted_column: str, type_oid: int, type_modifier: int, override: str | None = None
 ) -> str:
-    """Return the SQL expression that the initial copy selects for a column; `from_copy` converts its values."""
+    """Return the SQL expression that the initial copy selects for a column; `convert_copy` converts its values."""
     return column_type(type_oid, type_modifier, override).copy_expression.format(quoted_column)
 
 
@@ -364,16 +375,16 @@ def _convert(converter: Converter, values: pa.Array, type: ColumnType, column: s
         raise ValueNotRepresentableError(
             f'column "{column}" has a value that Spark type {type.spark_type} cannot hold',
             hint=f"set `types: {{{TABLE_PLACEHOLDER}.{quote_identifier(column)}: string}}` in pgsieve.yaml for PostgreSQL's own text",
-            value_index=_first_unconvertible(converter, values, type.arrow_type),
+            value_index=_find_first_unconvertible(converter, values, type.arrow_type),
         ) from None
 
 
-def _first_unconvertible(converter: Converter, values: pa.Array, target: pa.DataType) -> int:
+def _find_first_unconvertible(converter: Converter, values: pa.Array, target_type: pa.DataType) -> int:
     """Return the index of the first value that cannot be converted; the caller knows that there is one."""
 
     def is_unconvertible(first: int, last: int) -> bool:
         try:
-            converter(values.take(pa.array(range(first, last), pa.int64())), target)
+            converter(values.take(pa.array(range(first, last), pa.int64())), target_type)
         except ValueError:
             return True
         return False

@@ -108,7 +108,7 @@ def _read_change_log_messages(project: Project, slot_stream: SlotStream) -> Iter
     """The messages in the change log, slice by slice."""
     lake = project.lake.open()
     path = ChangeLog(lake, slot_stream).path
-    delta_rs = lake.require_local(
+    delta_rs = lake.require_delta_rs(
         PgsieveError(
             f'lake "{lake.uri}" can be read only by Spark, and decode starts none',
             hint="leave out --from-change-log to read the changes that wait in the slot",
@@ -122,7 +122,7 @@ def _read_change_log_messages(project: Project, slot_stream: SlotStream) -> Iter
                 hint="`pgsieve run` reads the slot into it",
             )
         slices = delta_rs.open_slices(path)
-        for end_lsn in slices.ends_after(0):
+        for end_lsn in slices.list_ends_after(0):
             yield from slices.read_messages(end_lsn)
 
 

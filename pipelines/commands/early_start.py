@@ -16,8 +16,8 @@ from threading import Thread
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.connections import make_source, make_spark_engine, prepare_storage
-from pgsieve.resources.lake.executors import SparkExecutors
 from pgsieve.resources.lake.resource import make_lake_settings
+from pgsieve.resources.lake.runners import SparkRunner
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.postgres.expected_bytes import estimate_bytes
 
@@ -50,7 +50,7 @@ def _start_for_large_tables(
             table_bytes > max_bytes
             for table_bytes in _estimate_bytes_by_slot(config, subscription_configs, max_bytes)
         ):
-            SparkExecutors(lambda: engine.session, engine.cores).prepare()
+            SparkRunner(lambda: engine.session, engine.cores).prepare()
     except Exception as error:  # noqa: BLE001 - the run meets it again, and reports it.
         _logger.debug("Spark does not start early: %s", type(error).__name__)
 

@@ -67,7 +67,7 @@ def start_with_this_process(config: Config) -> None:
     engine = build_project(config).lake.engine
     if engine.can_use_engine:
         with suppress(PgsieveError, OSError):
-            engine.launch(owner=os.getpid())
+            engine.launch(owner_pid=os.getpid())
 
 
 def _find_engine(config: Config) -> SparkEngine:

@@ -127,8 +127,11 @@ class _TableExplainer:
             return self._make_apply_entry(name, reason, DRIVER, self.engine)
         key_types = [types_by_column[column].spark_type for column in replicated_table.key]
         _, files_reason = policy.choose_committer_with_reason(path, schema.names, None, lambda: schema)
-        _, merge_reason = policy.choose_committer_with_reason(path, schema.names, 0, key=key_types)
-        if key_types and policy.choose_in_process_committer(path, schema.names, 0, key=key_types) is not None:
+        _, merge_reason = policy.choose_committer_with_reason(path, schema.names, 0, key_types=key_types)
+        if (
+            key_types
+            and policy.choose_in_process_committer(path, schema.names, 0, key_types=key_types) is not None
+        ):
             return self._make_apply_entry(
                 name, f"rows are merged, as the table takes no files: {files_reason}", DRIVER, _SPARK
             )

@@ -46,7 +46,7 @@ def prefetch_work(
         yield {}
         return
     lake.release_tables()
-    thread_count, lock = lake.executors.max_callers if get_shared_jobs() is not None else 1, TicketLock()
+    thread_count, lock = lake.runner.max_callers if get_shared_jobs() is not None else 1, TicketLock()
     with (
         attach_handler(_PrefetchLogHandler()),
         ThreadPoolExecutor(thread_count, "pgsieve-work") as thread_pool,
@@ -62,7 +62,7 @@ def prefetch_work(
             while any(not step.ends_within(_POLL_SECONDS) for step in steps_by_key.values()):
                 # A request ends only what the work waits for at that moment. The work may begin to wait for something
                 # else after it, so the request is repeated.
-                lake.executors.stop()
+                lake.runner.stop()
                 if (session_pool := get_session_pool()) is not None:
                     session_pool.cancel_statements()
             raise

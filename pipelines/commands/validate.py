@@ -240,7 +240,7 @@ class _FindingCollector:
 
 def _has_mapped_columns(lake: Lake, subscription_name: str, table_name: Name) -> bool:
     """True if Delta maps the names of a replica's columns to other names in its files, or will do so."""
-    return lake.policy.find_local_writer(lake.paths.replica(subscription_name, *table_name)) is None
+    return lake.policy.find_delta_rs_writer(lake.paths.replica(subscription_name, *table_name)) is None
 
 
 def _find_rights_errors(

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from pgsieve.pipelines.config.values import NonEmptyText, convert_to_lower_case, refuse_empty_secret
-from pgsieve.resources.lake.stores.storage import OPTIONS, Storage, find_endpoint_problem, is_uri
+from pgsieve.resources.lake.stores.storage import OPTIONS_BY_PLATFORM, Storage, find_endpoint_problem, is_uri
 
 _Secret = Annotated[SecretStr, AfterValidator(refuse_empty_secret)]
 
@@ -43,7 +43,7 @@ class StorageConfig(BaseModel):
     @property
     def options(self) -> dict[str, str]:
         """Maps the name of each option that is given to its value as text."""
-        values = {name: getattr(self, name) for names in OPTIONS.values() for name in names}
+        values = {name: getattr(self, name) for names in OPTIONS_BY_PLATFORM.values() for name in names}
         return {name: _to_text(value) for name, value in values.items() if value is not None}
 
     def make_storage(self, lake: str) -> Storage:
@@ -53,7 +53,7 @@ class StorageConfig(BaseModel):
     def find_option_problems(self, lake: str) -> Iterator[tuple[str, str, str]]:
         """Yields the name of each option that the lake's store does not have or cannot use, with a message and a hint."""
         storage = Storage.from_address(lake)
-        allowed_options = OPTIONS.get(storage.platform or "", ())
+        allowed_options = OPTIONS_BY_PLATFORM.get(storage.platform or "", ())
         lake_description = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"
         for name in self.options:
             if name not in allowed_options:

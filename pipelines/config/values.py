@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, SecretStr
 from pydantic_core import PydanticCustomError
 
-from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, cut_name
+from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, shorten_name
 from pgsieve.pipelines.config.identifiers import parse_qualified_name
 
 #: The greatest length of `capture`, the name of pgsieve's own publications by which it reads the slot. Suffixes are
@@ -33,7 +33,7 @@ def make_slot_name(*parts: str, max_length: int = MAX_NAME_BYTES) -> str:
     long names could become the same slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
-    return cut_name(name, max_length, "_".join(parts))
+    return shorten_name(name, max_length, "_".join(parts))
 
 
 def make_refusal(message: str, hint: str | None = None) -> PydanticCustomError:

@@ -19,10 +19,10 @@ def add_missing_columns(lake: Lake, path: str, schema: pa.Schema) -> bool:
     They are NULL in all rows that exist. Nothing is added if there is no table, if only Spark can write it, or if one of
     its columns has another type.
     """
-    if not lake.records.exists(path) or (local := lake.policy.find_local_writer(path)) is None:
+    if not lake.records.exists(path) or (delta_rs := lake.policy.find_delta_rs_writer(path)) is None:
         return False
     with lake.access.translate_errors(path):
-        if not lacks_columns(local.open_table(path), schema):
+        if not lacks_columns(delta_rs.open_table(path), schema):
             return False
-        retry_after_conflict(local.append)(path, schema.empty_table())
+        retry_after_conflict(delta_rs.append)(path, schema.empty_table())
     return True

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pgsieve.resources.lake.executors import run_first_job
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import make_archiving_options
+from pgsieve.resources.lake.runners import run_first_job
 from pgsieve.resources.lake.session import make_session_config
 from pgsieve.resources.lake.stores.storage import find_storage
 from pgsieve.resources.private_folder import private_folder

@@ -20,15 +20,15 @@ from pgsieve.decoding.changes.net_change import Mask, Numbers
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.layout import find_target_file_bytes
 from pgsieve.resources.lake.delta.log import Action, UnmarkableError
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.row_lookup import find_row_matches
+from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.spark_writes import write_by_spark
 from pgsieve.resources.lake.version_guard import add_version_guard
 
@@ -39,7 +39,7 @@ _LOGGER = logging.getLogger(__name__)
 class InProcessCommitter:
     """Commits rows that are few enough to pass through this process, by delta-rs."""
 
-    local: LocalRecords
+    delta_rs: DeltaRsRecords
     access: LakeAccess
 
     def write(
@@ -50,12 +50,12 @@ class InProcessCommitter:
     ) -> None:
         """Append rows to a table, or overwrite the table with them."""
         with self.access.translate_errors(path):
-            self.local.write(path, rows, commit)
+            self.delta_rs.write(path, rows, commit)
 
     def merge(self, path: str, source: pa.Table, merge: Merge, commit: Commit) -> None:
         """Merge a net change into a table that has a key. A net change has at most one row per key."""
         with self.access.translate_errors(path):
-            self.local.merge(path, source, merge, commit)
+            self.delta_rs.merge(path, source, merge, commit)
 
     def find_rows(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[Numbers, pa.Table]:
         """Find the rows of a table that have one of these keys.
@@ -63,7 +63,7 @@ class InProcessCommitter:
         Returns the indices of the keys that the table has, and the rows in the columns of a schema.
         """
         with self.access.translate_errors(path):
-            return self.local.find_rows(path, keys, schema)
+            return self.delta_rs.find_rows(path, keys, schema)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class FileCommitter:
     `wants_vectors` says whether the user wants deletion vectors in large tables.
     """
 
-    local: LocalRecords
+    delta_rs: DeltaRsRecords
     access: LakeAccess
     wants_vectors: bool = True
 
@@ -91,30 +91,30 @@ class FileCommitter:
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
-            self.local.commit(path, schema, files, commit, removed_size_by_path)
+            self.delta_rs.commit(path, schema, files, commit, removed_size_by_path)
         return files
 
-    def commit_marked(
+    def commit_marked_files(
         self,
         write: Callable[[], pa.Table],
         path: str,
-        marked: Sequence[MarkedFile],
+        marked_files: Sequence[MarkedFile],
         position: int | None,
         expected_version: int,
     ) -> list[dict[str, Any]]:
-        """Call `write`, which writes files, and commit the files together with the rows that `marked` marks as deleted.
+        """Call `write`, which writes files, and commit the files together with the rows that `marked_files` marks as deleted.
 
         Returns the rows that describe the files (`FILE_SCHEMA`). `expected_version` has the same meaning as in `Commit`.
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
-            row_removal.mark_rows(self.local, path, marked, files, position, expected_version)
+            row_removal.mark_rows(self.delta_rs, path, marked_files, files, position, expected_version)
         return files
 
     def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
     ) -> list[MarkedFile] | None:
-        """The files that contain `matches`, with these rows marked as deleted. They are an argument of `commit_marked`.
+        """The files that contain `matches`, with these rows marked as deleted. They are an argument of `commit_marked_files`.
 
         Returns None and raises OvertakenError in the same cases as `find_markable_files`.
         """
@@ -132,22 +132,22 @@ class FileCommitter:
         """
         with self.access.translate_errors(path):
             try:
-                if not self.local.has_deletion_vectors(path):
-                    row_removal.enable_marking(self.local, path)
-                if self.local.version(path) != expected_version:
+                if not self.delta_rs.has_deletion_vectors(path):
+                    row_removal.enable_marking(self.delta_rs, path)
+                if self.delta_rs.version(path) != expected_version:
                     raise OvertakenError(path)
-                return row_removal.find_markable_files(self.local, path, names, expected_version)
+                return row_removal.find_markable_files(self.delta_rs, path, names, expected_version)
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None
 
     def find_row_matches(
-        self, path: str, digests: WantedDigests, schema: pa.Schema, runner: Executors
+        self, path: str, digests: WantedDigests, schema: pa.Schema, runner: Runner
     ) -> list[FileMatches]:
         """The rows of a table that have one of these digests. `key_indices` of the result are indices into the digests."""
         with self.access.translate_errors(path):
             return find_row_matches(
-                self.local.open_table(path), path, self.local.store, digests, schema, runner
+                self.delta_rs.open_table(path), path, self.delta_rs.store, digests, schema, runner
             )
 
     def find_key_matches(
@@ -160,37 +160,37 @@ class FileCommitter:
     ) -> list[FileMatches] | None:
         """The rows of a table that have one of these keys, file by file. See `key_lookup.find_key_matches`."""
         with self.access.translate_errors(path):
-            return self.local.find_key_matches(path, keys, key_masks, max_bytes, null_column)
+            return self.delta_rs.find_key_matches(path, keys, key_masks, max_bytes, null_column)
 
     def find_flagged_rows(
         self, path: str, flag: Flag, candidates: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
         """The rows that have a flag, file by file. Only the rows `candidates` are searched; None means the whole table."""
         with self.access.translate_errors(path):
-            return self.local.find_flagged_rows(path, flag, candidates)
+            return self.delta_rs.find_flagged_rows(path, flag, candidates)
 
     def read_table_schema(self, path: str) -> pa.Schema:
         """The columns of a table."""
         with self.access.translate_errors(path):
-            return self.local.arrow_schema(path)
+            return self.delta_rs.arrow_schema(path)
 
     def can_rewrite_files(self, path: str, columns: Collection[str]) -> bool:
         """True if files of a table with these columns may be replaced by files with fewer rows."""
         with self.access.translate_errors(path):
-            return row_removal.can_rewrite_files(self.local, path, columns)
+            return row_removal.can_rewrite_files(self.delta_rs, path, columns)
 
     def can_mark_rows(self, path: str, columns: Collection[str]) -> bool:
         """True if rows of a table with these columns may be marked as deleted in deletion vectors."""
         if not self.wants_vectors:
             return False
         with self.access.translate_errors(path):
-            return row_removal.can_mark_rows(self.local, path, columns)
+            return row_removal.can_mark_rows(self.delta_rs, path, columns)
 
     def find_target_file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
         """The size in bytes that files of a table shall have. If the table does not exist, `properties` decide."""
         with self.access.translate_errors(path):
             return find_target_file_bytes(
-                self.local.properties(path) if self.local.exists(path) else properties
+                self.delta_rs.properties(path) if self.delta_rs.exists(path) else properties
             )
 
 

@@ -13,8 +13,9 @@ Raises UnsafeStoreError if two commits of the same version succeed, or if the st
 PUTs. Raises delta-rs's errors if the store refuses the access.
 
 The check lets pairs of writers create the same table below `_pgsieve/_commits_tried/`, and removes this folder at
-the end. delta-rs first looks whether the table exists. So the result of a pair is evidence only if both writers
-try to commit. In that case either the store refuses the slower writer, or one commit is lost.
+the end. delta-rs first looks whether the table exists, so the second writer of a pair may find the table and not try to
+commit. Such a pair decides nothing. If both writers try to commit, either the store refuses the slower writer, or one
+commit is lost.
 """
 
 import logging
@@ -32,8 +33,8 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.paths import OWN_FOLDER, escape
 from pgsieve.resources.lake.stores.store import Store
 
-#: The number of pairs that must be evidence of a safe store. It is more than one, because a store that first checks the
-#: condition and then writes, as two separate steps, still handles most pairs correctly.
+#: A store counts as safe once it has refused one commit in this number of pairs. One pair would not be enough: a store
+#: that checks the condition and writes in two separate steps handles most pairs correctly.
 _MIN_DECIDED_PAIRS = 24
 #: The largest number of pairs that are tried, and the number of pairs that are tried at the same time.
 _MAX_PAIRS = 160
@@ -63,8 +64,9 @@ class UnsafeStoreError(PgsieveError):
 class _Outcome(Enum):
     """The outcome of a writer's commit.
 
-    It has succeeded; or the store has refused it; or delta-rs has seen the table of the other writer before it
-    tried to commit.
+    - SUCCEEDED: the table was created
+    - REFUSED: the store has refused the commit
+    - TOO_LATE: delta-rs has found the table of the other writer, and has not tried to commit
     """
 
     SUCCEEDED = auto()

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.decoding.changes.net_change import Numbers
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.key_lookup import list_all_files
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.executors import Executors
+from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
@@ -52,15 +52,15 @@ class FileRows:
 
 
 def list_file_rows(
-    local: LocalRecords,
+    delta_rs: DeltaRsRecords,
     path: str,
     schema: pa.Schema,
     change_batch: Callable[[pa.RecordBatch], pa.RecordBatch],
 ) -> list[FileRows]:
-    """For each file of a table its rows, changed by a function of batches."""
+    """The rows of each file of a table, changed by a function of batches."""
     return [
-        FileRows(local.store, join_path(path, file.name), schema, file.deleted_row_numbers, change_batch)
-        for file in list_all_files(local.open_table(path))
+        FileRows(delta_rs.store, join_path(path, file.name), schema, file.deleted_row_numbers, change_batch)
+        for file in list_all_files(delta_rs.open_table(path))
     ]
 
 
@@ -128,7 +128,7 @@ class RowWriter:
     parts: Sequence[Sequence[BatchSource]]
     encodings: Mapping[str, str] | None = None
 
-    def write_on(self, runner: Executors) -> pa.Table:
+    def write_on(self, runner: Runner) -> pa.Table:
         """Let a runner write all parts. Return a row (`FILE_SCHEMA`) for each file."""
         return runner.run(self, len(self.parts))
 

@@ -36,8 +36,8 @@ _MAGIC, _MIN_PARQUET_BYTES = b"PAR1", 12
 #: The resolution of the times of files. A file that was written just after a time may have an earlier time.
 _CLOCK_RESOLUTION_NS = 2_000_000_000
 
-#: What a log entry changes: the names of the files that it removes; and of the files that it adds the names and
-#: sizes.
+#: The changes of a log entry: the names of the files that it removes, and a mapping from the names of the files that it
+#: adds to their sizes in bytes.
 _FileChanges = tuple[set[str], dict[str, int]]
 
 
@@ -57,8 +57,8 @@ def roll_back_tables(lake: Path, since_ns: int) -> None:
 
 def _roll_back_table(table: Path, since_ns: int) -> None:
     """Remove the first incomplete version of a table, and all later versions, from its log."""
-    log = table / "_delta_log"
-    for path in log.iterdir():
+    log_folder = table / "_delta_log"
+    for path in log_folder.iterdir():
         is_incomplete = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
         if _is_written_since(path, since_ns) and (is_incomplete or path.name.endswith(".crc")):
             path.unlink(missing_ok=True)
@@ -66,40 +66,44 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
     if first_incomplete_version is not None and first_incomplete_version == _find_first_incomplete_version(
         table, since_ns
     ):
-        entries = _list_entry_paths(log)
-        for version in sorted((each for each in entries if each >= first_incomplete_version), reverse=True):
-            entries[version].unlink()
-        for path in log.iterdir():
+        entry_path_by_version = _list_entry_paths(log_folder)
+        for version in sorted(
+            (each for each in entry_path_by_version if each >= first_incomplete_version), reverse=True
+        ):
+            entry_path_by_version[version].unlink()
+        for path in log_folder.iterdir():
             if (match := _CHECKPOINT.fullmatch(path.name)) and int(match[1]) >= first_incomplete_version:
                 path.unlink()
         _LOGGER.warning(
             "%s is rolled back to before version %d, which is incomplete", table, first_incomplete_version
         )
-        if not _list_entry_paths(log) and not any(_CHECKPOINT.fullmatch(path.name) for path in log.iterdir()):
-            shutil.rmtree(log)
+        if not _list_entry_paths(log_folder) and not any(
+            _CHECKPOINT.fullmatch(path.name) for path in log_folder.iterdir()
+        ):
+            shutil.rmtree(log_folder)
             return
-    _remove_wrong_hint(log)
+    _remove_wrong_hint(log_folder)
 
 
-def _remove_wrong_hint(log: Path) -> None:
+def _remove_wrong_hint(log_folder: Path) -> None:
     """Remove `_last_checkpoint` if it is incomplete, or names a checkpoint that does not exist.
 
     Readers do not need this file.
     """
-    hint = log / _LAST_CHECKPOINT
+    hint_path = log_folder / _LAST_CHECKPOINT
     try:
-        version = int(json.loads(hint.read_bytes())["version"])
+        version = int(json.loads(hint_path.read_bytes())["version"])
     except FileNotFoundError:
         return
     except (ValueError, TypeError, LookupError):
         version = -1
-    if not any(int(m[1]) == version for p in log.iterdir() if (m := _CHECKPOINT.fullmatch(p.name))):
-        hint.unlink(missing_ok=True)
+    if not any(int(m[1]) == version for p in log_folder.iterdir() if (m := _CHECKPOINT.fullmatch(p.name))):
+        hint_path.unlink(missing_ok=True)
 
 
-def _list_entry_paths(log: Path) -> dict[int, Path]:
+def _list_entry_paths(log_folder: Path) -> dict[int, Path]:
     """Maps each version to the path of its log entry."""
-    return {int(match[1]): path for path in log.iterdir() if (match := _ENTRY.fullmatch(path.name))}
+    return {int(match[1]): path for path in log_folder.iterdir() if (match := _ENTRY.fullmatch(path.name))}
 
 
 def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
@@ -107,51 +111,56 @@ def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
 
     None if there is no such version.
     """
-    entries_since = {
+    entry_path_by_version = {
         v: p
         for v, p in sorted(_list_entry_paths(table / "_delta_log").items())
         if _is_written_since(p, since_ns)
     }
-    changes = dict[int, _FileChanges]()
-    for version, path in entries_since.items():
-        if changes and version - 1 not in changes:
+    changes_by_version = dict[int, _FileChanges]()
+    for version, path in entry_path_by_version.items():
+        if changes_by_version and version - 1 not in changes_by_version:
             break
         if find_defect(content := _read_from_disk(path)) is not None:
             break
-        changes[version] = _parse_changes(content)
-    while (incomplete := _find_first_with_incomplete_file(table, changes)) is not None:
+        changes_by_version[version] = _parse_changes(content)
+    while (incomplete_version := _find_first_with_incomplete_file(table, changes_by_version)) is not None:
         # This entry and all later ones will be removed. The files that they have removed then belong to the table
         # again. So check the earlier entries once more, now with these files.
-        changes = {version: each for version, each in changes.items() if version < incomplete}
-    return next((version for version in entries_since if version not in changes), None)
+        changes_by_version = {
+            version: each for version, each in changes_by_version.items() if version < incomplete_version
+        }
+    return next((version for version in entry_path_by_version if version not in changes_by_version), None)
 
 
 def _parse_changes(content: bytes) -> _FileChanges:
     """The files that a log entry removes and adds."""
-    removed, added = set[str](), dict[str, int]()
+    removed_names, size_by_added_name = set[str](), dict[str, int]()
     actions: Iterator[dict[str, Any]] = (json.loads(line) for line in content.splitlines() if line.strip())
     for action in actions:
         if (remove := action.get("remove")) is not None:
-            removed.add(unquote(remove["path"]))
+            removed_names.add(unquote(remove["path"]))
         if (add := action.get("add")) is not None:
-            added[unquote(add["path"])] = int(add["size"])
-            if (vector := parse_vector_file(add.get("deletionVector"))) is not None:
-                name, size = vector
-                added[name] = max(size, added.get(name, 0))
+            size_by_added_name[unquote(add["path"])] = int(add["size"])
+            if (vector_name_and_size := parse_vector_file(add.get("deletionVector"))) is not None:
+                name, size = vector_name_and_size
+                size_by_added_name[name] = max(size, size_by_added_name.get(name, 0))
     # If an entry removes and adds the same file, it gives the file another deletion vector. The file stays.
-    return removed - added.keys(), added
+    return removed_names - size_by_added_name.keys(), size_by_added_name
 
 
-def _find_first_with_incomplete_file(table: Path, changes: Mapping[int, _FileChanges]) -> int | None:
+def _find_first_with_incomplete_file(
+    table: Path, changes_by_version: Mapping[int, _FileChanges]
+) -> int | None:
     """The first version that adds an incomplete file which no later version removes. None if there is no such version."""
-    removed, first_version = set[str](), None
-    for version in sorted(changes, reverse=True):
-        entry_removes, entry_adds = changes[version]
+    later_removed_names, first_version = set[str](), None
+    for version in sorted(changes_by_version, reverse=True):
+        entry_removes, entry_adds = changes_by_version[version]
         if any(
-            name not in removed and not _is_complete(table / name, size) for name, size in entry_adds.items()
+            name not in later_removed_names and not _is_complete(table / name, size)
+            for name, size in entry_adds.items()
         ):
             first_version = version
-        removed |= entry_removes
+        later_removed_names |= entry_removes
     return first_version
 
 

@@ -7,9 +7,9 @@ With the setting `spark.jars.packages`, Spark runs the tool Ivy each time a sess
 dependencies of the packages, and downloads their jars. Even if all jars are already in Ivy's cache, this takes
 time and prints lines. If the setting `spark.jars` lists the same files, the session has the same class path, and
 Ivy does not run. Ivy's folder contains the jars of all packages and versions that were ever requested, so only Ivy
-itself knows which files belong to some coordinates. So `fetch` starts one session with Ivy, and records in the
-Python environment which files it got: the resolution. If the resolution cannot be recorded, Ivy runs each time a
-session starts.
+itself knows which files belong to some coordinates. So `fetch_packages` starts one session with Ivy, and records in the
+Python environment which files this session got: the resolution. If the resolution cannot be recorded, Ivy runs each
+time a session starts.
 
 The variable `PGSIEVE_JARS` names a folder that `copy_jars` has made on another machine. With it no request is
 sent. Run as a program, this module fetches the jars that are missing. Raises JarsUnavailableError.
@@ -78,11 +78,11 @@ _EXCLUDED_FROM_AWS = (
 class Packages:
     """A set of packages that are resolved together.
 
-    The first package needs the others. `excluded` are dependencies to leave out.
+    The first package needs the others. `excluded_dependencies` are dependencies to leave out.
     """
 
     coordinates: tuple[str, ...]
-    excluded: tuple[str, ...] = ()
+    excluded_dependencies: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -92,21 +92,23 @@ class Packages:
 
 def list_delta_packages() -> Packages:
     """The packages of Delta that fit the installed versions of pyspark and delta-spark."""
-    delta = version("delta-spark")
+    delta_version = version("delta-spark")
     # The name of the artifact contains the version of Spark. Delta 4.0 supports only one version, and leaves it out.
-    spark = "" if delta.startswith("4.0.") else "_" + ".".join(version("pyspark").split(".")[:2])
-    return Packages((f"io.delta:delta-spark{spark}_2.13:{delta}",))
+    spark_suffix = (
+        "" if delta_version.startswith("4.0.") else "_" + ".".join(version("pyspark").split(".")[:2])
+    )
+    return Packages((f"io.delta:delta-spark{spark_suffix}_2.13:{delta_version}",))
 
 
 def list_s3_packages() -> Packages:
     """The packages of S3A that fit the Hadoop of the installed pyspark, and the parts of the AWS SDK that S3A uses: 11 MB."""
     import pyspark
 
-    (client,) = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
-    hadoop = client.stem.rpartition("-")[2]
-    sdk = _AWS_SDK.get(hadoop, max(_AWS_SDK.values()))
-    parts = (f"software.amazon.awssdk:{part}:{sdk}" for part in _AWS_PARTS)
-    return Packages((f"org.apache.hadoop:hadoop-aws:{hadoop}", *parts), _EXCLUDED_FROM_AWS)
+    (client_jar,) = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
+    hadoop_version = client_jar.stem.rpartition("-")[2]
+    sdk_version = _AWS_SDK.get(hadoop_version, max(_AWS_SDK.values()))
+    parts = (f"software.amazon.awssdk:{part}:{sdk_version}" for part in _AWS_PARTS)
+    return Packages((f"org.apache.hadoop:hadoop-aws:{hadoop_version}", *parts), _EXCLUDED_FROM_AWS)
 
 
 class JarsUnavailableError(SparkUnavailableError):
@@ -142,20 +144,20 @@ def record_jars(packages: str, spark_jars: str, resolutions_path: Path | None = 
     _write_resolutions({packages: jars}, resolutions_path or find_resolutions_path())
 
 
-def _write_resolutions(jars_by_packages: Mapping[str, list[str]], file: Path) -> None:
+def _write_resolutions(jars_by_packages: Mapping[str, list[str]], resolutions_path: Path) -> None:
     """Add resolutions to a file.
 
     The file is replaced as a whole, because another process may do the same at the same time.
     """
     former_resolutions = {}
     with suppress(OSError, ValueError, TypeError):
-        former_resolutions = dict(json.loads(file.read_text(encoding="utf-8")))
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        former_resolutions = dict(json.loads(resolutions_path.read_text(encoding="utf-8")))
+    temporary_path = resolutions_path.with_name(f".{resolutions_path.name}.{os.getpid()}")
     with suppress(OSError):
-        temporary.write_text(
+        temporary_path.write_text(
             json.dumps({**former_resolutions, **jars_by_packages}, indent=2) + "\n", encoding="utf-8"
         )
-        temporary.replace(file)
+        temporary_path.replace(resolutions_path)
 
 
 def fetch_packages(
@@ -256,17 +258,17 @@ def make_class_path_settings(
     user_packages = _split_setting(conf, _PACKAGES_SETTING)
     files = list(jars)
     packages: list[str] = []
-    excluded: list[str] = []
+    excluded_dependencies: list[str] = []
     for each in _list_own_packages(package_sets, conf):
-        if resolved := find_recorded_jars(each.name, resolutions_path):
-            files += resolved
+        if recorded_files := find_recorded_jars(each.name, resolutions_path):
+            files += recorded_files
         else:
             packages += each.coordinates
-            excluded += each.excluded
+            excluded_dependencies += each.excluded_dependencies
     settings = {
         _JARS_SETTING: [*files, *_split_setting(conf, _JARS_SETTING)],
         _PACKAGES_SETTING: [*packages, *user_packages],
-        _EXCLUDES_SETTING: [*excluded, *_split_setting(conf, _EXCLUDES_SETTING)],
+        _EXCLUDES_SETTING: [*excluded_dependencies, *_split_setting(conf, _EXCLUDES_SETTING)],
     }
     return {name: ",".join(values) for name, values in settings.items() if values}
 
@@ -292,7 +294,7 @@ def _find_artifact_name(coordinate: str) -> str:
 
 def _resolve(packages: Packages, repositories: Mapping[str, str]) -> str:
     """Start a session that resolves the packages. Return its value of `spark.jars`."""
-    settings = {_PACKAGES_SETTING: packages.name, _EXCLUDES_SETTING: ",".join(packages.excluded)}
+    settings = {_PACKAGES_SETTING: packages.name, _EXCLUDES_SETTING: ",".join(packages.excluded_dependencies)}
     session = jvm.start_session(
         {"spark.master": "local[1]", "spark.ui.enabled": "false", **repositories, **settings}
     )
@@ -302,7 +304,7 @@ def _resolve(packages: Packages, repositories: Mapping[str, str]) -> str:
 
 
 def make_private_resolutions() -> tuple[Path, dict[str, str]]:
-    """A file for resolutions and settings for `fetch`, for a user who may not write to the Python environment.
+    """A file and settings for `fetch_packages`, for a user who may not write to the Python environment.
 
     The file and the jars exist until this process ends.
     """

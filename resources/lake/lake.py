@@ -1,8 +1,8 @@
 """Reads and writes the Delta tables of a lake. A write commits rows together with a position.
 
 In: the URI of the lake, and a Spark session.
-Out: DataFrames, Arrow tables, and commits. The position of a commit is in Delta's `txn` action (application id and
-     version), and in the user metadata. A repeated write with the same position changes nothing (Delta protocol,
+Out: DataFrames, Arrow tables, and commits. The position of a commit, which is the LSN up to which the table has all
+     changes, is in Delta's `txn` action (application id and version), and in the user metadata. A repeated write with the same position changes nothing (Delta protocol,
      Transaction Identifiers).
 
 Raises `LakeError` if the lake cannot be read or written.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -27,19 +27,20 @@ from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.commits import make_writable
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import FILE_DDL, write_files
 from pgsieve.resources.lake.delta.records import Commit, Records, TableHead, quote_name, sort_by_version
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, find_constraints, is_append_only
+from pgsieve.resources.lake.delta.slices import StoredSlices
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import share_tables
-from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, record_costs, to_arrow_schema
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
 from pgsieve.resources.lake.rewriting import RowChange
+from pgsieve.resources.lake.runners import Runner, SparkRunner, ThreadRunner, record_costs, to_arrow_schema
 from pgsieve.resources.lake.spark_writes import (
     drop_constraints_by_spark,
     enable_vectors_by_spark,
@@ -49,7 +50,7 @@ from pgsieve.resources.lake.spark_writes import (
     write_comments_by_spark,
 )
 from pgsieve.resources.lake.stores.storage import Storage, find_storage, is_uri
-from pgsieve.resources.lake.stores.store import RowGroup, Store
+from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.strands import release_strand, take_strand
 from pgsieve.resources.work import add_costs, name_engine, with_job_name
 
@@ -58,14 +59,6 @@ Result = TypeVar("Result")
 
 #: How many tables are processed at the same time: in a folder, and in an object store, where work mostly waits for answers.
 _FOLDER_PARALLELISM, _STORE_PARALLELISM = 4, 8
-
-
-@dataclass(frozen=True)
-class StoredSlices:
-    """The row groups that contain the rows of some slices, perhaps together with other rows; and the columns of the table."""
-
-    row_groups: Sequence[RowGroup]
-    schema: pa.Schema
 
 
 class Lake:
@@ -87,20 +80,20 @@ class Lake:
         self.paths = LakePaths(storage.address, template_by_subscription, self._find_recorded_template)
         self._tables = share_tables(self.store.options)
         #: The access by delta-rs; None if delta-rs cannot reach and write the lake.
-        self.local = LocalRecords(self.store, self._tables) if storage.is_reached_by_delta_rs else None
+        self.delta_rs = DeltaRsRecords(self.store, self._tables) if storage.is_reached_by_delta_rs else None
         self.records: Records = NamedRecords(
-            self.local or SparkRecords(get_session), self.access.translate_errors
+            self.delta_rs or SparkRecords(get_session), self.access.translate_errors
         )
         #: The runner for many rows that need no Spark expression.
-        self.executors: Executors = (
-            SparkExecutors(get_session, settings.core_count)
+        self.runner: Runner = (
+            SparkRunner(get_session, settings.core_count)
             if settings.thread_count is None
-            else Threads(settings.thread_count)
+            else ThreadRunner(settings.thread_count)
         )
         self.policy = Policy(
             self.access,
-            self.local,
-            self.executors,
+            self.delta_rs,
+            self.runner,
             settings.small_bytes,
             settings.rewritten_bytes,
             wants_vectors=settings.wants_vectors,
@@ -108,7 +101,7 @@ class Lake:
         )
 
     def with_address(self, uri: str, *, temporary: bool = False) -> "Lake":
-        """The lake at another address, with the same engines; in the same store it has the same storage options, too.
+        """The lake at another address. It has the same engines and, if it is in the same store, the same storage options.
 
         With `temporary` nothing in the lake is needed after this process.
         """
@@ -133,18 +126,18 @@ class Lake:
     @property
     def is_reached_by_spark_only(self) -> bool:
         """True if only Spark can reach the lake."""
-        return self.local is None
+        return self.delta_rs is None
 
-    def require_local(self, error: Exception) -> LocalRecords:
+    def require_delta_rs(self, error: Exception) -> DeltaRsRecords:
         """The access by delta-rs, for work that Spark does not do. Raises `error` if only Spark can reach the lake."""
-        if self.local is None:
+        if self.delta_rs is None:
             raise error
-        return self.local
+        return self.delta_rs
 
     @property
     def parallelism(self) -> int:
         """The number of tables that are processed at the same time."""
-        return _STORE_PARALLELISM if self.local is not None and is_uri(self.uri) else _FOLDER_PARALLELISM
+        return _STORE_PARALLELISM if self.delta_rs is not None and is_uri(self.uri) else _FOLDER_PARALLELISM
 
     def map_in_parallel(self, act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """The results of `act` for each item, from `parallelism` threads. The threads share the tables that are open."""
@@ -172,18 +165,18 @@ class Lake:
         these tables. Another process may commit to them meanwhile, so a later write must check again what the
         block has decided.
         """
-        return nullcontext() if self.local is None else self._tables.consistent_read(paths)
+        return nullcontext() if self.delta_rs is None else self._tables.consistent_read(paths)
 
     def read_heads(self, paths: Collection[str]) -> list[TableHead]:
         """The newest version and position of each table. They are requested in parallel."""
-        prepare = None if self.local is None else self.local.table_head
+        prepare = None if self.delta_rs is None else self.delta_rs.read_head
         with nullcontext() if prepare is None else self._tables.consistent_read(paths, prepare):
             return [self.records.head(path) for path in paths]
 
     def release_tables(self) -> None:
         """Let other threads use the tables that this thread has open. It must be called when the thread's work ends."""
-        if self.local is not None:
-            self.local.release_tables()
+        if self.delta_rs is not None:
+            self.delta_rs.release_tables()
 
     @property
     def spark(self) -> SparkSession:
@@ -206,112 +199,113 @@ class Lake:
     def columns(self, path: str) -> list[str]:
         """The names of a table's columns."""
         with self.access.translate_errors(path):
-            if self.local is not None:
-                return self.local.columns(path)
+            if self.delta_rs is not None:
+                return self.delta_rs.columns(path)
             names: list[str] = self.read_table(path).columns
             return names
 
     def schema(self, path: str) -> pa.Schema:
         """The columns of a table, as an Arrow schema."""
         with self.access.translate_errors(path):
-            if self.local is not None:
-                return self.local.arrow_schema(path)
+            if self.delta_rs is not None:
+                return self.delta_rs.arrow_schema(path)
             return to_arrow_schema(self.read_table(path).schema)
 
     def find_column_bound(self, bound: Literal["min", "max"], path: str, column: str, where: str) -> Any:
         """The least or greatest value of a column where an SQL condition is true. None if it is true for no row."""
         with self.access.translate_errors(path):
-            if (local := self.policy.find_reader(path)) is not None:
-                return (local.find_least_value if bound == "min" else local.find_greatest_value)(
-                    path, column, where
-                )
+            if (delta_rs := self.policy.find_reader(path)) is not None:
+                find_bound = delta_rs.find_least_value if bound == "min" else delta_rs.find_greatest_value
+                return find_bound(path, column, where)
             rows = self.read_table(path).where(where).select(F.expr(f"{bound}({quote_name(column)})"))
             return rows.collect()[0][0]
 
     def read_last_commit_time(self, path: str) -> datetime | None:
         """The time of the newest commit of a table. None if only Spark can reach the lake, because asking Spark is slow."""
-        if self.local is None:
+        if self.delta_rs is None:
             return None
         with self.access.translate_errors(path):
-            return self.local.read_last_commit_time(path)
+            return self.delta_rs.read_last_commit_time(path)
 
     def read_columns_of_version(self, path: str, version: int) -> list[str]:
         """The names of the columns of a table at one of its versions."""
         with self.access.translate_errors(path):
-            if self.local is not None:
-                return [field.name for field in self.local.open_version(path, version).schema().fields]
+            if self.delta_rs is not None:
+                return [field.name for field in self.delta_rs.open_version(path, version).schema().fields]
             names: list[str] = self.read_version(path, version).columns
             return names
 
     def count_rows(self, path: str) -> int:
         """The number of rows of a table. If delta-rs cannot read the table, Spark counts them."""
         with self.access.translate_errors(path):
-            if self.local is not None and not self.local.can_read(path):
+            if self.delta_rs is not None and not self.delta_rs.can_read(path):
                 return self.read_table(path).count()
         return self.records.count_rows(path)
 
-    def read_slices(self, path: str, ends: Collection[int], *, must_exist: bool = False) -> DataFrame:
-        """The rows of some slices.
+    def read_slices(self, path: str, slice_ends: Collection[int], *, must_exist: bool = False) -> DataFrame:
+        """The rows of the slices that end at `slice_ends`.
 
-        If delta-rs can reach the lake, Spark reads only their files, and does not read Delta's log.
+        If delta-rs can reach the lake, Spark reads only the files of these slices, and does not read Delta's log.
 
         With `must_exist` each slice must have rows: DamagedTableError is raised if delta-rs finds no rows of a slice.
         """
         with self.access.translate_errors(path):
-            slices = self.local.open_slices(path) if self.local else None
-            files = slices.find_files(ends, must_exist=must_exist) if slices else None
+            slices = self.delta_rs.open_slices(path) if self.delta_rs else None
+            files = slices.find_files(slice_ends, must_exist=must_exist) if slices else None
         if slices is None or files is None:
-            return self.read_table(path).where(F.col("slice").isin(sorted(ends)))
+            return self.read_table(path).where(F.col("slice").isin(sorted(slice_ends)))
         reader = self.spark.read.schema(StructType.fromJson(json.loads(slices.table.schema().to_json())))
         rows = reader.parquet(*files) if files else reader.parquet(path).limit(0)
-        return rows.where(F.col("slice").isin(sorted(ends)))
+        return rows.where(F.col("slice").isin(sorted(slice_ends)))
 
     def find_stored_slices(
-        self, path: str, ends: Collection[int], *, must_exist: bool = False
+        self, path: str, slice_ends: Collection[int], *, must_exist: bool = False
     ) -> StoredSlices | None:
         """The row groups with the rows of some slices; None if only Spark can read them. For `must_exist` see `read_slices`."""
-        if self.local is None:
+        if self.delta_rs is None:
             return None
         with self.access.translate_errors(path):
-            slices = self.local.open_slices(path)
-            groups = slices.find_row_groups(ends, must_exist=must_exist)
+            slices = self.delta_rs.open_slices(path)
+            groups = slices.find_row_groups(slice_ends, must_exist=must_exist)
             return None if groups is None else StoredSlices(groups, slices.schema)
 
     def read_slice_rows(
         self,
         path: str,
-        ends: Collection[int],
-        size: int | None,
+        slice_ends: Collection[int],
+        byte_count: int | None,
         *,
         columns: Sequence[str] | None = None,
         must_exist: bool = False,
     ) -> pa.Table | None:
         """The rows of some slices in the order of their changes. None if they are many, or if only Spark can read them.
 
-        `size` is the estimated number of their bytes; None means many. For `must_exist` see `read_slices`.
+        `byte_count` is the estimated number of their bytes; None means many. For `must_exist` see `read_slices`.
         """
-        if self.local is None or not self.policy.is_small(size):
+        if self.delta_rs is None or not self.policy.is_small(byte_count):
             return None
         with self.access.translate_errors(path):
-            return self.local.open_slices(path).read_rows(ends, columns=columns, must_exist=must_exist)
+            return self.delta_rs.open_slices(path).read_rows(
+                slice_ends, columns=columns, must_exist=must_exist
+            )
 
     # writing
 
     def remove(self, folder: str) -> bool:
         """Remove a folder and all tables in it. Return False if it does not exist, or if only Spark can reach the lake."""
-        if self.local is None:
+        if self.delta_rs is None:
             return False
         with self.access.translate_errors(folder):
-            return self.local.remove(folder)
+            return self.delta_rs.remove(folder)
 
     def remove_log(self, path: str) -> None:
         """Remove the log of a damaged table, so that the table can be created again. Its files stay until the next vacuum."""
-        if self.local is None:
+        if self.delta_rs is None:
             raise LakeError(
                 f'Delta table "{path}" is damaged', hint="remove its folder, then run the command again"
             )
         with self.access.translate_errors(path):
-            self.local.remove(f"{path}/_delta_log")
+            self.delta_rs.remove(f"{path}/_delta_log")
 
     def write(
         self,
@@ -320,11 +314,11 @@ class Lake:
         commit: Commit,
         *,
         options: Mapping[str, str] | None = None,
-        size: int | None = None,
+        byte_count: int | None = None,
     ) -> None:
         """Append rows to a table, or overwrite the table with them, in one commit.
 
-        `options` are for Spark's writer. `size` is the estimated number of bytes, or None. Few bytes are written
+        `options` are for Spark's writer. `byte_count` is the estimated number of bytes, or None. Few bytes are written
         without Spark.
         """
         if commit.expected_position is not None:
@@ -333,11 +327,11 @@ class Lake:
             commit = replace(commit, expected_version=head.version, expected_position=None)
 
         @cache
-        def schema() -> pa.Schema:
+        def make_schema() -> pa.Schema:
             return make_writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
 
         committer = self.policy.choose_committer(
-            path, frame.schema.names, size, schema, overwrite=commit.overwrite
+            path, frame.schema.names, byte_count, make_schema, overwrite=commit.overwrite
         )
         match committer:
             case InProcessCommitter():
@@ -347,12 +341,14 @@ class Lake:
                 committer.write(path, rows, commit)
             case FileCommitter():
                 file_schema, store, target_bytes = (
-                    schema(),
+                    make_schema(),
                     self.store,
                     committer.find_target_file_bytes(path, commit.properties),
                 )
                 files = frame.mapInArrow(
-                    lambda batches: write_files(path, file_schema, batches, store=store, size=target_bytes),
+                    lambda batches: write_files(
+                        path, file_schema, batches, store=store, target_bytes=target_bytes
+                    ),
                     FILE_DDL,
                 )
                 committer.commit(
@@ -362,7 +358,7 @@ class Lake:
                     commit,
                 )
             case SparkCommitter():
-                add_costs(name_engine(self.spark), 1, size or 0)
+                add_costs(name_engine(self.spark), 1, byte_count or 0)
                 committer.write(
                     frame, path, commit, exists=lambda: self.records.exists(path), options=options
                 )
@@ -371,18 +367,20 @@ class Lake:
         self, path: str, schema: pa.Schema, files: Sequence[Mapping[str, Any]], commit: Commit
     ) -> None:
         """Commit files that this process has written. `files` are rows of `FILE_SCHEMA`."""
-        local = self.require_local(LakeError(f'Delta table "{path}": only Spark writes it', sqlstate="55000"))
+        delta_rs = self.require_delta_rs(
+            LakeError(f'Delta table "{path}": only Spark writes it', sqlstate="55000")
+        )
         with self.access.translate_errors(path):
-            local.commit(path, schema, files, commit)
+            delta_rs.commit(path, schema, files, commit)
 
     def set_comments(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Set the missing descriptions of a table and its columns. Does nothing if only Spark can reach the lake."""
-        if self.local is None:
+        if self.delta_rs is None:
             return
         with self.access.translate_errors(path):
-            description, columns = self.local.find_missing_comments(path, description, columns)
-            if self.local.can_write(path):
-                self.local.set_comments(path, description, columns)
+            description, columns = self.delta_rs.find_missing_comments(path, description, columns)
+            if self.delta_rs.can_write(path):
+                self.delta_rs.set_comments(path, description, columns)
             elif description is not None or columns:
                 write_comments_by_spark(self.spark, path, description, columns, self.records.position(path))
 
@@ -393,8 +391,8 @@ class Lake:
             if not missing_properties:
                 return None
             version = self.records.version(path)
-            if self.local is not None and self.local.can_set_properties(path):
-                self.local.set_properties(path, missing_properties)
+            if self.delta_rs is not None and self.delta_rs.can_set_properties(path):
+                self.delta_rs.set_properties(path, missing_properties)
             else:
                 set_properties_by_spark(self.spark, path, missing_properties, self.records.position(path))
             return version
@@ -404,8 +402,8 @@ class Lake:
         with self.access.translate_errors(path):
             properties = self._read_properties(path)
             if constraints := find_constraints(properties):
-                if self.local is not None and self.local.can_set_properties(path):
-                    self.local.drop_constraints(path, constraints)
+                if self.delta_rs is not None and self.delta_rs.can_set_properties(path):
+                    self.delta_rs.drop_constraints(path, constraints)
                 else:
                     drop_constraints_by_spark(self.spark, path, constraints, self.records.position(path))
         if is_append_only(properties):
@@ -418,8 +416,8 @@ class Lake:
         return is_append_only(properties) or bool(find_constraints(properties))
 
     def _read_properties(self, path: str) -> Mapping[str, str]:
-        if self.local is not None:
-            return self.local.properties(path)
+        if self.delta_rs is not None:
+            return self.delta_rs.properties(path)
         details = self.spark.sql(f"describe detail delta.{quote_name(path)}").collect()
         properties: dict[str, str] = details[0]["properties"]
         return properties
@@ -427,8 +425,8 @@ class Lake:
     def record_position(self, path: str, position: int) -> None:
         """Commit a position to a table, without any rows."""
         with self.access.translate_errors(path):
-            if local := self.policy.find_local_writer(path):
-                local.append(path, local.arrow_schema(path).empty_table(), position)
+            if delta_rs := self.policy.find_delta_rs_writer(path):
+                delta_rs.append(path, delta_rs.arrow_schema(path).empty_table(), position)
             else:
                 self.write(self.read_table(path).limit(0), path, Commit(position))
 
@@ -439,8 +437,8 @@ class Lake:
         `Commit`.
         """
         with self.access.translate_errors(path):
-            if local := self.policy.find_local_writer(path):
-                local.append(path, schema.empty_table(), expected_version=expected_version)
+            if delta_rs := self.policy.find_delta_rs_writer(path):
+                delta_rs.append(path, schema.empty_table(), expected_version=expected_version)
             else:
                 self.write(
                     self.spark.createDataFrame([], ddl), path, Commit(expected_version=expected_version)
@@ -460,13 +458,13 @@ class Lake:
         With `target_path`, the table at that path gets the results instead, with the position `position`. For
         `expected_version` see `Commit`.
         """
-        size, target = (self.records.size_bytes(path) if self.local else None), target_path or path
+        byte_count, target = (self.records.size_bytes(path) if self.delta_rs else None), target_path or path
         commit = Commit(position, overwrite=True, expected_version=expected_version)
-        committer = self.policy.choose_in_process_committer(target, change.schema.names, size)
-        local = self.policy.find_reader(path, size)
-        if committer is not None and local is not None:
+        committer = self.policy.choose_in_process_committer(target, change.schema.names, byte_count)
+        delta_rs = self.policy.find_reader(path, byte_count)
+        if committer is not None and delta_rs is not None:
             with self.access.translate_errors(path):
-                batches = local.read_all_rows(path).select(list(change.columns)).to_batches()
+                batches = delta_rs.read_all_rows(path).select(list(change.columns)).to_batches()
                 new_rows = make_writable(
                     pa.Table.from_batches(map(change.change_batch, batches), change.schema)
                 )
@@ -487,16 +485,16 @@ class Lake:
 
     def enable_deletion_vectors(self, path: str) -> None:
         """Enable deletion vectors in a table, unless the user has disabled them, or delta-rs would not find them."""
-        if self.local is not None and row_removal.has_hidden_vectors(path):
+        if self.delta_rs is not None and row_removal.has_hidden_vectors(path):
             return
         if self.records.has_deletion_vectors(path) is None:
             with self.access.translate_errors(path):
                 if (
-                    self.local is not None
+                    self.delta_rs is not None
                     and self.policy.wants_vectors
-                    and row_removal.can_enable_marking(self.local, path)
+                    and row_removal.can_enable_marking(self.delta_rs, path)
                 ):
                     with suppress(UnmarkableError):
-                        row_removal.enable_marking(self.local, path)
+                        row_removal.enable_marking(self.delta_rs, path)
                         return
                 enable_vectors_by_spark(self.spark, path)

@@ -6,8 +6,8 @@ Out: - commits that keep the table's position (the LSN up to which the table has
 
 delta-rs does this work if it can. Spark does it in lakes that delta-rs cannot reach, and for tables that delta-rs
 cannot maintain: tables with column mapping or other features that delta-rs lacks, and tables of which some version
-has deletion vectors. Each commit is atomic. A file is removed only if no version of the retained hours needs it. So
-each operation can be repeated after the process was killed.
+has deletion vectors. Each commit is atomic, and a vacuum removes only files that no version within the retention period
+needs. So each operation can be repeated after the process was killed.
 """
 
 import re
@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pgsieve.resources.lake.delta.bounds import write_with_bounds
 from pgsieve.resources.lake.delta.compaction import cluster_files, compact
 from pgsieve.resources.lake.delta.deletion_vectors import is_vector_file
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, find_target_file_bytes
 from pgsieve.resources.lake.delta.records import make_kept_position_metadata, quote_name
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
@@ -69,9 +69,9 @@ class TableMaintenance(Protocol):
     """The operations that keep one table small."""
 
     def find_last_slice_before(self, time: datetime) -> int:
-        """The LSN of the last slice up to which all transactions were committed before this time.
+        """The slice up to which all transactions were committed before this time. 0 if there is no such slice.
 
-        A slice is the changes from one position of the slot to another. 0 if there is no such slice.
+        A slice is the changes from one position of the slot to another. It is identified by the LSN where it ends.
         """
 
     def find_last_lsn_before(self, time: datetime) -> int:
@@ -84,7 +84,7 @@ class TableMaintenance(Protocol):
         """
 
     def list_file_times_and_sizes(self) -> list[tuple[int, int]]:
-        """For each file the time at which it was written, in milliseconds since 1970, and its size in bytes."""
+        """The time at which each file was written, in milliseconds since 1970, and the size of each file in bytes."""
 
     def compact(self, columns: Sequence[str] = ()) -> int:
         """Join small files into large ones. Return by how much the number of files has decreased.
@@ -99,23 +99,22 @@ class TableMaintenance(Protocol):
 
 def make_table_maintenance(lake: Lake, path: str) -> TableMaintenance:
     """The maintenance of a table by delta-rs if delta-rs can do it, otherwise by Spark."""
-    local = lake.policy.find_reader(path)
+    delta_rs = lake.policy.find_reader(path)
     if (
-        local
-        and local.can_write(path)
-        and not any(map(is_vector_file, local.store.list_file_names(path)))
-        and not local.open_table(path).metadata().partition_columns
+        delta_rs
+        and delta_rs.can_write(path)
+        and not any(map(is_vector_file, delta_rs.store.list_file_names(path)))
+        and not delta_rs.open_table(path).metadata().partition_columns
     ):
-        return _DeltaRsMaintenance(lake, local, path)
+        return _DeltaRsMaintenance(lake, delta_rs, path)
     return _SparkMaintenance(lake, path)
 
 
 def _find_missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
-    """The properties that a table lacks and needs, so that the versions of the last `hours` hours can be read.
+    """The properties to set in a table, so that all versions of the last `hours` hours can be read.
 
-    The properties also prevent that Delta keeps its log longer than these versions need. Properties that the user
-    has set are not changed. Delta must keep the log at least as long as removed files, so the two properties are
-    always set together.
+    The properties also keep Delta from storing its log for a longer time. Properties that the user has set are not
+    changed. Delta must keep the log at least as long as removed files, so the two properties are always set together.
     """
     defaults = {_FILES_PROPERTY: _DEFAULT_FILES_HOURS, _LOG_PROPERTY: _DEFAULT_LOG_HOURS}
     needed_properties = {
@@ -136,22 +135,22 @@ def _format_time(template: str, time: datetime | None) -> str:
 @dataclass(frozen=True)
 class _DeltaRsMaintenance:
     lake: Lake
-    local: LocalRecords
+    delta_rs: DeltaRsRecords
     path: str
 
     def find_last_slice_before(self, time: datetime) -> int:
         query = _LAST_SLICE.format("t", _format_time(_DELTA_RS_TIME, time))
-        rows = QueryBuilder().register("t", self.local.open_table(self.path)).execute(query)
+        rows = QueryBuilder().register("t", self.delta_rs.open_table(self.path)).execute(query)
         return int(pa.table(rows.read_all())["slice"][0].as_py())
 
     def find_last_lsn_before(self, time: datetime) -> int:
         query = _LAST_LSN.format("t", _format_time(_DELTA_RS_TIME, time))
-        rows = QueryBuilder().register("t", self.local.open_table(self.path)).execute(query)
+        rows = QueryBuilder().register("t", self.delta_rs.open_table(self.path)).execute(query)
         return int(pa.table(rows.read_all())["lsn"][0].as_py())
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_format_time(_DELTA_RS_TIME, since))
-        table = self.local.open_table(self.path)
+        table = self.delta_rs.open_table(self.path)
 
         def delete_rows(file_properties: WriterProperties) -> int:
             metrics = table.delete(
@@ -162,25 +161,27 @@ class _DeltaRsMaintenance:
         return write_with_bounds(delete_rows, make_arrow_schema(table))
 
     def list_file_times_and_sizes(self) -> list[tuple[int, int]]:
-        files = pa.table(self.local.open_table(self.path).get_add_actions())
+        files = pa.table(self.delta_rs.open_table(self.path).get_add_actions())
         times = files["modification_time"].cast(pa.int64()).to_pylist()
         return list(zip(times, files["size_bytes"].to_pylist(), strict=True))
 
     def compact(self, columns: Sequence[str] = ()) -> int:
         if not columns:
-            return compact(self.local, self.path)
-        if self.local.size_bytes(self.path) > MAX_CLUSTERED_BYTES:
+            return compact(self.delta_rs, self.path)
+        if self.delta_rs.size_bytes(self.path) > MAX_CLUSTERED_BYTES:
             return _SparkMaintenance(self.lake, self.path).compact(columns)
-        return cluster_files(self.local, self.path, columns)
+        return cluster_files(self.delta_rs, self.path, columns)
 
     def vacuum(self, hours: int) -> int:
-        table = self.local.open_table(self.path)
+        table = self.delta_rs.open_table(self.path)
         missing_properties = _find_missing_properties(table.metadata().configuration, hours)
-        # Some tables get properties only from Spark. Spark is not started if the properties would only make Delta keep its
-        # log for a shorter time.
-        if missing_properties and (hours > _DEFAULT_FILES_HOURS or self.local.can_set_properties(self.path)):
+        # In some tables only Spark can set properties. Spark is not started if the properties would only shorten the
+        # time for which Delta keeps its log.
+        if missing_properties and (
+            hours > _DEFAULT_FILES_HOURS or self.delta_rs.can_set_properties(self.path)
+        ):
             self.lake.set_properties(self.path, missing_properties)
-            table = self.local.open_table(self.path)
+            table = self.delta_rs.open_table(self.path)
         unneeded_files = table.vacuum(hours, enforce_retention_duration=False, full=True)
         if unneeded_files:  # Even if there were no files to remove, a vacuum would make two commits.
             table.vacuum(

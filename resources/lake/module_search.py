@@ -27,13 +27,13 @@ class _Search:
 
     def __call__(self, code: CodeType, named_objects: Iterable[object]) -> list[ModuleType]:
         """The submodules that the code may reach through the modules that it names."""
-        words = set(code.co_names)
+        code_names = set(code.co_names)
         return [
             sys.modules[name]
             for module in named_objects
             if isinstance(module, ModuleType) and getattr(module, "__package__", None)
             for name, path in self._list_submodules(module.__name__)
-            if path <= words and name in sys.modules
+            if path <= code_names and name in sys.modules
         ]
 
     def _list_submodules(self, package: str) -> Sequence[tuple[str, frozenset[str]]]:

@@ -25,16 +25,18 @@ def escape(identifier: str) -> str:
     Upper case letters are escaped because some file systems ignore case. An underscore at the start is escaped
     because Spark ignores folders whose name begins with it.
     """
-    escaped = re.sub(
+    folder_name = re.sub(
         r"[^a-z0-9_]", lambda match: "".join(f"~{byte:02X}" for byte in match.group().encode()), identifier
     )
-    return "~5F" + escaped[1:] if escaped.startswith("_") else escaped
+    return "~5F" + folder_name[1:] if folder_name.startswith("_") else folder_name
 
 
 def unescape(folder: str) -> str:
     """The identifier that `escape` has turned into this folder name."""
-    raw = re.sub(rb"~([0-9A-F]{2})", lambda match: bytes([int(match.group(1), 16)]), folder.encode())
-    return raw.decode()
+    identifier_bytes = re.sub(
+        rb"~([0-9A-F]{2})", lambda match: bytes([int(match.group(1), 16)]), folder.encode()
+    )
+    return identifier_bytes.decode()
 
 
 def format_replica_folder(template: str, schema: str, table: str) -> str:
@@ -45,8 +47,8 @@ def format_replica_folder(template: str, schema: str, table: str) -> str:
 class LakePaths:
     """The paths of the tables of one lake.
 
-    `folders` maps subscriptions to the templates of their replicas' folders. For subscriptions that it lacks,
-    `recorded_template` returns the template that the lake has recorded.
+    `template_by_subscription` maps subscriptions to the templates of their replicas' folders. For other subscriptions,
+    `find_recorded_template` returns the template that the lake has recorded.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class LakePaths:
         return f"{self._slot_stream_folder(slot_owner)}/catalogs"
 
     def altered_slices(self, slot_owner: str) -> str:
-        """For each subscription the slices in which the catalog may have been altered (`as_published`)."""
+        """The slices in which the catalog may have been altered, by subscription. Their changes are also in `as_published`."""
         return f"{self._slot_stream_folder(slot_owner)}/altered"
 
     def replica(self, subscription: str, schema: str, table: str) -> str:

@@ -7,7 +7,7 @@ of pgsieve do not depend on them.
 In: - the access to the lake (the folder or bucket with the Delta tables)
     - the number of bytes of the work
     - the path of a table, whose Delta log lists the features that the table requires of readers and writers
-Out: - a runner (`pgsieve.resources.lake.executors`)
+Out: - a runner (`pgsieve.resources.lake.runners`)
      - a committer (`pgsieve.resources.lake.committers`)
 
 Raises LakeError if the lake cannot be read.
@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.executors import CALLING_THREAD, Executors
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
+from pgsieve.resources.lake.runners import CALLING_THREAD, Runner
 
 #: The default of `Policy.small_bytes`: up to this many bytes of rows are computed and written in this process,
 #: without Spark, if the library delta-rs can reach the lake.
@@ -73,8 +73,8 @@ class Policy:
     """Chooses runners and committers by the number of bytes, and by what delta-rs and Arrow can do.
 
     - `access`: the address of the lake, and the translation of the errors of its libraries to LakeError
-    - `local`: the access to the lake by delta-rs; None if delta-rs cannot reach the lake
-    - `executors`: the runner of large work
+    - `delta_rs`: the access to the lake by delta-rs; None if delta-rs cannot reach the lake
+    - `runner`: the runner of large work
     - `small_bytes`: up to this many bytes are small work, which the calling thread does in its own memory
     - `rewritten_bytes`: in replicas up to this many bytes, pgsieve deletes rows by rewriting the files that contain
       them. In larger replicas it rewrites these files only if they are few for the size of the changes; otherwise it
@@ -85,57 +85,59 @@ class Policy:
     """
 
     access: LakeAccess
-    local: LocalRecords | None
-    executors: Executors
+    delta_rs: DeltaRsRecords | None
+    runner: Runner
     small_bytes: int = SMALL_BYTES_DEFAULT
     rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT
     wants_vectors: bool = True
     min_parted_changes: int = PARTED_CHANGES_DEFAULT
 
-    def is_small(self, size: int | None) -> bool:
-        """True if `size` bytes are small work, which may pass through this process. None stands for many bytes."""
-        return self.local is not None and size is not None and size <= self.small_bytes
+    def is_small(self, byte_count: int | None) -> bool:
+        """True if `byte_count` bytes are small work, which may pass through this process. None stands for many bytes."""
+        return self.delta_rs is not None and byte_count is not None and byte_count <= self.small_bytes
 
-    def choose_runner(self, size: int | None) -> Executors:
-        """The runner for `size` bytes: the calling thread for small work, otherwise the executors.
+    def choose_runner(self, byte_count: int | None) -> Runner:
+        """The runner for `byte_count` bytes: the calling thread for small work, otherwise `runner`.
 
         None stands for many bytes.
         """
-        return CALLING_THREAD if self.is_small(size) else self.executors
+        return CALLING_THREAD if self.is_small(byte_count) else self.runner
 
-    def prepare_runner(self, size: int) -> None:
-        """Begin to start the runner for `size` bytes while they are still being read, so that it is ready sooner."""
-        if self.local is not None:
-            self.choose_runner(size).prepare()
+    def prepare_runner(self, byte_count: int) -> None:
+        """Begin to start the runner for `byte_count` bytes while they are still being read, so that it is ready sooner."""
+        if self.delta_rs is not None:
+            self.choose_runner(byte_count).prepare()
 
-    def count_parallel_parts(self, size: int) -> int:
-        """The number of parts that run at the same time if the whole work has `size` bytes."""
-        return self.choose_runner(size).parallelism
+    def count_parallel_parts(self, byte_count: int) -> int:
+        """The number of parts that run at the same time if the whole work has `byte_count` bytes."""
+        return self.choose_runner(byte_count).parallelism
 
-    def find_local_writer(self, path: str) -> LocalRecords | None:
+    def find_delta_rs_writer(self, path: str) -> DeltaRsRecords | None:
         """The access to the lake by delta-rs, if delta-rs can write the table at `path`; None if only Spark can.
 
         Only Spark writes tables with column mapping, where a column has another name in the files than in the table.
         Only Spark writes tables that require a feature that delta-rs lacks.
         """
-        if self.local is None:
+        if self.delta_rs is None:
             return None
         with self.access.translate_errors(path):
-            return self.local if self.local.is_unmapped(path) and self.local.can_write(path) else None
+            return (
+                self.delta_rs if self.delta_rs.is_unmapped(path) and self.delta_rs.can_write(path) else None
+            )
 
     def choose_committer(
         self,
         path: str,
         columns: Sequence[str],
-        size: int | None,
-        schema: Callable[[], pa.Schema] | None = None,
+        byte_count: int | None,
+        make_schema: Callable[[], pa.Schema] | None = None,
         *,
         overwrite: bool = False,
-        key: Iterable[str] = (),
+        key_types: Iterable[str] = (),
     ) -> Committer:
         """The committer that writes rows to a table. It has the parameters of `choose_committer_with_reason`."""
         committer, reason = self.choose_committer_with_reason(
-            path, columns, size, schema, overwrite=overwrite, key=key
+            path, columns, byte_count, make_schema, overwrite=overwrite, key_types=key_types
         )
         _LOGGER.debug('Delta table "%s": %s (%s)', path, type(committer).__name__, reason)
         return committer
@@ -144,56 +146,60 @@ class Policy:
         self,
         path: str,
         columns: Sequence[str],
-        size: int | None,
-        schema: Callable[[], pa.Schema] | None = None,
+        byte_count: int | None,
+        make_schema: Callable[[], pa.Schema] | None = None,
         *,
         overwrite: bool = False,
-        key: Iterable[str] = (),
+        key_types: Iterable[str] = (),
     ) -> tuple[Committer, str]:
         """The committer that writes rows to a table, and the reason for this choice.
 
         - `path`: the table
         - `columns`: the names of the columns of the rows
-        - `size`: about how many bytes the rows have; None if they are many
-        - `schema`: returns the schema of the files that a runner would write. Without it, a `FileCommitter` is not
+        - `byte_count`: about how many bytes the rows have; None if they are many
+        - `make_schema`: returns the schema of the files that a runner would write. Without it, a `FileCommitter` is not
           chosen, and Spark writes the rows that are not small work.
         - `overwrite`: whether the rows replace all rows of the table
-        - `key`: the Spark types of the columns that identify rows; empty if no rows are looked up
+        - `key_types`: the Spark types of the columns that identify rows; empty if no rows are looked up
         """
-        local = self.find_local_writer(path)
-        if local is None:
+        delta_rs = self.find_delta_rs_writer(path)
+        if delta_rs is None:
             return SparkCommitter(self.access), "delta-rs does not write it, or its names are mapped"
         with self.access.translate_errors(path):
-            if not self.is_small(size):
-                reason = "many rows" if size is None else f"{size} bytes"
-            elif not has_exact_equality(key):
+            if not self.is_small(byte_count):
+                reason = "many rows" if byte_count is None else f"{byte_count} bytes"
+            elif not has_exact_equality(key_types):
                 reason = "a key that Arrow does not compare as PostgreSQL does"
             elif any(name.startswith(_RESERVED_PREFIX) for name in columns):
                 reason = "a column name that a MERGE of delta-rs reserves"
-            elif overwrite and local.has_permuted_columns(path, columns):
+            elif overwrite and delta_rs.has_permuted_columns(path, columns):
                 reason = "columns in another order"
-            elif overwrite and local.is_partitioned_by_others(path, columns):
+            elif overwrite and delta_rs.is_partitioned_by_others(path, columns):
                 reason = "partitions by a column that is dropped"
             else:
-                return InProcessCommitter(local, self.access), f"{size} bytes"
-        files = None if schema is None else self.choose_file_committer(path, schema(), overwrite=overwrite)
-        return (SparkCommitter(self.access) if files is None else files), reason
+                return InProcessCommitter(delta_rs, self.access), f"{byte_count} bytes"
+        file_committer = (
+            None
+            if make_schema is None
+            else self.choose_file_committer(path, make_schema(), overwrite=overwrite)
+        )
+        return (SparkCommitter(self.access) if file_committer is None else file_committer), reason
 
     def choose_in_process_committer(
         self,
         path: str,
         columns: Sequence[str],
-        size: int | None,
+        byte_count: int | None,
         *,
         overwrite: bool = False,
-        key: Iterable[str] = (),
+        key_types: Iterable[str] = (),
     ) -> InProcessCommitter | None:
         """The committer of rows that pass through this process.
 
         None if the rows are too many, or if the table needs another committer. The parameters are those of
         `choose_committer_with_reason`.
         """
-        committer = self.choose_committer(path, columns, size, overwrite=overwrite, key=key)
+        committer = self.choose_committer(path, columns, byte_count, overwrite=overwrite, key_types=key_types)
         return committer if isinstance(committer, InProcessCommitter) else None
 
     def choose_file_committer(
@@ -203,20 +209,20 @@ class Policy:
 
         A runner has written these files before. None if only Spark can commit rows to the table.
         """
-        local = self.find_local_writer(path)
-        if local is None:
+        delta_rs = self.find_delta_rs_writer(path)
+        if delta_rs is None:
             return None
         with self.access.translate_errors(path):
-            can_add_files = local.can_add_files(path, schema, overwrite=overwrite)
-        return FileCommitter(local, self.access, self.wants_vectors) if can_add_files else None
+            can_add_files = delta_rs.can_add_files(path, schema, overwrite=overwrite)
+        return FileCommitter(delta_rs, self.access, self.wants_vectors) if can_add_files else None
 
-    def find_reader(self, path: str, size: int | None = None) -> LocalRecords | None:
-        """The access to the lake by delta-rs, if this process may read `size` bytes of a table with it; otherwise None.
+    def find_reader(self, path: str, byte_count: int | None = None) -> DeltaRsRecords | None:
+        """The access to the lake by delta-rs, if this process may read `byte_count` bytes of a table with it; otherwise None.
 
-        The table must not require a feature of readers that delta-rs lacks, and `size` must be small work. If `size`
+        The table must not require a feature of readers that delta-rs lacks, and `byte_count` must be small work. If `byte_count`
         is None, only the features of the table count.
         """
-        if self.local is None or not (size is None or self.is_small(size)):
+        if self.delta_rs is None or not (byte_count is None or self.is_small(byte_count)):
             return None
         with self.access.translate_errors(path):
-            return self.local if self.local.is_readable(path) else None
+            return self.delta_rs if self.delta_rs.is_readable(path) else None

@@ -28,9 +28,9 @@ def _import_installed_pyspark() -> None:
     Spark puts the archive first in the path. From an archive Python would compile the modules again at each start.
     """
     other_paths = [path for path in sys.path if not path.endswith(".zip")]
-    installed = PathFinder.find_spec("pyspark", other_paths)
-    if installed is not None and installed.origin is not None:
-        package = Path(installed.origin).parent
+    installed_spec = PathFinder.find_spec("pyspark", other_paths)
+    if installed_spec is not None and installed_spec.origin is not None:
+        package = Path(installed_spec.origin).parent
         sys.path[:] = [path for path in sys.path if package not in Path(path).parents]
 
 

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.executors import Executors
+from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
@@ -30,7 +30,7 @@ _MATCH_SCHEMA = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought",
 
 
 def find_row_matches(
-    table: DeltaTable, path: str, store: Store, digests: WantedDigests, schema: pa.Schema, runner: Executors
+    table: DeltaTable, path: str, store: Store, digests: WantedDigests, schema: pa.Schema, runner: Runner
 ) -> list[FileMatches]:
     """The rows that have one of these digests. The `key_indices` of the result are indices into the digests."""
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
@@ -42,17 +42,17 @@ def find_row_matches(
     deleted_rows, no_rows = find_deleted_rows(table), np.empty(0, np.int64)
     matches = []
     for file_number in np.unique(file_numbers).tolist():
-        is_of_file, name = file_numbers == file_number, file_names[file_number]
+        is_match, name = file_numbers == file_number, file_names[file_number]
         # Rows that a deletion vector marks as deleted are still in the file. They do not belong to the table.
         deleted_row_numbers = deleted_rows.get(name, no_rows)
-        is_of_file[is_of_file] = np.isin(rows[is_of_file], deleted_row_numbers, invert=True)
+        is_match[is_match] = np.isin(rows[is_match], deleted_row_numbers, invert=True)
         matches.append(
             FileMatches(
                 name,
                 files[file_number]["path"],
                 files[file_number]["size_bytes"],
-                rows[is_of_file],
-                key_indices[is_of_file],
+                rows[is_match],
+                key_indices[is_match],
                 deleted_row_numbers,
             )
         )

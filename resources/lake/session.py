@@ -46,7 +46,7 @@ from pgsieve.resources.lake.jars import (
     make_class_path_settings,
 )
 from pgsieve.resources.lake.java import jvm
-from pgsieve.resources.lake.java.class_archive import archive_file
+from pgsieve.resources.lake.java.class_archive import find_archive_path
 from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
 from pgsieve.resources.lake.module_search import cache_module_search
 from pgsieve.resources.lake.stores import log_store
@@ -110,7 +110,7 @@ _LOGGER = logging.getLogger(__name__)
 _START_LOCK = RLock()
 #: Values that are never treated as secret, whatever the name of their setting is, because other texts contain
 #: them, too.
-_NOT_SECRET = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
+_PUBLIC_VALUE = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 
 
 def conceal_settings(conf: Mapping[str, str]) -> None:
@@ -118,9 +118,13 @@ def conceal_settings(conf: Mapping[str, str]) -> None:
 
     The name of a setting shows whether it is secret.
     """
-    secret = re.compile(LOCAL_SETTINGS["spark.redaction.regex"])
+    secret_name_pattern = re.compile(LOCAL_SETTINGS["spark.redaction.regex"])
     remember_secrets(
-        *(value for name, value in conf.items() if secret.search(name) and not _NOT_SECRET.fullmatch(value))
+        *(
+            value
+            for name, value in conf.items()
+            if secret_name_pattern.search(name) and not _PUBLIC_VALUE.fullmatch(value)
+        )
     )
 
 
@@ -141,11 +145,11 @@ _ANY_LOG_STORE = "spark.delta.logStore.class"
 class UnsafeLogStoreError(SparkUnavailableError):
     """Commits of Spark on S3 could overwrite commits of other writers."""
 
-    def __init__(self, setting: str, needed: str) -> None:
+    def __init__(self, setting: str, log_store_class: str) -> None:
         super().__init__(
-            f"Spark's setting {setting} does not choose {needed}: with another log store on S3, Spark and other writers may"
+            f"Spark's setting {setting} does not choose {log_store_class}: with another log store on S3, Spark and other writers may"
             " overwrite each other's commits",
-            hint=f"leave the setting out of `spark.conf`; start a Spark Connect server with {log_store.SETTING}={needed},"
+            hint=f"leave the setting out of `spark.conf`; start a Spark Connect server with {log_store.SETTING}={log_store_class},"
             " and with pgsieve-log-store.jar on its class path; or, if this Spark is the lake's only writer, set"
             " `storage: {only_writer: spark}`",
             sqlstate="0A000",
@@ -241,8 +245,8 @@ def silence_client() -> None:
     which Dagster calls, would enable them again.
     """
     # PySparkLogger.getLogger changes the class of all new loggers to pyspark's for a moment, and then restores the former
-    # class. If two threads did this at the same time, the second one would take pyspark's class for the former class.
-    # This class would stay, and Dagster's next run could not create a logger.
+    # class. If two threads did this at the same time, the second thread would restore pyspark's class at the end, and
+    # Dagster's next run could not create a logger.
     with _SILENCE_LOCK:
         for name in _CLIENT_LOGGERS:
             if name != _CLIENT_LOGGERS[0] or _CLIENT_LOG_LEVEL not in os.environ:
@@ -380,13 +384,13 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         self.check_java()
         fetch_packages(_list_needed_packages(find_storage(self.lake)), self.spark_config)
 
-    def launch(self, owner: int | None = None) -> None:
+    def launch(self, owner_pid: int | None = None) -> None:
         """Start the engine, and do not wait for it.
 
-        With an `owner`, a process id, the engine lives as long as this process.
+        With an `owner_pid`, a process id, the engine lives as long as this process.
         """
         self.fetch_jars()
-        control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner)
+        control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner_pid)
 
     def _use_engine(self) -> control.EngineUse | None:
         """Use the warm engine until this process ends. None if this process must start its own session."""
@@ -397,7 +401,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             if self.engine == "start":
                 with suppress(EngineError):
                     control.start(self.folder, settings, timedelta(seconds=self.engine_idle))
-            self._engine_use = control.use(self.folder, settings)
+            self._engine_use = control.begin_use(self.folder, settings)
         return self._engine_use
 
     def _open_engine_session(self) -> SparkSession:
@@ -422,7 +426,9 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             self.fetch_jars()
             if not jvm.is_running():
                 advice = (
-                    "" if archive_file().is_file() else "; it starts in half the time after `pgsieve jars`"
+                    ""
+                    if find_archive_path().is_file()
+                    else "; it starts in half the time after `pgsieve jars`"
                 )
                 _LOGGER.info("starting Spark, %s%s", self.spark_master, advice)
             storage = find_storage(self.lake)

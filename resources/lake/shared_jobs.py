@@ -112,20 +112,20 @@ def divide_into_tasks(job: Sequence[Request], parallelism: int) -> Sequence[Sequ
     Each task is a sequence of parts. A part is a pair of numbers: the number of its caller, and the number of the part among the
     caller's parts.
 
-    There are as many tasks as the largest request has parts. There are more if more than that, namely `parallelism`,
-    can run at the same time, but at most as many tasks as there are parts. Parts that are at the same relative place
-    of their requests, for example the first parts of all requests, come into the same task: they often read the same
-    rows, which the task reads only once (`stores.batch_cache`).
+    The number of tasks is the number of parts of the largest request, or `parallelism` if more tasks than that can run
+    at the same time. But there are never more tasks than parts. Parts at the same relative place of their requests,
+    for example the first parts of all requests, come into the same task: they often read the same rows, which the task
+    reads only once (`stores.batch_cache`).
     """
     parts = sorted(
-        (number / request.part_count, caller, number)
+        (task_count / request.part_count, caller, task_count)
         for caller, request in enumerate(job)
-        for number in range(request.part_count)
+        for task_count in range(request.part_count)
     )
-    number = max(min(parallelism, len(parts)), *(request.part_count for request in job))
-    tasks: list[list[tuple[int, int]]] = [[] for _ in range(number)]
-    for place, (_, caller, part) in enumerate(parts):
-        tasks[place * number // len(parts)].append((caller, part))
+    task_count = max(min(parallelism, len(parts)), *(request.part_count for request in job))
+    tasks: list[list[tuple[int, int]]] = [[] for _ in range(task_count)]
+    for rank, (_, caller, part) in enumerate(parts):
+        tasks[rank * task_count // len(parts)].append((caller, part))
     return tasks
 
 
@@ -162,19 +162,19 @@ class SharedParts:
                 last_part = part
             try:
                 for rows in self.part_by_caller[caller](part, guard):
-                    yield self._with_caller(rows, caller)
+                    yield self._add_caller_columns(rows, caller)
             except Exception:  # noqa: BLE001 - the caller runs its parts again in a job of its own, and gets the error.
                 failed_callers.add(caller)
                 yield pa.RecordBatch.from_pylist(
                     [{_CALLER_COLUMN: caller, _FAILED_COLUMN: True}], self.row_schema
                 )
 
-    def _with_caller(self, rows: pa.RecordBatch, caller: int) -> pa.RecordBatch:
-        marks = [
+    def _add_caller_columns(self, rows: pa.RecordBatch, caller: int) -> pa.RecordBatch:
+        added_columns = [
             pa.repeat(pa.scalar(caller, pa.int32()), rows.num_rows),
             pa.repeat(pa.scalar(False), rows.num_rows),
         ]
-        return pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.row_schema)
+        return pa.RecordBatch.from_arrays([*rows.columns, *added_columns], schema=self.row_schema)
 
     def divide_rows_by_caller(self, rows: pa.Table) -> list[pa.Table | None]:
         """Divide the rows of a job by caller. If a part of a caller has failed, the caller has None instead of rows."""

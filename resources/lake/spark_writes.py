@@ -45,12 +45,12 @@ def find_column_mapping_property(columns: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-def _list_field_paths(kind: StructType, *path: str) -> Iterator[tuple[str, ...]]:
+def _list_field_paths(struct: StructType, *path: str) -> Iterator[tuple[str, ...]]:
     """The fields of a struct, including those of nested structs, each as a path of names.
 
     Column mapping covers names at every depth.
     """
-    for field in kind:
+    for field in struct:
         yield (*path, field.name)
         if isinstance(field.dataType, StructType):
             yield from _list_field_paths(field.dataType, *path, field.name)
@@ -69,15 +69,15 @@ def write_by_spark(
     """
     overwrite, position = commit.overwrite, commit.position
     spark, fields = frame.sparkSession, set(_list_field_paths(frame.schema))
-    mapping = find_column_mapping_property(names[-1] for names in fields)
-    if mapping and exists() and (overwrite or fields - set(_read_field_paths(spark, path))):
+    mapping_property = find_column_mapping_property(names[-1] for names in fields)
+    if mapping_property and exists() and (overwrite or fields - set(_read_field_paths(spark, path))):
         _enable_column_mapping(spark, path)
     writer = (
         frame.write.format("delta")
         .mode("overwrite" if overwrite else "append")
         .options(**({} if position is None else {"txnAppId": APPLICATION_ID, "txnVersion": str(position)}))
         .option("userMetadata", commit.user_metadata)
-        .options(**commit.properties, **mapping, **options)
+        .options(**commit.properties, **mapping_property, **options)
     )
     writer = writer.option("overwriteSchema", "true") if overwrite else writer.option("mergeSchema", "true")
     writer.save(path)

@@ -133,7 +133,7 @@ def _remove_half_written_commits(lake: Path, marks_folder: Path) -> None:
     # This module is imported here, because the import is slow and rarely needed.
     from pgsieve.resources.lake.half_written import roll_back_tables
 
-    roll_back_tables(lake, min(since for _, since in abandoned_marks))
+    roll_back_tables(lake, min(written_ns for _, written_ns in abandoned_marks))
     with _open_folder(lake) as descriptor:
         _sync_file_system(descriptor)
     for mark, _ in abandoned_marks:
@@ -164,7 +164,7 @@ def _sync_file_system(descriptor: int) -> None:
 
 
 def _find_folders_on_other_devices(lake: Path) -> list[Path]:
-    """For each file system other than the lake's own, one folder of the lake that is on it.
+    """One folder of the lake on each file system other than the lake's own.
 
     Only the folders of subscriptions and their subfolders are searched.
     """

@@ -38,7 +38,7 @@ def test_tables_are_read_as_of_the_newest_cut_or_an_earlier_one(tmp_path: Path) 
 def test_a_lake_that_only_spark_reaches_is_refused(tmp_path: Path) -> None:
     resource = PgsieveLake(uri="hdfs://nowhere/lake", engine=SparkEngine(master="local[1]", spark_config={}))
     lake = resource.open()
-    assert lake.local is None
+    assert lake.delta_rs is None
     with pytest.raises(LakeError, match="only Spark reaches") as refused:
         Cuts(lake, "sales").open_tables(Cut(1, {}, datetime.now(UTC)))
     assert refused.value.hint == "read it with `read_at_cut`"

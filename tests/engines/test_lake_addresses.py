@@ -57,19 +57,19 @@ def test_every_accepted_character_is_the_same_for_both_engines(
         assert find_address_problem(address) is None
         storage = Storage.from_address(address, None if address.startswith("/") else s3_server.storage)
         lake = Lake(storage.address, lambda: None, storage=storage)  # type: ignore[arg-type, return-value]
-        assert lake.local is not None
+        assert lake.delta_rs is not None
         path = lake.paths.replica("sales", "Public", f"T {in_uris[:20]}")
-        lake.local.write(path, pa.table({"id": [1]}), Commit())
+        lake.delta_rs.write(path, pa.table({"id": [1]}), Commit())
         assert spark.append(path, [2]) is None
-        lake.local.write(path, pa.table({"id": [3]}), Commit())
+        lake.delta_rs.write(path, pa.table({"id": [3]}), Commit())
         assert spark.count(path) == 3
-        assert sorted(lake.local.read_all_rows(path)["id"].to_pylist()) == [1, 2, 3]
+        assert sorted(lake.delta_rs.read_all_rows(path)["id"].to_pylist()) == [1, 2, 3]
         keys = pa.table({"id": [1, 2, 3]})
-        by_files = lake.local.find_key_matches(path, keys, [np.ones(3, np.bool_)], None)
+        by_files = lake.delta_rs.find_key_matches(path, keys, [np.ones(3, np.bool_)], None)
         assert by_files is not None
         assert sorted(keys["id"][key].as_py() for match in by_files for key in match.key_indices) == [1, 2, 3]
         # All files are at this address.
         assert lake.store.has_file(f"{path}/_delta_log/00000000000000000002.json")
-        assert lake.local.remove(f"{lake.uri}/sales")
-        assert not lake.local.exists(path)
+        assert lake.delta_rs.remove(f"{lake.uri}/sales")
+        assert not lake.delta_rs.exists(path)
         assert lake.store.list_file_names(lake.uri) == []

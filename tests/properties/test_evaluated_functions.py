@@ -20,7 +20,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters import nodes, numeric, procedures
 from pgsieve.decoding.row_filters.constants import RefusedError, constant_from_text
 from pgsieve.decoding.row_filters.evaluation.compiler import compile_tree
-from pgsieve.decoding.row_filters.evaluation.values import DAY, to_python_values
+from pgsieve.decoding.row_filters.evaluation.values import DAY_MICROS, to_python_values
 from pgsieve.decoding.row_filters.functions import make_builtin_call
 from pgsieve.decoding.row_filters.nodes import ColumnValue, Node
 from pgsieve.decoding.row_filters.simplification import choose_implementations
@@ -204,7 +204,7 @@ def same(result: Any, expected: str | None, type_oid: int) -> bool:
     if type_oid == nodes.TIMESTAMP and isinstance(
         result, int
     ):  # as text: Arrow's timestamps end earlier than the server's
-        return format_timestamp(result - POSTGRES_EPOCH_DAYS * DAY) == expected
+        return format_timestamp(result - POSTGRES_EPOCH_DAYS * DAY_MICROS) == expected
     (value,) = to_python_values(convert_text(pa.array([expected]), column_type(type_oid, -1), "x"), type_oid)
     return value == result or (value != value and result != result)  # noqa: PLR0124 - both are NaN
 

@@ -65,7 +65,7 @@ def _versions(replica: PgsieveReplica, state: TableState) -> Iterator[Row]:
 def _verify_versions(replica: PgsieveReplica) -> int:
     """Compare the versions of all tables with the replicas at each cut. Return how many rows were compared."""
     lake, compared = replica.lake, 0
-    assert lake.local is not None
+    assert lake.delta_rs is not None
     cuts = Cuts(lake, "sub").read_all()
     for name, state in TableStates(lake, "sub").read_newest().items():
         versions = list(_versions(replica, state))
@@ -78,7 +78,7 @@ def _verify_versions(replica: PgsieveReplica) -> int:
         for cut in cuts:
             if name not in cut.versioned:
                 continue
-            then = query_table(lake.local.open_version(path, cut.tables[name]), "select * from t")
+            then = query_table(lake.delta_rs.open_version(path, cut.tables[name]), "select * from t")
             # From a schema change on, versions have the new columns.
             shared = [each for each in then.column_names if each in now.column_names]
             valid = [

@@ -91,8 +91,8 @@ def _after(versions: list[Row], lsn: int, names: list[str]) -> list[Row]:
 
 
 def _rows_at(replica: PgsieveReplica, path: str, version: int) -> pa.Table:
-    assert replica.lake.local is not None
-    return query_table(replica.lake.local.open_version(path, version), "select * from t")
+    assert replica.lake.delta_rs is not None
+    return query_table(replica.lake.delta_rs.open_version(path, version), "select * from t")
 
 
 def _sorted(rows: list[Row]) -> list[str]:

@@ -48,9 +48,9 @@ class Sharing:
 
     def rows_of(self, subscription: str, table: str) -> list[int]:
         """The rows of one replica."""
-        assert self.lake.local is not None
+        assert self.lake.delta_rs is not None
         path = self.lake.paths.replica(subscription, "public", table)
-        return sorted(self.lake.local.read_all_rows(path)["a"].to_pylist())
+        return sorted(self.lake.delta_rs.read_all_rows(path)["a"].to_pylist())
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.executors import CALLING_THREAD, SparkExecutors, Threads
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import CALLING_THREAD, SparkRunner, ThreadRunner
 from pgsieve.resources.work import DRIVER, add_costs, measure_work, name_jobs
 from tests.fixtures.pgsieve_replica import engine
 
@@ -24,7 +24,7 @@ def test_each_runner_counts_its_parts_and_written_rows() -> None:
     with measure_work() as work:
         with measure_work() as few:
             CALLING_THREAD.run(lambda number, _: [_row(number)], 2)
-        Threads(2).run(lambda number, _: [_row(number)], 3)
+        ThreadRunner(2).run(lambda number, _: [_row(number)], 3)
     assert (few.engine_text, few.task_count, few.written_bytes) == (DRIVER, 2, 21)
     assert (work.engine_text, work.task_count, work.written_bytes) == ("driver + threads", 5, 21 + 33)
     assert work.seconds >= few.seconds > 0
@@ -48,7 +48,7 @@ def test_jobs_of_spark_are_grouped_by_subscription_and_described() -> None:
 
     def written(table: str) -> None:
         with name_jobs("sales", f"UPDATE transformation of public.{table}, slice 0/1A2B"):
-            SparkExecutors(lambda: session).run(lambda number, _: [_row(number)], 2)
+            SparkRunner(lambda: session).run(lambda number, _: [_row(number)], 2)
             seen[table] = properties("spark.jobGroup.id"), properties("spark.job.description")
 
     with measure_work() as work:

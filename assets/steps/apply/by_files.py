@@ -385,7 +385,7 @@ class FilesWriter:
             return pa.concat_tables(files)
 
         if marked_files is not None:
-            files = committer.commit_marked(write_parts, path, marked_files, self.end, base_version)
+            files = committer.commit_marked_files(write_parts, path, marked_files, self.end, base_version)
         else:
             commit = Commit(self.end, overwrite=changes.empties_replica, expected_version=base_version)
             bytes_by_removed_path = {match.log_path: match.size_bytes for match in files_to_rewrite}
@@ -470,6 +470,9 @@ class FilesTask:
         row_type, store = pa.struct(self.schema), self.store
         with store.prefetch(
             groups,
-            (self.row_selection.read_rows(batches, row_type) for _, batches in store.group_readers(groups)),
+            (
+                self.row_selection.read_rows(batches, row_type)
+                for _, batches in store.iterate_group_readers(groups)
+            ),
         ) as batches:
             yield from (rows for rows in batches if rows is not None)

@@ -119,8 +119,8 @@ class KeyPartsWriter:
         )
         with self.lake.access.translate_errors(self.changes_path):
             change_files = dict.fromkeys(group.file for group in stored_changes.groups)
-            bounds = [_read_bounds(committer.local.store, file, key_schema) for file in change_files]
-        table, max_rows = committer.local.open_table(path), _MAX_ROWS_PER_CHANGE * _count_changes(pending)
+            bounds = [_read_bounds(committer.delta_rs.store, file, key_schema) for file in change_files]
+        table, max_rows = committer.delta_rs.open_table(path), _MAX_ROWS_PER_CHANGE * _count_changes(pending)
         files = find_stored_files(table, [file_bounds for file_bounds in bounds if file_bounds is not None])
         if sum(file.row_count or 0 for file in files) > max_rows:
             return None
@@ -132,7 +132,7 @@ class KeyPartsWriter:
         if not files or (is_cheap_to_rewrite and committer.can_rewrite_files(path, columns)):
             return _FilesPlan([ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files])
         # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
-        if not deletion.can_mark_rows or not (removes_rows or committer.local.has_deletion_vectors(path)):
+        if not deletion.can_mark_rows or not (removes_rows or committer.delta_rs.has_deletion_vectors(path)):
             return None
         add_action_by_name = committer.find_markable_files(
             path, {file.name for file in files}, pending.head.version
@@ -170,7 +170,7 @@ class KeyPartsWriter:
         batch_parts = _BatchParts(key_schema, pending.extent, len(change_parts), len(files))
         selection = RowSelection(pending.extent, Stamp(stored_changes.stamp_column))
         replica_schema, target_file_bytes = (
-            committer.local.arrow_schema(path),
+            committer.delta_rs.arrow_schema(path),
             committer.find_target_file_bytes(path, {}),
         )
         files_task = FilesTask(store, path, schema, replica_schema, target_file_bytes, (), (), (), selection)
@@ -204,7 +204,7 @@ class KeyPartsWriter:
             marked_files = [
                 MarkedFile(plan.add_action_by_name[file.name], None, vector) for file, vector in changed_files
             ]
-            stored_changes.committer.commit_marked(
+            stored_changes.committer.commit_marked_files(
                 lambda: new_files, path, marked_files, self.end, base_version
             )
         elif counts["changes"] or pending.truncated_at is not None:
@@ -304,7 +304,7 @@ class _Reader:
             *PLACE_COLUMNS,
             *(f"{side}.{name}" for side in SIDES for name in batch_parts.key_schema.names),
         ]
-        for _, read in self.store.group_readers(self.change_parts[number]):
+        for _, read in self.store.iterate_group_readers(self.change_parts[number]):
             changes = extract_changes(read(names), batch_parts.key_schema, (), batch_parts.extent)
             if changes.truncates.num_rows:
                 for part in range(self.key_part_count):

@@ -187,7 +187,7 @@ class _MissingValues:
             return
         rows_to_complete = rows_to_complete[np.argsort(sent_places[rows_to_complete], kind="stable")]
         (name,), places = column_schema.names, sent_places[rows_to_complete]
-        for _, read in self.store.group_readers(self.groups):
+        for _, read in self.store.iterate_group_readers(self.groups):
             file_places = compute_places(read(["slice", "number"]), self.slice_ends)
             order = np.argsort(file_places, kind="stable")
             begin, end = (np.searchsorted(places, file_places[order], side) for side in ("left", "right"))

@@ -67,7 +67,7 @@ def read_few_changes(
     # A byte of the replica takes less memory in a MERGE than a byte of the changes.
     size = max(pending.size_bytes, replica_size // MAX_REPLICA_FACTOR)
     committer = lake.policy.choose_in_process_committer(
-        path, definition.names, size, overwrite=is_truncated, key=key_types
+        path, definition.names, size, overwrite=is_truncated, key_types=key_types
     )
     if committer is None:
         return None

@@ -25,7 +25,7 @@ from pgsieve.decoding.changes.multiset import (
 from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.executors import Executors
+from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
 from pgsieve.resources.parts import Guard
 
@@ -42,9 +42,7 @@ def make_change_schema(row_type: pa.DataType) -> pa.Schema:
 DIGESTED_CHANGE_SCHEMA = make_change_schema(pa.struct(DIGEST_SCHEMA))
 
 
-def read_digests(
-    store: Store, groups: Sequence[RowGroup], row_schema: pa.Schema, runner: Executors
-) -> pa.Table:
+def read_digests(store: Store, groups: Sequence[RowGroup], row_schema: pa.Schema, runner: Runner) -> pa.Table:
     """Read the changes in some row groups of a change history, with digests instead of rows (`row_schema`)."""
     change_parts = divide_groups(groups, runner.parallelism)
     return runner.run(
@@ -62,7 +60,7 @@ class _DigestTask:
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         schema = make_change_schema(pa.struct(self.row_schema))
-        for _, read in self.store.group_readers(self.change_parts[number]):
+        for _, read in self.store.iterate_group_readers(self.change_parts[number]):
             changes = conform(read(schema.names), schema).to_batches()
             yield from (digest_sides(batch, self.row_schema.names) for batch in guard(changes))
 

@@ -50,8 +50,8 @@ from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.derived_rows import RowWriter
-from pgsieve.resources.lake.executors import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.store import RowGroup, divide_groups
 from pgsieve.resources.work import name_jobs
 

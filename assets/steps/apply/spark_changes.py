@@ -32,8 +32,8 @@ from pgsieve.decoding.changes.net_change import NONE, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import quote_name
-from pgsieve.resources.lake.executors import to_arrow_schema, to_spark_schema
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import to_arrow_schema, to_spark_schema
 
 #: The net change of up to this many changes is broadcast to all executors.
 BROADCAST_ROWS = 4_000_000

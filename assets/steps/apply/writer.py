@@ -126,7 +126,7 @@ class ReplicaWriter:
         if has_changes or is_truncated:
             commit = Commit(self.end, overwrite=is_truncated, expected_version=self._planned_version)
             replica_columns = rows.select(*(F.col(quote_name(c)) for c in names))
-            self.lake.write(replica_columns, self.path, commit, size=self.size_bytes)
+            self.lake.write(replica_columns, self.path, commit, byte_count=self.size_bytes)
         return self._make_result(**counts)
 
     @property

@@ -42,7 +42,7 @@ from pgsieve.decoding.checksums.segments import (
     hash_values,
 )
 from pgsieve.decoding.values.replica_output import list_texts
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
@@ -162,7 +162,7 @@ class TableSides:
         rows = self.lake.read_version(self.path, self.version)
         return select_living_rows(rows, [c.name for c in self.columns], self._deleted_column)
 
-    def _find_local_reader(self, size_bytes: int) -> LocalRecords | None:
+    def _find_local_reader(self, size_bytes: int) -> DeltaRsRecords | None:
         """Find an object that reads the replica in this process.
 
         None if `size_bytes` bytes are too many for this process, or if only Spark can read the replica.
@@ -180,7 +180,7 @@ class TableSides:
             checksums.add(row_hash.compute_hashes(batch))
         return checksums
 
-    def _read_replica_batches(self, reader: LocalRecords) -> Iterator[pa.RecordBatch]:
+    def _read_replica_batches(self, reader: DeltaRsRecords) -> Iterator[pa.RecordBatch]:
         schema = make_replica_schema(self.columns)
         with self.lake.access.translate_errors(self.path):
             for batch in reader.read_version_batches(self.path, self.version):
@@ -209,7 +209,7 @@ class TableSides:
             replica_row_count + int(counts["surplus"]), replica_row_count, int(counts["rows"]), sample
         )
 
-    def _compare_in_process(self, reader: LocalRecords, segments: SegmentSelection | None) -> Difference:
+    def _compare_in_process(self, reader: DeltaRsRecords, segments: SegmentSelection | None) -> Difference:
         """Compare few rows in this process."""
         schema = make_replica_schema(self.columns)
         batches = [

@@ -47,9 +47,9 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import RowWriter, list_file_rows, read_rows
-from pgsieve.resources.lake.executors import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
+from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
@@ -83,7 +83,7 @@ def find_versions_problem(lake: Lake, definition: Definition, replica_path: str)
             f"it has a column {quote_identifier(conflicting_names[0])} of its own",
             "rename the column, or publish a column list without it",
         )
-    if lake.policy.find_local_writer(replica_path) is None:
+    if lake.policy.find_delta_rs_writer(replica_path) is None:
         return (
             "only Spark writes its replica",
             "leave `scd2` out for it; the change history has all versions of its rows",
@@ -409,7 +409,7 @@ class VersionChange:
             runner = lake.policy.choose_runner(sum(match.size_bytes for match, _ in ends_in_files))
             file_tables = [runner.run(ending_task, len(files))] if files else []
             if ends_in_memory:
-                single_commit_files = committer.local.find_single_value_files(path, VALID_FROM_LSN)
+                single_commit_files = committer.delta_rs.find_single_value_files(path, VALID_FROM_LSN)
                 rows = self.replica_rows
                 ends = EndsInMemory.from_matches(
                     lake.store, path, schema, rows, ends_in_memory, single_commit_files, self.commits
@@ -435,7 +435,7 @@ class VersionChange:
         marked_files = committer.prepare_marked_files(path, self.ended_rows.matches, expected_version)
         if marked_files is None:
             raise _make_altered_table_error(path)
-        committer.commit_marked(write_all_files, path, marked_files, position, expected_version)
+        committer.commit_marked_files(write_all_files, path, marked_files, position, expected_version)
 
     def _divide_by_memory(self, rows: Sequence[NumberedRows]) -> tuple[list[_Ends], list[_Ends]]:
         """Divide the files: those for which `rows` has the rows of all ended versions, and the others."""

@@ -297,7 +297,7 @@ class BatchCopy:
             except BaseException:
                 running_futures = [future for future in futures if not future.cancel()]
                 while wait(running_futures, _STOP_SECONDS).not_done:
-                    self.lake.executors.stop()
+                    self.lake.runner.stop()
                 raise
         return results, fault_by_table
 

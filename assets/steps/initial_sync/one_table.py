@@ -345,7 +345,7 @@ class SnapshotCopy:
         def write_files() -> pa.Table:
             with self.read_limit:
                 return write_rows_to_files(
-                    self.lake.executors, selected_rows, path, self.lake.store, file_bytes, progress.report
+                    self.lake.runner, selected_rows, path, self.lake.store, file_bytes, progress.report
                 )
 
         files = committer.commit(write_files, path, selected_rows.schema, commit)

@@ -20,7 +20,7 @@ from pgsieve.decoding.values.replica_output import list_texts
 from pgsieve.decoding.values.types import ColumnType, convert_copy
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.executors import Executors, OnProgress
+from pgsieve.resources.lake.runners import OnProgress, Runner
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
 from pgsieve.resources.postgres.errors import LockedTableError, TransientError
@@ -77,7 +77,7 @@ def read_rows_by_spark(spark: SparkSession, selected_rows: SelectedRows) -> Data
 
 
 def write_rows_to_files(
-    executors: Executors,
+    executors: Runner,
     selected_rows: SelectedRows,
     folder: str,
     store: Store,
@@ -92,7 +92,7 @@ def write_rows_to_files(
 
     def write_once(query_index: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         with closing(selected_rows.read_batches(query_index)) as batches:
-            yield from write_files(folder, schema, guard(batches), store=store, size=file_bytes)
+            yield from write_files(folder, schema, guard(batches), store=store, target_bytes=file_bytes)
 
     def write_with_retries(query_index: int, guard: Guard) -> list[pa.RecordBatch]:
         # A second attempt cannot duplicate rows, because the files of the first one are in no commit.

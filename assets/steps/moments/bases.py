@@ -23,7 +23,7 @@ from pgsieve.decoding.changes.copied_rows import IS_CHANGE, IS_SNAPSHOT
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.clones import list_files
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.records import APPLICATION_ID
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import join_path
@@ -257,7 +257,7 @@ class _BaseSearch:
             )
 
     def _find_newest_version(
-        self, name: Name, delta_rs: LocalRecords, path: str, cut_version: int | None
+        self, name: Name, delta_rs: DeltaRsRecords, path: str, cut_version: int | None
     ) -> tuple[int, int]:
         """The newest version that has a position at or before the LSN, and this position. It is found by bisection."""
         if not self._lake.records.exists(path):
@@ -279,7 +279,7 @@ class _BaseSearch:
 
     @staticmethod
     def _read_position(
-        delta_rs: LocalRecords, path: str, version: int, position_by_version: dict[int, int]
+        delta_rs: DeltaRsRecords, path: str, version: int, position_by_version: dict[int, int]
     ) -> int:
         """The position of a version; -1 if it has none, or if its log entry was deleted."""
         if version not in position_by_version:
@@ -290,7 +290,7 @@ class _BaseSearch:
             position_by_version[version] = -1 if position is None else position
         return position_by_version[version]
 
-    def _refuse_missing_files(self, name: Name, delta_rs: LocalRecords, path: str, version: int) -> None:
+    def _refuse_missing_files(self, name: Name, delta_rs: DeltaRsRecords, path: str, version: int) -> None:
         """Raise MomentError if files of the version were deleted.
 
         Vacuum keeps only the files of recent versions, and of versions that are in cuts.
@@ -330,9 +330,9 @@ class _BaseSearch:
             self.moment.subscription, *name, state.definition.history.generation
         )
 
-    def _require_delta_rs(self, name: Name) -> LocalRecords:
+    def _require_delta_rs(self, name: Name) -> DeltaRsRecords:
         reason = "only Spark reaches the lake, and pgsieve cannot read a moment between two cuts there"
-        return self._lake.require_local(self._make_unreadable_error(name, reason, "0A000"))
+        return self._lake.require_delta_rs(self._make_unreadable_error(name, reason, "0A000"))
 
     def _make_unreadable_error(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
         """The error that a table cannot be read at the moment, with the reason."""

@@ -64,7 +64,7 @@ class TableVersion:
 
     def open_table(self) -> DeltaTable:
         """The table for delta-rs. Raises MomentError if delta-rs cannot reach the lake."""
-        delta_rs = self.lake.require_local(
+        delta_rs = self.lake.require_delta_rs(
             MomentError(
                 f'table "{self.qualified_name}": only Spark reaches its lake',
                 hint="read it with `read_at`, in Spark",

@@ -23,8 +23,9 @@ from pgsieve.decoding.changes.tally import Tally, count_changes_and_bytes, empty
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.executors import to_arrow_schema, to_spark_schema
-from pgsieve.resources.lake.lake import Lake, StoredSlices
+from pgsieve.resources.lake.delta.slices import StoredSlices
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import to_arrow_schema, to_spark_schema
 
 
 @dataclass
@@ -92,7 +93,7 @@ def copy_slice(
 def _read_slice(lake: Lake, stored_slices: StoredSlices, slice_end: int) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a slice, with all columns of their history. `slice` is the first column."""
     assert stored_slices.schema.names[0] == "slice"
-    for _, read_columns in lake.store.group_readers(stored_slices.row_groups):
+    for _, read_columns in lake.store.iterate_group_readers(stored_slices.row_groups):
         rows = read_columns(stored_slices.schema.names)
         if (slice_rows := rows.filter(pc.equal(rows["slice"], slice_end))).num_rows:
             yield from conform(slice_rows, stored_slices.schema).to_batches()

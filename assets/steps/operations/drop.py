@@ -69,7 +69,7 @@ def drop_subscription(
     """
     slot_stream, name = subscription.slot_stream, subscription.name
     if delete_tables:
-        lake.require_local(
+        lake.require_delta_rs(
             PgsieveError(
                 f'subscription "{name}": a lake that only Spark reaches cannot be deleted from here',
                 hint=f"drop it without --delete-tables, then remove {lake.uri}/{name} with the store's own tools",

@@ -133,7 +133,7 @@ class Cuts:
 
         Raises LakeError if delta-rs cannot reach the lake.
         """
-        self.lake.require_local(
+        self.lake.require_delta_rs(
             LakeError(
                 f'only Spark reaches the lake of subscription "{self.subscription}"',
                 hint="read it with `read_at_cut`",

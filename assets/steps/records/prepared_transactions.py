@@ -21,7 +21,7 @@ from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.messages import Prepare, decode, encode
 from pgsieve.decoding.protocol.transactions import SPOOL_SCHEMA, TransactionAssembler
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 
@@ -95,8 +95,8 @@ class PreparedTransactions:
         # The table is synced to disk before the change log begins, for the same reason.
         self.lake.access.make_durable()
 
-    def _local_records(self) -> LocalRecords:
-        return self.lake.require_local(
+    def _local_records(self) -> DeltaRsRecords:
+        return self.lake.require_delta_rs(
             PgsieveError(
                 f'source "{self.slot_stream.source.name}": replication slot "{self.slot_stream.slot}" sends prepared transactions, which cannot be'
                 " kept in a lake at a URI",

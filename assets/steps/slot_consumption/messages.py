@@ -13,7 +13,7 @@ from pgsieve.assets.steps.records.slices import SliceSummary
 from pgsieve.assets.steps.slot_consumption.backlog import skip_earlier_transactions
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.headers import HeaderScanner
-from pgsieve.resources.lake.executors import to_spark_schema
+from pgsieve.resources.lake.runners import to_spark_schema
 from pgsieve.resources.postgres.errors import remove_values
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import read_messages

@@ -36,8 +36,8 @@ from pgsieve.decoding.changes.tally import (
 )
 from pgsieve.decoding.changes.transform import EncodedMessages, Transformation, add_slice, truncate_changes
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
-from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
 
@@ -100,7 +100,7 @@ class ReadableChanges:
     truncates: Sequence[TruncateOrder]
     table_slice: TableSlice
 
-    def write_files(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
+    def write_files(self, runner: Runner, folder: str, store: Store) -> WrittenChanges:
         """Let the runner write the changes into files of a folder."""
         parts, table_slice, schema = self._divide_work(runner), self.table_slice, self.table_slice.schema
         truncates, last_part = table_slice.make_truncate_changes(self.truncates), len(parts) - 1
@@ -117,7 +117,7 @@ class ReadableChanges:
         is_file = rows["path"].is_valid()
         return WrittenChanges(rows.filter(is_file), _sum_counts(rows.filter(pc.invert(is_file))))
 
-    def count_without_writing(self, runner: Executors) -> ChangeCounts:
+    def count_without_writing(self, runner: Runner) -> ChangeCounts:
         """Transform the changes without writing them, to find out whether that raises an error. Returns their counts."""
         parts, table_slice = self._divide_work(runner), self.table_slice
 
@@ -129,7 +129,7 @@ class ReadableChanges:
 
         return _sum_counts(runner.run(count_part, len(parts)))
 
-    def _divide_work(self, runner: Executors) -> list[Sequence[_TransformedMessages]]:
+    def _divide_work(self, runner: Runner) -> list[Sequence[_TransformedMessages]]:
         """Divide the work into parts.
 
         Few changes are one part. Otherwise each part has some row groups of one relation version.

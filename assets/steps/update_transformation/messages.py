@@ -123,7 +123,7 @@ class StoredMessages:
 
         Of a group in which no message is selected, only the columns `_CHOICE_COLUMNS` are read.
         """
-        for group, read in self.store.group_readers(groups):
+        for group, read in self.store.iterate_group_readers(groups):
             place, names = (group.file, group.number), tuple(columns)
             mask = self.batch_cache.get(
                 (place, self.slice_ends, self.filters), partial(self._read_mask, read, place)

@@ -35,7 +35,7 @@ from pgsieve.decoding.publications.catalog import (
 )
 from pgsieve.decoding.publications.replica_identity import can_send_updates_or_deletes
 from pgsieve.decoding.publications.routing import find_routes, find_truncated_tables
-from pgsieve.decoding.values.builtin_types import DefinedTypes
+from pgsieve.decoding.values.builtin_types import DerivedTypesByOid
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
 
@@ -159,7 +159,7 @@ class PublishedVersion:
 
     version: RelationVersion
     sent: PublishedRelation
-    defined: DefinedTypes
+    defined: DerivedTypesByOid
     root_key: frozenset[str] | None = None
     leaves: Sequence[RelationVersion] = ()
     partitions: tuple[str, ...] = ()

@@ -351,7 +351,7 @@ def _write_by_spark(
     """Let Spark write the changes of a table, and count them while it writes."""
     noted_rows = changes.make_rows(lake, definition.columns)
     commit = Commit(result.slice_end, expected_position=position, properties=CHANGES_PROPERTIES)
-    counts = noted_rows.write(lambda rows: lake.write(rows, path, commit, size=result.size))
+    counts = noted_rows.write(lambda rows: lake.write(rows, path, commit, byte_count=result.size))
     reach(Failpoint.CHANGES_WRITTEN)
     return _add_counts(result, ChangeCounts.sum(noted_rows.notes() if counts is None else counts))
 
@@ -363,7 +363,7 @@ def _count_written_changes(lake: Lake, path: str, end: int, key: Sequence[str]) 
         return count_stored_changes(lake.read_slices(path, [end]), key)
     tally = empty_tally()
     with lake.access.translate_errors(path):
-        for _, read in lake.store.group_readers(stored_slices.row_groups):
+        for _, read in lake.store.iterate_group_readers(stored_slices.row_groups):
             rows = read(
                 ["slice", "operation", "unchanged", *(f"{side}.{name}" for side in SIDES for name in key)]
             )

@@ -27,7 +27,7 @@ def _count_dimensions(items: Sequence[Any]) -> int | None:
 
 
 def _contains(container: Ranks, contained: Ranks) -> bool:
-    """Return `whole @> part`; NULL equals no element, not even another NULL."""
+    """Return `container @> contained`; NULL equals no element, not even another NULL."""
     return all(item is not None and item in container for item in contained)
 
 

@@ -183,10 +183,10 @@ def _decimal_type(value: Decimal | None) -> pa.DataType:
         raise NotColumnarError
     _, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
-    digits_of_value = Digits.from_digit_counts(max(len(digits) + exponent, 0), max(-exponent, 0))
-    if digits_of_value is None:
+    value_digits = Digits.from_digit_counts(max(len(digits) + exponent, 0), max(-exponent, 0))
+    if value_digits is None:
         raise NotColumnarError
-    return pa.decimal128(digits_of_value.precision, digits_of_value.scale)
+    return pa.decimal128(value_digits.precision, value_digits.scale)
 
 
 def _compile_cast(node: nodes.Cast) -> ColumnFunction:
@@ -248,9 +248,9 @@ def _compile_sides(left: Node, right: Node) -> tuple[ColumnFunction, ColumnFunct
         _decimal_type(to_python_value(s.value)) if isinstance(s, nodes.Constant) else _arrow_type(s)
         for s in (left, right)
     ]
-    scale = max(kind.scale for kind in decimal_types)
+    scale = max(decimal_type.scale for decimal_type in decimal_types)
     common_digits = Digits.from_digit_counts(
-        max(kind.precision - kind.scale for kind in decimal_types), scale
+        max(decimal_type.precision - decimal_type.scale for decimal_type in decimal_types), scale
     )
     if common_digits is None:
         raise NotColumnarError
@@ -262,8 +262,8 @@ def _compile_sides(left: Node, right: Node) -> tuple[ColumnFunction, ColumnFunct
 
 
 def _compare_not_distinct(left: Values, right: Values) -> Values:
-    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
-    return pc.or_(pc.fill_null(pc.equal(left, right), False), both_null)
+    are_both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(pc.fill_null(pc.equal(left, right), False), are_both_null)
 
 
 def _compile_logical(node: nodes.Logical) -> ColumnFunction:

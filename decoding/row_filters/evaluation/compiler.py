@@ -1,6 +1,8 @@
 """Compiles a row filter's tree into a Python function of a row.
 
 In: a tree. Out: a `Program`. Its function takes the values of a row, and returns the filter's value for this row.
+Comparisons compare the ranks of values. The rank of a value is a Python object that orders as the value does in
+PostgreSQL (`values.rank_function`).
 
 The function raises an error for the same rows as PostgreSQL does. It evaluates operands from the left. In AND, OR,
 CASE and COALESCE it leaves out the operands that PostgreSQL does not evaluate (PostgreSQL documentation, Expression
@@ -58,11 +60,11 @@ def compile_tree(tree: Node) -> Program:
     """Compile a tree; raises RecursionError if it is nested too deeply."""
     compiler = _Compiler(_TreeParts(tree))
     evaluate = compiler.compile(tree)
-    return Program(compiler.columns, (_MISSING,) * compiler.scratch_size, evaluate)
+    return Program(compiler.columns, (_NOT_COMPUTED,) * compiler.scratch_size, evaluate)
 
 
 _LEAVES: Final = (nodes.ColumnValue, nodes.Constant, nodes.Element)
-_MISSING: Final = object()
+_NOT_COMPUTED: Final = object()
 
 
 class _TreeParts:
@@ -118,18 +120,18 @@ class _Compiler:
         self.columns = parts.columns
         self.scratch_size = 0
         self._shared_ids = parts.shared_ids
-        self._place_by_column = {name: place for place, name in enumerate(parts.columns)}
+        self._index_by_column = {name: index for index, name in enumerate(parts.columns)}
         #: The functions by the id of the node. The key is not the node itself, because 1.5 and 1.50 are equal nodes
         #: with different display scales.
         self._function_by_node_id: dict[int, RowFunction] = {}
-        self._place_by_element_id: dict[int, int] = {}
+        self._index_by_element_id: dict[int, int] = {}
 
     def compile(self, node: Node) -> RowFunction:
         """Return the function of a node."""
         if id(node) not in self._function_by_node_id:
             function = self._compile_node(node)
             self._function_by_node_id[id(node)] = (
-                _evaluate_once(function, self._new_scratch_place())
+                _evaluate_once(function, self._add_scratch_index())
                 if id(node) in self._shared_ids
                 else function
             )
@@ -138,9 +140,9 @@ class _Compiler:
     def _compile_node(self, node: Node) -> RowFunction:
         match node:
             case nodes.ColumnValue(name=name):
-                return itemgetter(self._place_by_column[name])
+                return itemgetter(self._index_by_column[name])
             case nodes.Element():
-                return itemgetter(self._place_by_element_id[id(node)])
+                return itemgetter(self._index_by_element_id[id(node)])
             case nodes.Constant(value=value):
                 return _constant_function(to_python_value(value))
             case nodes.Array(elements=elements):
@@ -196,7 +198,7 @@ class _Compiler:
     def _compile_sides(self, left: Node, right: Node) -> list[RowFunction]:
         """Compile both sides of a comparison to functions that return the ranks to compare."""
         sides = zip((left, right), _rank_functions(left, right), strict=True)
-        return [_strict_or_operand(function, self.compile(side)) for side, function in sides]
+        return [_compose_strictly(function, self.compile(side)) for side, function in sides]
 
     def _compile_logical(self, node: nodes.Logical) -> RowFunction:
         deciding_value = node.connective == "OR"
@@ -215,16 +217,16 @@ class _Compiler:
         if len(constants) < len(node.operands):
             return None
         find_rank = rank_function(subject.type_oid)
-        ranks = [_strict_or_operand(find_rank, self.compile(constant))([]) for constant in constants]
+        ranks = [_compose_strictly(find_rank, self.compile(constant))([]) for constant in constants]
         return _membership_function(
-            _strict_or_operand(find_rank, self.compile(subject)), ranks, deciding_value
+            _compose_strictly(find_rank, self.compile(subject)), ranks, deciding_value
         )
 
     def _compile_each_element(self, node: nodes.EachElement) -> RowFunction:
         subject, array = self._compile_all((node.subject, node.array))
-        if id(node.element) not in self._place_by_element_id:
-            self._place_by_element_id[id(node.element)] = self._new_scratch_place()
-        place, test = self._place_by_element_id[id(node.element)], self.compile(node.test)
+        if id(node.element) not in self._index_by_element_id:
+            self._index_by_element_id[id(node.element)] = self._add_scratch_index()
+        index, test = self._index_by_element_id[id(node.element)], self.compile(node.test)
         deciding_value = not node.is_all
 
         def evaluate(row: Row) -> bool | None:
@@ -235,7 +237,7 @@ class _Compiler:
             if items is None:
                 return None
             result: bool | None = not deciding_value
-            for row[place] in items:
+            for row[index] in items:
                 verdict: bool | None = test(row)
                 if verdict is deciding_value:
                     return deciding_value
@@ -244,7 +246,7 @@ class _Compiler:
 
         return evaluate
 
-    def _new_scratch_place(self) -> int:
+    def _add_scratch_index(self) -> int:
         self.scratch_size += 1
         return len(self.columns) + self.scratch_size - 1
 
@@ -253,14 +255,14 @@ class _Compiler:
     def _compile_cast(self, node: nodes.Cast) -> RowFunction:
         operand, source_oid, target_oid = self.compile(node.operand), node.operand.type_oid, node.type_oid
         if node.modifier:
-            return _strict_or_operand(_modifier_cast_function(target_oid, node.modifier), operand)
+            return _compose_strictly(_modifier_cast_function(target_oid, node.modifier), operand)
         if {source_oid, target_oid} <= set(nodes.STRINGS):
-            return _strict_or_operand(strings.conversion_function(source_oid, target_oid), operand)
+            return _compose_strictly(strings.conversion_function(source_oid, target_oid), operand)
         if source_oid == target_oid or (source_oid in ELEMENT_OIDS and target_oid in ELEMENT_OIDS):
             return operand  # Conversions of arrays do not change the elements.
         if (source_oid, target_oid) not in _CONVERSIONS:
             raise TypeError(f"no rule converts type {source_oid} to {target_oid}")
-        return _strict_or_operand(_CONVERSIONS[source_oid, target_oid], operand)
+        return _compose_strictly(_CONVERSIONS[source_oid, target_oid], operand)
 
     def _compile_call(self, node: nodes.FunctionCall) -> RowFunction:
         function_and_operands = datetimes.bind_constant(node)
@@ -270,14 +272,14 @@ class _Compiler:
         operands = node.operands
         if node.name in arrays.RANK_OPERATORS:
             rank_operands = [
-                _strict_or_operand(_element_rank_function(o.type_oid), self.compile(o)) for o in operands
+                _compose_strictly(_element_rank_function(o.type_oid), self.compile(o)) for o in operands
             ]
             return _strict_function(arrays.RANK_OPERATORS[node.name], rank_operands)
         if node.name == "array_position":
             array, sought_item = self._compile_all(operands)
-            items = _strict_or_operand(_element_rank_function(operands[0].type_oid), array)
+            items = _compose_strictly(_element_rank_function(operands[0].type_oid), array)
             return _array_position_function(
-                items, _strict_or_operand(rank_function(operands[1].type_oid), sought_item)
+                items, _compose_strictly(rank_function(operands[1].type_oid), sought_item)
             )
         if node.name not in _FUNCTIONS:
             raise TypeError(f"no rule evaluates the function {node.name}")
@@ -291,13 +293,13 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _evaluate_once(function: RowFunction, place: int) -> RowFunction:
-    """Return a function that evaluates `function` only once per row, and stores the value at `place` of the row."""
+def _evaluate_once(function: RowFunction, index: int) -> RowFunction:
+    """Return a function that evaluates `function` only once per row, and stores the value at `index` of the row."""
 
     def evaluate(row: Row) -> Any:
-        value = row[place]
-        if value is _MISSING:
-            value = row[place] = function(row)
+        value = row[index]
+        if value is _NOT_COMPUTED:
+            value = row[index] = function(row)
         return value
 
     return evaluate
@@ -307,7 +309,7 @@ def _constant_function(value: Any) -> RowFunction:
     return lambda _row: value
 
 
-def _strict_or_operand(function: Callable[[Any], Any] | None, operand: RowFunction) -> RowFunction:
+def _compose_strictly(function: Callable[[Any], Any] | None, operand: RowFunction) -> RowFunction:
     """Return a strict function of one operand; if `function` is None, return the operand itself."""
     return operand if function is None else _strict_function(function, [operand])
 

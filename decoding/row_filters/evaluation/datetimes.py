@@ -14,7 +14,7 @@ from math import isinf
 from types import MappingProxyType
 from typing import Any, Final
 
-from pgsieve.decoding.row_filters.evaluation.values import DAY, date_to_micros
+from pgsieve.decoding.row_filters.evaluation.values import DAY_MICROS, date_to_micros
 from pgsieve.decoding.row_filters.nodes import (
     DATE,
     FLOAT8,
@@ -30,7 +30,7 @@ from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.values.datetimes import calendar_date, days_since_epoch
 
-_SECOND: Final = 1_000_000  # microseconds
+_SECOND_MICROS: Final = 1_000_000  # microseconds
 _JULIAN_EPOCH: Final = 2_440_588  # 1970-01-01 as a Julian day; PostgreSQL's dates begin with day 0
 _DATE_END: Final = 2_147_483_494 - _JULIAN_EPOCH  # DATE_END_JULIAN
 _TIMESTAMP_END: Final = 109_203_528 - _JULIAN_EPOCH  # TIMESTAMP_END_JULIAN
@@ -43,7 +43,7 @@ def _require_date_range(days: int) -> int:
 
 
 def _require_timestamp_range(micros: int) -> int:
-    if -_JULIAN_EPOCH * DAY <= micros < _TIMESTAMP_END * DAY:
+    if -_JULIAN_EPOCH * DAY_MICROS <= micros < _TIMESTAMP_END * DAY_MICROS:
         return micros
     raise FilterValueError("timestamp out of range", sqlstate="22008")
 
@@ -89,16 +89,19 @@ def _date_to_timestamp(day: float) -> float:
 
 
 def _timestamp_to_date(micros: float) -> float:
-    return micros if isinf(micros) else micros // DAY
+    return micros if isinf(micros) else micros // DAY_MICROS
 
 
 def _add_months(micros: int, months: int) -> int:
     """Move a timestamp to the same day of another month, or to the last day of this month if it is too short."""
-    days, micros_of_day = divmod(micros, DAY)
+    days, micros_of_day = divmod(micros, DAY_MICROS)
     year, month, day = calendar_date(days)
     years, month_index = divmod(month - 1 + months, 12)
     year, month = year + years, month_index + 1
-    return days_since_epoch(year, month, min(day, _count_days_of_month(year, month))) * DAY + micros_of_day
+    return (
+        days_since_epoch(year, month, min(day, _count_days_of_month(year, month))) * DAY_MICROS
+        + micros_of_day
+    )
 
 
 def _add_interval(interval: Interval, micros: float, sign: int = 1) -> float:
@@ -109,7 +112,7 @@ def _add_interval(interval: Interval, micros: float, sign: int = 1) -> float:
     if interval.months:
         sum_micros = _require_timestamp_range(_add_months(sum_micros, sign * interval.months))
     if interval.days:
-        sum_micros = _require_timestamp_range(sum_micros + sign * interval.days * DAY)
+        sum_micros = _require_timestamp_range(sum_micros + sign * interval.days * DAY_MICROS)
     return _require_timestamp_range(sum_micros + sign * interval.microseconds)
 
 
@@ -119,7 +122,7 @@ def _add_time(day: float, time: str) -> float:
     if isinf(midnight_micros):
         return midnight_micros
     hours, minutes, seconds = time.split(":")
-    micros_of_day = (int(hours) * 60 + int(minutes)) * 60 * _SECOND + int(Decimal(seconds).scaleb(6))
+    micros_of_day = (int(hours) * 60 + int(minutes)) * 60 * _SECOND_MICROS + int(Decimal(seconds).scaleb(6))
     return _require_timestamp_range(int(midnight_micros) + micros_of_day)
 
 
@@ -161,10 +164,10 @@ def _iso_year(days: int) -> int:
     return _year(days - _weekday(days) + 3)
 
 
-def _span_of_years(size: int, days: int) -> int:
+def _find_year_span_number(span_years: int, days: int) -> int:
     """Return the number of a day's century or millennium. Number 1 begins with year 1. Number -1 precedes it."""
     year, _, _ = calendar_date(days)
-    return (year + size - 1) // size if year > 0 else -((size - year) // size)
+    return (year + span_years - 1) // span_years if year > 0 else -((span_years - year) // span_years)
 
 
 def _decade(days: int) -> int:
@@ -177,8 +180,8 @@ _DAY_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
         "year": _year,
         "isoyear": _iso_year,
         "decade": _decade,
-        "century": partial(_span_of_years, 100),
-        "millennium": partial(_span_of_years, 1000),
+        "century": partial(_find_year_span_number, 100),
+        "millennium": partial(_find_year_span_number, 1000),
         "quarter": lambda days: (calendar_date(days)[1] + 2) // 3,
         "month": lambda days: calendar_date(days)[1],
         "week": _iso_week,
@@ -187,7 +190,7 @@ _DAY_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
         "isodow": lambda days: _weekday(days) + 1,
         "doy": _day_of_year,
         "julian": lambda days: days + _JULIAN_EPOCH,
-        "epoch": lambda days: days * (DAY // _SECOND),
+        "epoch": lambda days: days * (DAY_MICROS // _SECOND_MICROS),
     }
 )
 #: The fields that are infinite for an infinite date. All others are NULL (NonFiniteTimestampTzPart() in timestamp.c).
@@ -196,16 +199,16 @@ _FIELDS_OF_INFINITY: Final = frozenset(
 )
 _CLOCK_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
-        "hour": lambda micros: micros % DAY // (3600 * _SECOND),
-        "minute": lambda micros: micros // (60 * _SECOND) % 60,
-        "microseconds": lambda micros: micros % (60 * _SECOND),
+        "hour": lambda micros: micros % DAY_MICROS // (3600 * _SECOND_MICROS),
+        "minute": lambda micros: micros // (60 * _SECOND_MICROS) % 60,
+        "microseconds": lambda micros: micros % (60 * _SECOND_MICROS),
     }
 )
 
 
 def _julian_day(micros: int) -> Decimal:
-    days, micros_of_day = divmod(micros, DAY)
-    day_fraction = DECIMAL_FUNCTIONS["numeric_div"](Decimal(micros_of_day), Decimal(DAY))
+    days, micros_of_day = divmod(micros, DAY_MICROS)
+    day_fraction = DECIMAL_FUNCTIONS["numeric_div"](Decimal(micros_of_day), Decimal(DAY_MICROS))
     return DECIMAL_FUNCTIONS["numeric_add"](Decimal(days + _JULIAN_EPOCH), day_fraction)
 
 
@@ -213,19 +216,23 @@ def _julian_day(micros: int) -> Decimal:
 #: precision, with the rounding of timestamp_part_common().
 _FRACTIONAL_FIELDS: Final[Mapping[str, Callable[[int], Decimal]]] = MappingProxyType(
     {
-        "second": lambda micros: Decimal(micros % (60 * _SECOND)).scaleb(-6),
-        "milliseconds": lambda micros: Decimal(micros % (60 * _SECOND)).scaleb(-3),
+        "second": lambda micros: Decimal(micros % (60 * _SECOND_MICROS)).scaleb(-6),
+        "milliseconds": lambda micros: Decimal(micros % (60 * _SECOND_MICROS)).scaleb(-3),
         "epoch": lambda micros: Decimal(micros).scaleb(-6),
         "julian": _julian_day,
     }
 )
 _FRACTIONAL_FIELDS_AS_DOUBLE: Final[Mapping[str, Callable[[int], float]]] = MappingProxyType(
     {
-        "second": lambda micros: micros // _SECOND % 60 + micros % _SECOND / 1e6,
-        "milliseconds": lambda micros: micros // _SECOND % 60 * 1000.0 + micros % _SECOND / 1000.0,
+        "second": lambda micros: micros // _SECOND_MICROS % 60 + micros % _SECOND_MICROS / 1e6,
+        "milliseconds": lambda micros: (
+            micros // _SECOND_MICROS % 60 * 1000.0 + micros % _SECOND_MICROS / 1000.0
+        ),
         "epoch": lambda micros: float(micros) / 1e6,
         "julian": lambda micros: (
-            micros // DAY + _JULIAN_EPOCH + (micros % DAY // _SECOND + micros % _SECOND / 1e6) / 86400.0
+            micros // DAY_MICROS
+            + _JULIAN_EPOCH
+            + (micros % DAY_MICROS // _SECOND_MICROS + micros % _SECOND_MICROS / 1e6) / 86400.0
         ),
     }
 )
@@ -246,7 +253,7 @@ def _extract_from_timestamp(
         return _extract_from_infinity(field, micros)
     finite_micros = int(micros)
     compute = fractional_fields.get(field) or _CLOCK_FIELDS.get(field)
-    return _DAY_FIELDS[field](finite_micros // DAY) if compute is None else compute(finite_micros)
+    return _DAY_FIELDS[field](finite_micros // DAY_MICROS) if compute is None else compute(finite_micros)
 
 
 def _extract_from_midnight(field: str, day: float) -> float | Decimal | None:
@@ -255,8 +262,8 @@ def _extract_from_midnight(field: str, day: float) -> float | Decimal | None:
 
 _MICROS_BY_UNIT: Final = MappingProxyType(
     {
-        "microseconds": 1, "milliseconds": 1000, "second": _SECOND, "minute": 60 * _SECOND,
-        "hour": 3600 * _SECOND, "day": DAY,
+        "microseconds": 1, "milliseconds": 1000, "second": _SECOND_MICROS, "minute": 60 * _SECOND_MICROS,
+        "hour": 3600 * _SECOND_MICROS, "day": DAY_MICROS,
     }
 )  # fmt: skip
 
@@ -265,15 +272,15 @@ _MICROS_BY_UNIT: Final = MappingProxyType(
 _FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
         "decade": lambda days: _decade(days) * 10,
-        "century": lambda days: _first_year(100, _span_of_years(100, days)),
-        "millennium": lambda days: _first_year(1000, _span_of_years(1000, days)),
+        "century": lambda days: _find_first_year(100, _find_year_span_number(100, days)),
+        "millennium": lambda days: _find_first_year(1000, _find_year_span_number(1000, days)),
     }
 )
 
 
-def _first_year(size: int, number: int) -> int:
+def _find_first_year(span_years: int, span_number: int) -> int:
     """Return the first year of a century or millennium; here the year 0 stands for 1 BC."""
-    return number * size - size + 1 if number > 0 else number * size + 1
+    return span_number * span_years - span_years + 1 if span_number > 0 else span_number * span_years + 1
 
 
 def _truncate(field: str, micros: float) -> float:
@@ -282,13 +289,13 @@ def _truncate(field: str, micros: float) -> float:
         return micros
     if field in _MICROS_BY_UNIT:
         return int(micros) // _MICROS_BY_UNIT[field] * _MICROS_BY_UNIT[field]
-    days = int(micros) // DAY
+    days = int(micros) // DAY_MICROS
     year, month, _ = calendar_date(days)
     if field == "week":
-        return _require_timestamp_range((days - _weekday(days)) * DAY)
+        return _require_timestamp_range((days - _weekday(days)) * DAY_MICROS)
     first_month = month if field == "month" else (month - 1) // 3 * 3 + 1 if field == "quarter" else 1
     year = _FIRST_YEARS[field](days) if field in _FIRST_YEARS else year
-    return _require_timestamp_range(days_since_epoch(year, first_month, 1) * DAY)
+    return _require_timestamp_range(days_since_epoch(year, first_month, 1) * DAY_MICROS)
 
 
 # --- functions ---------------------------------------------------------------------------

@@ -217,8 +217,8 @@ def _float_to_integer(value: float, bits: int, name: str) -> int:
     Raises FilterValueError for NaN, infinities, and numbers that the integer type `name` cannot hold.
     """
     limit = float(1 << bits - 1)
-    if math.isfinite(value) and -limit <= (whole := round(value)) < limit:
-        return whole
+    if math.isfinite(value) and -limit <= (whole_number := round(value)) < limit:
+        return whole_number
     raise FilterValueError(f"{name} out of range", sqlstate="22003")
 
 

@@ -19,22 +19,22 @@ from pgsieve.decoding.row_filters.nodes import BOOL, BPCHAR, STRINGS, VARCHAR
 from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS, FilterValueError
 
 _MIN_INTEGER: Final = -(1 << 31)
-_Sequence = TypeVar("_Sequence", str, bytes)
+_StringOrBytes = TypeVar("_StringOrBytes", str, bytes)
 
 # --- parts -------------------------------------------------------------------------------
 
 
-def _substring(value: _Sequence, start: int, length: int | None = None) -> _Sequence:
+def _substring(value: _StringOrBytes, start: int, length: int | None = None) -> _StringOrBytes:
     """Return `length` characters or bytes from position `start` on (text_substring).
 
     Positions count from 1. `start` may be less than 1, and the positions before 1 count as part of `length`.
     """
-    first = max(start, 1) - 1
+    start_index = max(start, 1) - 1
     if length is None:
-        return value[first:]
+        return value[start_index:]
     if length < 0:
         raise FilterValueError("negative substring length not allowed", sqlstate="22011")
-    return value[first : max(start + length - 1, 0)]
+    return value[start_index : max(start + length - 1, 0)]
 
 
 def _take_left(text: str, count: int) -> str:
@@ -75,8 +75,8 @@ def _replace(text: str, sought_text: str, replacement: str) -> str:
 def _translate(text: str, characters: str, replacements: str) -> str:
     """Replace each of `characters` by the replacement at the same position, or remove it if there is none."""
     table: dict[int, str] = {}
-    for place, character in enumerate(characters):
-        table.setdefault(ord(character), replacements[place : place + 1])
+    for index, character in enumerate(characters):
+        table.setdefault(ord(character), replacements[index : index + 1])
     return text.translate(table)
 
 
@@ -93,7 +93,7 @@ def _pad_right(text: str, length: int, fill: str = " ") -> str:
     return text[: max(length, 0)] + _make_padding(text, length, fill)
 
 
-def _concatenate(left: _Sequence, right: _Sequence) -> _Sequence:
+def _concatenate(left: _StringOrBytes, right: _StringOrBytes) -> _StringOrBytes:
     return left + right
 
 
@@ -177,8 +177,8 @@ def like_matcher(pattern: str) -> Callable[[str], bool]:
         *middle_parts, last_part = later_parts
         # For a part between two percent signs it is enough to take its first occurrence, without backtracking.
         expression += "".join(f"(?>.*?{part})" for part in middle_parts) + f".*{last_part}"
-    matches = re.compile(expression, re.DOTALL).fullmatch
-    return lambda text: matches(text) is not None
+    match_whole = re.compile(expression, re.DOTALL).fullmatch
+    return lambda text: match_whole(text) is not None
 
 
 def like_expression(pattern: str) -> str:

@@ -36,7 +36,7 @@ from pgsieve.decoding.values.datetimes import (
     TIMESTAMP_MINUS_INFINITY,
 )
 
-DAY: Final = 86_400_000_000  # microseconds
+DAY_MICROS: Final = 86_400_000_000  # microseconds
 
 _DATE_INFINITIES: Final = MappingProxyType({DATE_INFINITY: inf, DATE_MINUS_INFINITY: -inf})
 _TIMESTAMP_INFINITIES: Final = MappingProxyType({TIMESTAMP_INFINITY: inf, TIMESTAMP_MINUS_INFINITY: -inf})
@@ -143,7 +143,7 @@ _RANK_FUNCTIONS: Final[dict[int, Callable[[Any], Any]]] = {
 
 def date_to_micros(days: float) -> float:
     """Return a date as a timestamp, even if it is beyond PostgreSQL's range of timestamps."""
-    return days * DAY
+    return days * DAY_MICROS
 
 
 def rank_function(type_oid: int) -> Callable[[Any], Any] | None:

@@ -10,7 +10,8 @@ Raises RecursionError if a tree is nested too deeply; this happens before a row 
 NumericError if PostgreSQL would raise an error for a row. The error has PostgreSQL's message and SQLSTATE, and no value
 of the row.
 
-`columns` computes the largest predicates that cannot fail on whole columns. `compiler` evaluates the rest row by row.
+If a predicate cannot raise an error, `columns` computes it on whole columns. `compiler` evaluates the rest of the tree
+row by row.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class _ColumnarParts:
     def __init__(self) -> None:
         #: Maps the name of a made-up column to the predicate that it replaces. No table can have such a name.
         self.predicate_by_column: dict[str, ColumnFunction] = {}
-        #: The results of `replace_predicates` by the id of the node. With these, a part that occurs again stays the same object.
+        #: The results of `replace_predicates` by the id of the node. They keep a part that occurs several times in the
+        #: tree one object, which `compiler` evaluates once per row.
         self._tree_by_node_id: dict[int, Node] = {}
 
     def replace_predicates(self, node: Node) -> Node:

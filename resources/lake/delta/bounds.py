@@ -8,14 +8,14 @@ Out: delta-rs' properties for writing the file.
 
 These bounds are left out:
 
-- of decimals with more than 15 digits: delta-rs computes their bounds in floating point, which turns
+- bounds of decimals with more than 15 digits: delta-rs computes these bounds in floating point, which turns
   9007199254740993 into ...992. A reader that looks for the value would skip the file.
-- of floating-point numbers: Parquet's bounds ignore NaN, which PostgreSQL and Spark order after every number. A
+- bounds of floating-point numbers: Parquet's bounds ignore NaN, which PostgreSQL and Spark order after every number. A
   reader that looks for greater values would skip NaN. `parquet_files` leaves these bounds out, too.
-- of texts and bytes all but a prefix: the footer of the file and the log of Delta would otherwise contain values
-  of megabytes, and Spark cannot read a log with a text of more than 20,000,000 characters. An upper bound that is
+- all but a prefix of the bounds of texts and bytes: the footer of the file and the log of Delta would otherwise contain
+  values of megabytes, and Spark cannot read a log with a text of more than 20,000,000 characters. An upper bound that is
   truncated is rounded up, so it is still an upper bound.
-- of dates after the year 262142: delta-rs crashes with them. The dates of PostgreSQL end in the year 5874897, and
+- bounds of dates after the year 262142: delta-rs crashes with them. The dates of PostgreSQL end in the year 5874897, and
   infinity is even later. If a file has such a date, none of its columns of dates has bounds.
 """
 
@@ -96,10 +96,10 @@ def make_writer_properties(schema: pa.Schema, *, date_bounds: bool = True) -> Wr
 def _has_unsafe_bounds(data_type: pa.DataType, *, date_bounds: bool) -> bool:
     """True if delta-rs computes wrong bounds for a type, or for a type that is nested in it."""
     return any(
-        pa.types.is_floating(leaf)
-        or (pa.types.is_decimal(leaf) and leaf.precision > _EXACT_DIGITS)
-        or (pa.types.is_date(leaf) and not date_bounds)
-        for _, leaf in list_leaf_columns("", data_type)
+        pa.types.is_floating(leaf_type)
+        or (pa.types.is_decimal(leaf_type) and leaf_type.precision > _EXACT_DIGITS)
+        or (pa.types.is_date(leaf_type) and not date_bounds)
+        for _, leaf_type in list_leaf_columns("", data_type)
     )
 
 

@@ -39,9 +39,11 @@ def clone(table: DeltaTable, path: str, store: Store, target_path: str, target_s
         names += filter(is_vector_file, store.list_file_names(path))
     for name in names:
         _link_or_copy(join_path(path, name), store, join_path(target_path, name), target_store)
-    log, version = join_path(path, "_delta_log"), table.version()
+    log_path, version = join_path(path, "_delta_log"), table.version()
     version_by_name = {
-        name: int(match[1]) for name in store.list_file_names(log) if (match := _VERSIONED_FILE.match(name))
+        name: int(match[1])
+        for name in store.list_file_names(log_path)
+        if (match := _VERSIONED_FILE.match(name))
     }
     first_version = max(
         (number for name, number in version_by_name.items() if ".checkpoint" in name and number <= version),
@@ -51,17 +53,19 @@ def clone(table: DeltaTable, path: str, store: Store, target_path: str, target_s
     for name in sorted(
         name for name, number in version_by_name.items() if first_version <= number <= version
     ):
-        _link_or_copy(join_path(log, name), store, join_path(target_path, f"_delta_log/{name}"), target_store)
+        _link_or_copy(
+            join_path(log_path, name), store, join_path(target_path, f"_delta_log/{name}"), target_store
+        )
 
 
 def _link_or_copy(path: str, store: Store, target_path: str, target_store: Store) -> None:
     """Give a file a second name, or copy it if this is not possible."""
-    (files, inner_path), (target_files, inner_target_path) = (
-        store.file_system(path),
-        target_store.file_system(target_path),
+    (file_system, inner_path), (target_file_system, inner_target_path) = (
+        store.find_file_system(path),
+        target_store.find_file_system(target_path),
     )
-    target_files.create_dir(inner_target_path.rpartition("/")[0])
-    if isinstance(files, pafs.LocalFileSystem) and isinstance(target_files, pafs.LocalFileSystem):
+    target_file_system.create_dir(inner_target_path.rpartition("/")[0])
+    if isinstance(file_system, pafs.LocalFileSystem) and isinstance(target_file_system, pafs.LocalFileSystem):
         try:
             os.link(inner_path, inner_target_path)
         except OSError as error:
@@ -70,5 +74,8 @@ def _link_or_copy(path: str, store: Store, target_path: str, target_store: Store
         else:
             return
     pafs.copy_files(
-        inner_path, inner_target_path, source_filesystem=files, destination_filesystem=target_files
+        inner_path,
+        inner_target_path,
+        source_filesystem=file_system,
+        destination_filesystem=target_file_system,
     )

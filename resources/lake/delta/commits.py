@@ -107,7 +107,7 @@ class Commits:
         overwrite = commit.overwrite
 
         def attempt(table: DeltaTable | None) -> None:
-            if has_position(path, self.table_head(path, table), commit):
+            if has_position(path, self.read_head(path, table), commit):
                 return
 
             if table is None:
@@ -158,7 +158,7 @@ class Commits:
         ]
 
         def attempt(table: DeltaTable | None) -> None:
-            if has_position(path, self.table_head(path, table), commit):
+            if has_position(path, self.read_head(path, table), commit):
                 return
             if table is None:
                 self._tables.expect_creation(path)
@@ -197,7 +197,7 @@ class Commits:
 
         def commit_once() -> None:
             table = self.open_if_exists(path)
-            head = self.table_head(path, table)
+            head = self.read_head(path, table)
             # If another writer commits after this check, this commit fails.
             commit.raise_if_overtaken(path, head)
             try:
@@ -314,9 +314,9 @@ class Commits:
 
     def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, both read at the same moment."""
-        return self.table_head(path, self.open_if_exists(path))
+        return self.read_head(path, self.open_if_exists(path))
 
-    def table_head(self, path: str, table: DeltaTable | None) -> TableHead:
+    def read_head(self, path: str, table: DeltaTable | None) -> TableHead:
         """The same as `head`, for a table that is open. None stands for a table that does not exist."""
         if table is None:
             return TableHead()
@@ -348,8 +348,8 @@ def make_writable(rows: pa.Table) -> pa.Table:
     dropped it. All buffers are copied, because Spark leaves out the offsets of empty lists, and delta-rs reads
     them.
     """
-    cast = rows.cast(pa.schema([_make_nullable(field) for field in rows.schema]))
-    return cast.take(pa.array(range(cast.num_rows), pa.int64()))
+    nullable_rows = rows.cast(pa.schema([_make_nullable(field) for field in rows.schema]))
+    return nullable_rows.take(pa.array(range(nullable_rows.num_rows), pa.int64()))
 
 
 def _find_table_properties(
@@ -363,7 +363,7 @@ def _find_table_properties(
 
 
 def is_removable(path: str) -> bool:
-    """True if `removal` encodes the path of a file as the log has it. Other writers may encode other characters."""
+    """True if `make_removal` encodes the path of a file as the log has it. Other writers may encode other characters."""
     return quote(unquote(path), safe=_UNENCODED_CHARACTERS) == path
 
 
@@ -378,12 +378,12 @@ def make_removal(path: str, size: int, time_ms: int, *, changes: bool) -> Remove
 
 def _make_nullable(field: pa.Field) -> pa.Field:
     """The field, in which the field itself and all nested fields are nullable."""
-    kind = field.type
-    if pa.types.is_struct(kind):
-        kind = pa.struct([_make_nullable(inner) for inner in kind])
-    elif pa.types.is_list(kind):
-        kind = pa.list_(_make_nullable(kind.value_field))
-    return pa.field(field.name, kind, nullable=True)
+    data_type = field.type
+    if pa.types.is_struct(data_type):
+        data_type = pa.struct([_make_nullable(inner) for inner in data_type])
+    elif pa.types.is_list(data_type):
+        data_type = pa.list_(_make_nullable(data_type.value_field))
+    return pa.field(field.name, data_type, nullable=True)
 
 
 def has_position(path: str, head: TableHead, commit: Commit) -> bool:

@@ -11,9 +11,8 @@ still has the files to replace:
 
     version 7    a b c D         D is large enough. a, b and c are read, and E is written with their rows.
     version 8    a b c D f       Another process has appended f: E may still replace a, b and c.
-    version 9    D f E           The commit must follow version 8. If another process has made a version 9, it
-    fails,
-                                 and the newest version is checked again.
+    version 9    D f E           The commit must follow version 8. If another process has made a version 9, the commit
+                                 fails, and the newest version is checked again.
     version 9'   a' c D f        Here b is gone, and a was rewritten: E is dropped, and a new plan is needed.
 """
 
@@ -27,7 +26,7 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.resources.lake.delta.commits import is_removable, make_removal
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_commit
 from pgsieve.resources.lake.delta.layout import find_target_file_bytes
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP_ROWS, write_files
@@ -42,30 +41,31 @@ SizeByPath = Mapping[str, int]
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 
-def compact(local: LocalRecords, path: str) -> int:
+def compact(delta_rs: DeltaRsRecords, path: str) -> int:
     """Join small files into files of about the table's target size. Return by how much the number of files has decreased.
 
     Each group of files has its own commit. So if the process is interrupted, only the work for one group is lost.
     The rows of only one row group are in memory at a time.
     """
     return sum(
-        _replace_files(local, path, removed_files, _read_rows(local, path, removed_files))
+        _replace_files(delta_rs, path, removed_files, _read_rows(delta_rs, path, removed_files))
         for removed_files in _group_files(
-            _find_replaceable_files(local.open_table(path)), find_target_file_bytes(local.properties(path))
+            _find_replaceable_files(delta_rs.open_table(path)),
+            find_target_file_bytes(delta_rs.properties(path)),
         )
     )
 
 
-def cluster_files(local: LocalRecords, path: str, columns: Sequence[str]) -> int:
+def cluster_files(delta_rs: DeltaRsRecords, path: str, columns: Sequence[str]) -> int:
     """Write all files again, with the rows in Z-order of some columns, in one commit.
 
     Returns by how much the number of files has decreased. All rows are in memory, so the table must be small.
     """
-    removed_files = _find_replaceable_files(local.open_table(path))
+    removed_files = _find_replaceable_files(delta_rs.open_table(path))
     if not removed_files:
         return 0
-    rows = pa.Table.from_batches(_read_rows(local, path, removed_files), local.arrow_schema(path))
-    return _replace_files(local, path, removed_files, sort_by_z_order(rows, columns).to_batches())
+    rows = pa.Table.from_batches(_read_rows(delta_rs, path, removed_files), delta_rs.arrow_schema(path))
+    return _replace_files(delta_rs, path, removed_files, sort_by_z_order(rows, columns).to_batches())
 
 
 def _find_replaceable_files(table: DeltaTable) -> SizeByPath:
@@ -80,37 +80,37 @@ def _group_files(files: SizeByPath, target_bytes: int) -> Iterator[SizeByPath]:
 
     The files of a group were written one after the other, because such files often have similar values.
     """
-    group, size = dict[str, int](), 0
-    for name, bytes_ in files.items():
-        if bytes_ < target_bytes:
-            group[name] = bytes_
-            size += bytes_
-        if size >= target_bytes:
+    group, group_bytes = dict[str, int](), 0
+    for name, file_bytes in files.items():
+        if file_bytes < target_bytes:
+            group[name] = file_bytes
+            group_bytes += file_bytes
+        if group_bytes >= target_bytes:
             if len(group) > 1:
                 yield group
-            group, size = {}, 0
+            group, group_bytes = {}, 0
     if len(group) > 1:
         yield group
 
 
-def _read_rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.RecordBatch]:
+def _read_rows(delta_rs: DeltaRsRecords, path: str, files: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """The rows of some files of a table, with the present columns of the table."""
-    schema = local.arrow_schema(path)
+    schema = delta_rs.arrow_schema(path)
     for name in files:
-        yield from local.store.read_batches(join_path(path, unquote(name)), schema)
+        yield from delta_rs.store.read_batches(join_path(path, unquote(name)), schema)
 
 
 def _read_row_groups(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, max_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Combine and divide batches, so that each result is a row group of at most about `size` bytes in memory."""
+    """Combine and divide batches, so that each result is a row group of at most about `max_bytes` bytes in memory."""
     waiting_batches, row_count, nbytes = list[pa.RecordBatch](), 0, 0
     for batch in chain(batches, [None]):
         if batch is not None:
             waiting_batches.append(batch)
             row_count, nbytes = row_count + batch.num_rows, nbytes + batch.nbytes
-        if batch is None or row_count >= ROW_GROUP_ROWS or nbytes >= size:
-            max_rows = min(ROW_GROUP_ROWS, row_count * size // max(nbytes, 1))
+        if batch is None or row_count >= ROW_GROUP_ROWS or nbytes >= max_bytes:
+            max_rows = min(ROW_GROUP_ROWS, row_count * max_bytes // max(nbytes, 1))
             yield from (
                 pa.Table.from_batches(waiting_batches, schema).combine_chunks().to_batches(max(max_rows, 1))
             )
@@ -118,32 +118,34 @@ def _read_row_groups(
 
 
 def _replace_files(
-    local: LocalRecords, path: str, removed_files: SizeByPath, batches: Iterable[pa.RecordBatch]
+    delta_rs: DeltaRsRecords, path: str, removed_files: SizeByPath, batches: Iterable[pa.RecordBatch]
 ) -> int:
     """Commit files with these rows, which replace `removed_files`.
 
     Return by how much the number of files has decreased.
     """
-    schema, size, now_ms = (
-        local.arrow_schema(path),
-        find_target_file_bytes(local.properties(path)),
+    schema, target_bytes, now_ms = (
+        delta_rs.arrow_schema(path),
+        find_target_file_bytes(delta_rs.properties(path)),
         time.time_ns() // 1_000_000,
     )
-    groups = _read_row_groups(batches, schema, min(size, _ROW_GROUP_BYTES))
+    groups = _read_row_groups(batches, schema, min(target_bytes, _ROW_GROUP_BYTES))
     added_files = [
         file
-        for row in write_files(path, schema, groups, store=local.store, size=size)
+        for row in write_files(path, schema, groups, store=delta_rs.store, target_bytes=target_bytes)
         for file in row.to_pylist()
     ]
     actions: list[AddAction | RemoveAction] = [
         AddAction(file["path"], file["size"], {}, now_ms, False, file["stats"]) for file in added_files
     ]
-    actions += [make_removal(name, bytes_, now_ms, changes=False) for name, bytes_ in removed_files.items()]
+    actions += [
+        make_removal(name, file_bytes, now_ms, changes=False) for name, file_bytes in removed_files.items()
+    ]
 
     def commit() -> None:
-        metadata = make_kept_position_metadata(local.position(path))
+        metadata = make_kept_position_metadata(delta_rs.position(path))
         # The commit must follow this version, because only this version is checked.
-        table = local.open_table(path)
+        table = delta_rs.open_table(path)
         # If another process has marked some rows of a file as deleted, the file still has the same name. So check also
         # that the table has no marked rows.
         if not (removed_files.keys() <= _find_replaceable_files(table).keys() and is_plain(table)):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows with the columns of a schema. Columns are matched by their names. Missing columns are NULL."""
     columns = [
-        _conform(rows[field.name].combine_chunks(), field.type)
+        _conform_values(rows[field.name].combine_chunks(), field.type)
         if field.name in rows.column_names
         else pa.nulls(rows.num_rows, field.type)
         for field in schema
@@ -24,7 +24,7 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _conform(values: pa.Array | pa.ChunkedArray, data_type: pa.DataType) -> pa.Array:
+def _conform_values(values: pa.Array | pa.ChunkedArray, data_type: pa.DataType) -> pa.Array:
     """Values with another type. Fields of a struct that they lack are NULL."""
     if isinstance(values, pa.ChunkedArray):  # combine_chunks returns a ChunkedArray if there are no chunks.
         values = pa.concat_arrays(values.chunks) if values.chunks else pa.nulls(0, values.type)
@@ -33,7 +33,7 @@ def _conform(values: pa.Array | pa.ChunkedArray, data_type: pa.DataType) -> pa.A
     if not pa.types.is_struct(data_type):
         return values.cast(data_type)
     children = [
-        _conform(pc.struct_field(values, [field_index]), field.type)
+        _conform_values(pc.struct_field(values, [field_index]), field.type)
         if (field_index := values.type.get_field_index(field.name)) >= 0
         else pa.nulls(len(values), field.type)
         for field in data_type

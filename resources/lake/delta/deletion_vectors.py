@@ -98,10 +98,12 @@ def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
     if not vectors.num_rows:
         return {}
     names = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
-    deleted = {}
-    for path, selected in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-        deleted[_make_file_name(path, names)] = np.flatnonzero(~np.asarray(selected.values)).astype(np.int64)
-    return deleted
+    deleted_rows_by_name = {}
+    for path, selection in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
+        deleted_rows_by_name[_make_file_name(path, names)] = np.flatnonzero(
+            ~np.asarray(selection.values)
+        ).astype(np.int64)
+    return deleted_rows_by_name
 
 
 def _make_file_name(path: str, names: Collection[str]) -> str:
@@ -113,7 +115,7 @@ def _make_file_name(path: str, names: Collection[str]) -> str:
     raise DeltaError(f"the log has a deletion vector for {path}, but not the file")
 
 
-def commit_marked(
+def commit_marked_files(
     log: Log,
     version: int,
     marked_files: Sequence[MarkedFile],
@@ -127,7 +129,7 @@ def commit_marked(
 
     Raises CommitFailedError if another writer was faster.
     """
-    partly_deleted = [file for file in marked_files if not file.is_fully_deleted]
+    partly_deleted_files = [file for file in marked_files if not file.is_fully_deleted]
     actions = [*other_actions, *({"add": each} for each in add_actions)]
     for file in marked_files:
         identity = {key: file.add_action[key] for key in _IDENTITY_FIELDS if key in file.add_action}
@@ -142,9 +144,11 @@ def commit_marked(
             }
         )
     vectors = iter(
-        _write_vectors(log, [file.row_numbers for file in partly_deleted if file.row_numbers is not None])
+        _write_vectors(
+            log, [file.row_numbers for file in partly_deleted_files if file.row_numbers is not None]
+        )
     )
-    for file in partly_deleted:
+    for file in partly_deleted_files:
         vector = file.vector if file.row_numbers is None else next(vectors)
         # The remaining rows are still within the bounds, but may no longer reach them.
         stats = json.dumps({**json.loads(file.add_action["stats"]), "tightBounds": False})
@@ -208,24 +212,24 @@ def read_vector(store: Store, path: str, descriptor: Action | None) -> RowNumber
     return deserialize(octets[4:])
 
 
-def find_add_actions(log: Log, version: int, wanted: Collection[str]) -> dict[str, Action]:
+def find_add_actions(log: Log, version: int, names: Collection[str]) -> dict[str, Action]:
     """Maps the names of some files of a version to their last `add` actions. The names are relative to the table's folder.
 
     Raises UnmarkableError if an action is missing, or has no statistics.
     """
-    files = dict[str, Action]()
+    action_by_name = dict[str, Action]()
     for actions in log.read_backwards(version, "add", _ADD_FIELDS):
-        if files.keys() == set(wanted):
+        if action_by_name.keys() == set(names):
             break
         # If a commit changes the marked rows of a file, it removes and adds the file. The order of these actions does not
         # matter here.
-        for added in actions:
-            name = unquote(added["path"])
-            if name in wanted:
-                files.setdefault(name, added)
-    if files.keys() != set(wanted) or any(not each.get("stats") for each in files.values()):
+        for action in actions:
+            name = unquote(action["path"])
+            if name in names:
+                action_by_name.setdefault(name, action)
+    if action_by_name.keys() != set(names) or any(not each.get("stats") for each in action_by_name.values()):
         raise UnmarkableError(f"the log of {log.path} lacks the actions or statistics of some files")
-    return files
+    return action_by_name
 
 
 def enable_vectors(log: Log, table: DeltaTable, commit_info: Action) -> None:

@@ -33,7 +33,7 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import join_path
 
 
-class LocalRecords(Commits):
+class DeltaRsRecords(Commits):
     """Delta tables that delta-rs can reach from this process."""
 
     def find_rows(
@@ -187,7 +187,7 @@ class LocalRecords(Commits):
     def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
         """True if a table was set back, as `Records` describes. If the version is the newest, only two files are checked."""
         log_entries = self._tables.log_entries(path)
-        entries = log_entries.stamps_since(since_version, since_version)
+        entries = log_entries.read_stamps_since(since_version, since_version)
         if since_version in entries:
             log_entries.raise_if_damaged(since_version, entries[since_version], entry_bytes)
         if {since_version, since_version + 1} & entries.keys() == {since_version}:
@@ -195,7 +195,7 @@ class LocalRecords(Commits):
         table = self.open_table(path)
         later_versions = table.version() - since_version
         for later_version in range(since_version + 1, table.version()):
-            if (stamp := entries.get(later_version) or log_entries.stamp(later_version)) is not None:
+            if (stamp := entries.get(later_version) or log_entries.read_stamp(later_version)) is not None:
                 log_entries.raise_if_damaged(later_version, stamp)
         return later_versions < 0 or any(
             c.get("operation") == "RESTORE" for c in table.history(later_versions) if later_versions
@@ -203,7 +203,7 @@ class LocalRecords(Commits):
 
     def is_repaired(self, path: str, since_version: int) -> bool:
         """True if a table was repaired, as `Records` describes. If the version is the newest, only two files are checked."""
-        if {since_version, since_version + 1} & self._tables.log_entries(path).stamps_since(
+        if {since_version, since_version + 1} & self._tables.log_entries(path).read_stamps_since(
             since_version, since_version
         ).keys() == {since_version}:
             return False
@@ -248,7 +248,11 @@ class LocalRecords(Commits):
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The slices of a change log that end after an LSN: the LSNs where they end, in order. Empty if there is no table."""
-        return [] if (self.position(path) or 0) <= after_lsn else self.open_slices(path).ends_after(after_lsn)
+        return (
+            []
+            if (self.position(path) or 0) <= after_lsn
+            else self.open_slices(path).list_ends_after(after_lsn)
+        )
 
     def is_readable(self, path: str) -> bool:
         """True if delta-rs and Arrow can read the rows of a table.

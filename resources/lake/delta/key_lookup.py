@@ -354,7 +354,7 @@ def _read_batches(
     condition = conditions[0] if conditions else None
     for further_condition in conditions[1:]:
         condition = condition & further_condition
-    systems, paths = zip(*map(store.file_system, files), strict=True)
+    systems, paths = zip(*map(store.find_file_system, files), strict=True)
     # With the schema, columns that an older file lacks are NULL.
     dataset = ds.dataset(list(paths), schema=schema, format="parquet", filesystem=systems[0])
     yield from dataset.to_batches(columns=schema.names, filter=condition)

@@ -71,16 +71,16 @@ class FolderFiles:
 
     def verify_creation(self) -> None:
         """Raise UnmarkableError if the file system of the log's folder has no hard links."""
-        file, link = (self._folder / "_delta_log" / f"_link_{uuid.uuid4()}.tmp" for _ in range(2))
+        file_path, link_path = (self._folder / "_delta_log" / f"_link_{uuid.uuid4()}.tmp" for _ in range(2))
         try:
-            file.touch()
-            os.link(file, link)
+            file_path.touch()
+            os.link(file_path, link_path)
         except OSError as error:
             if error.errno not in NO_LINK_ERRORS:
                 raise
             raise UnmarkableError(f"{self._folder}: {error.strerror}") from error
         finally:
-            for each in (file, link):
+            for each in (file_path, link_path):
                 each.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes | None:
@@ -100,13 +100,13 @@ class FolderFiles:
     def create(self, name: str, content: bytes) -> None:
         """Create a file atomically. Raises FileExistsError if another file has this name."""
         path = self._folder / name
-        temporary = path.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
+        temporary_path = path.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
         try:
-            self.write(str(temporary.relative_to(self._folder)), content)
+            self.write(str(temporary_path.relative_to(self._folder)), content)
             # A link fails if the name exists. A rename would replace the other file.
-            os.link(temporary, path)
+            os.link(temporary_path, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
 
 
 class StoreFiles:
@@ -149,8 +149,8 @@ class Log:
     @classmethod
     def open(cls, path: str, store: Store) -> "Log | None":
         """The log of a table. None if this process cannot add entries to it."""
-        system, inner_path = store.file_system(path)
-        if isinstance(system, LocalFileSystem):
+        file_system, inner_path = store.find_file_system(path)
+        if isinstance(file_system, LocalFileSystem):
             return cls(path, store, FolderFiles(Path(inner_path)))
         objects = open_objects(path, store.options)
         return None if objects is None else cls(path, store, StoreFiles(objects, inner_path))
@@ -217,11 +217,11 @@ class Log:
         self, version: int, action_kind: str, fields: Collection[str] | None
     ) -> Iterator[Action]:
         """The actions of one kind in the checkpoint of a version, with some fields."""
-        files, inner_path = self._store.file_system(
+        file_system, inner_path = self._store.find_file_system(
             join_path(self.path, f"_delta_log/{version:020}.checkpoint.parquet")
         )
         try:
-            stream = files.open_input_file(inner_path)
+            stream = file_system.open_input_file(inner_path)
         except FileNotFoundError:
             raise UnmarkableError(f"checkpoint {version} is missing in the log of {self.path}") from None
         with stream, pq.ParquetFile(stream) as file:

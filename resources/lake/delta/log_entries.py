@@ -35,16 +35,16 @@ class LogEntries:
         self._folder = urlsplit(self._log_path).path.strip("/")
         self._objects: Objects | None = open_objects(path, store.options) if self._is_uri else None
 
-    def stamps_since(self, version: int, newest_version: int) -> Mapping[int, Stamp]:
+    def read_stamps_since(self, version: int, newest_version: int) -> Mapping[int, Stamp]:
         """The stamps of the entries of `version`, and of the version after `newest_version`, if these entries exist.
 
         The result may contain other entries, too.
         """
         if self._objects is None:
-            stamps = ((each, self.stamp(each)) for each in (version, newest_version + 1))
+            stamps = ((each, self.read_stamp(each)) for each in (version, newest_version + 1))
             return {each: stamp for each, stamp in stamps if stamp is not None}
         # The order of the names is the order of the versions.
-        stamps_by_name = self._objects.stamps(
+        stamps_by_name = self._objects.list_stamps(
             self._folder, after_name=_make_entry_name(version - 1) if version else None
         )
         entries: dict[int, Stamp] = {
@@ -52,16 +52,16 @@ class LogEntries:
             for name, stamp in stamps_by_name.items()
             if (match := _ENTRY.fullmatch(name))
         }
-        if version not in entries and (stamp := self.stamp(version)) is not None:
+        if version not in entries and (stamp := self.read_stamp(version)) is not None:
             entries[version] = stamp
         return entries
 
-    def stamp(self, version: int) -> Stamp | None:
+    def read_stamp(self, version: int) -> Stamp | None:
         """The stamp of the entry of a version. None if the entry does not exist."""
         if self._objects is not None:
-            return self._objects.stamp(f"{self._folder}/{_make_entry_name(version)}")
+            return self._objects.read_stamp(f"{self._folder}/{_make_entry_name(version)}")
         if self._is_uri:
-            return self._store.stamp(f"{self._log_path}/{_make_entry_name(version)}")
+            return self._store.read_stamp(f"{self._log_path}/{_make_entry_name(version)}")
         try:
             entry = Path(self._log_path, _make_entry_name(version)).stat()
         except OSError:
@@ -70,7 +70,7 @@ class LogEntries:
 
     def entry_bytes(self, version: int) -> int | None:
         """The size in bytes of the entry of a version. None if the entry does not exist."""
-        stamp = self.stamp(version)
+        stamp = self.read_stamp(version)
         return None if stamp is None else _read_stamp_bytes(stamp)
 
     def raise_if_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
@@ -88,7 +88,7 @@ class LogEntries:
 
     def has_entries(self) -> bool:
         """True if there may be a log on an object store. If only delta-rs can reach the store, it is always true."""
-        return self._objects is None or bool(self._objects.stamps(self._folder))
+        return self._objects is None or bool(self._objects.list_stamps(self._folder))
 
 
 def _read_stamp_bytes(stamp: Stamp) -> int:

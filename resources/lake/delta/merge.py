@@ -28,9 +28,9 @@ _RESERVED_COLUMN_SETS = (
 def refuse_reserved_columns(columns: Collection[str]) -> None:
     """Raise LakeError if Spark's MERGE would fail because it adds columns with the names of the table's columns."""
     names = {name.lower() for name in columns}
-    for reserved in _RESERVED_COLUMN_SETS:
-        if reserved <= names:
-            column_names = ", ".join(sorted(reserved))
+    for reserved_columns in _RESERVED_COLUMN_SETS:
+        if reserved_columns <= names:
+            column_names = ", ".join(sorted(reserved_columns))
             raise LakeError(
                 f"Delta's MERGE itself adds a column {column_names}, so it cannot change a table with this column",
                 hint="rename the column, or publish a column list without it",
@@ -101,14 +101,14 @@ class Merge:
         cls,
         key: Sequence[str],
         columns: Sequence[str],
-        unsent: Collection[str],
+        unsent_columns: Collection[str],
         ended_columns: Collection[str] = (),
     ) -> "Merge":
         """A merge of a source whose columns are k0, k1, ... (key), v0, ... (values) and u0, ... (true for unsent values)."""
         return cls(
             key_source_by_column={name: f"k{i}" for i, name in enumerate(key)},
             value_source_by_column={name: f"v{i}" for i, name in enumerate(columns)},
-            unsent_flag_by_column={name: f"u{i}" for i, name in enumerate(columns) if name in unsent},
+            unsent_flag_by_column={name: f"u{i}" for i, name in enumerate(columns) if name in unsent_columns},
             ended_columns=ended_columns,
         )
 

@@ -54,22 +54,22 @@ def write_files(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
     store: Store = _LOCAL_STORE,
-    size: int = DEFAULT_FILE_BYTES,
+    target_bytes: int = DEFAULT_FILE_BYTES,
     encodings: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files in the folder of a table. Yield one row (`FILE_SCHEMA`) per file.
 
-    Once a file has `size` bytes, it gets no further row group. `encodings` maps columns that have no dictionary to
+    Once a file has `target_bytes` bytes, it gets no further row group. `encodings` maps columns that have no dictionary to
     encodings of Parquet; by default the encoding is plain. Raises OSError.
     """
-    remaining_groups = _divide_into_row_groups(batches, min(_GROUP_BYTES, size))
+    remaining_groups = _divide_into_row_groups(batches, min(_GROUP_BYTES, target_bytes))
     group = next(remaining_groups, None)
     while group is not None:
         name = f"part-{uuid.uuid4()}.parquet"
-        files, path = store.file_system(join_path(folder, name))
-        files.create_dir(path.rpartition("/")[0])
+        file_system, path = store.find_file_system(join_path(folder, name))
+        file_system.create_dir(path.rpartition("/")[0])
         with (
-            files.open_output_stream(path) as stream,
+            file_system.open_output_stream(path) as stream,
             pq.ParquetWriter(
                 stream,
                 schema,
@@ -80,12 +80,12 @@ def write_files(
                 write_statistics=_find_columns_with_bounds(schema),
             ) as writer,
         ):
-            # A file gets at least one row group, however small `size` is.
+            # A file gets at least one row group, however small `target_bytes` is.
             while group is not None:
                 # Spark may declare fields as not nullable, but the table's fields are nullable.
                 writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP_ROWS)
                 group = next(remaining_groups, None)
-                if stream.tell() >= size:
+                if stream.tell() >= target_bytes:
                     break
             writer.close()
             # Take the size here. Later an object store would need two requests for it, one of them for a folder of this
@@ -174,7 +174,9 @@ def _format_statistics(footer: pq.FileMetaData) -> str:
             continue
         if i < _INDEXED_COLUMNS and all(s.has_null_count for s in statistics):
             null_counts[column.name] = str(sum(s.null_count for s in statistics))
-        if (read_bound := _bound_reader(column, i)) is None or not all(s.has_min_max for s in statistics):
+        if (read_bound := _find_bound_converter(column, i)) is None or not all(
+            s.has_min_max for s in statistics
+        ):
             continue
         lower_bounds, upper_bounds = (
             [read_bound(s.min_raw) for s in statistics],
@@ -205,34 +207,34 @@ def _to_json_object(members: Mapping[str, str]) -> str:
     return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in members.items()) + "}"
 
 
-def _bound_reader(column: pq.ColumnSchema, column_index: int) -> Callable[[Any], Any] | None:
+def _find_bound_converter(column: pq.ColumnSchema, column_index: int) -> Callable[[Any], Any] | None:
     """A function that converts the bounds of a column into values that can be compared. None for a column without bounds.
 
     The function returns None for a bound that Delta cannot represent exactly.
     """
-    logical, physical = column.logical_type.type, column.physical_type
-    if physical in {"INT32", "INT64"} and logical in {"NONE", "INT"}:
+    logical_type, physical_type = column.logical_type.type, column.physical_type
+    if physical_type in {"INT32", "INT64"} and logical_type in {"NONE", "INT"}:
         return int
     if column_index >= _INDEXED_COLUMNS:
         return None
-    if logical == "TIMESTAMP":
+    if logical_type == "TIMESTAMP":
         unit = json.loads(column.logical_type.to_json())
         if unit["timeUnit"] != "microseconds":
             return None
         return _to_instant if unit["isAdjustedToUTC"] else _to_local_time
-    if logical == "DECIMAL" and physical == "FIXED_LEN_BYTE_ARRAY":
+    if logical_type == "DECIMAL" and physical_type == "FIXED_LEN_BYTE_ARRAY":
         return partial(_to_decimal, scale=column.scale)
-    if logical == "STRING":
+    if logical_type == "STRING":
         return _to_text
-    return _to_date if logical == "DATE" else None
+    return _to_date if logical_type == "DATE" else None
 
 
-def _to_decimal(raw: bytes, scale: int) -> Decimal:
-    return Decimal(int.from_bytes(raw, "big", signed=True)).scaleb(-scale, _DECIMAL_CONTEXT)
+def _to_decimal(stored_bytes: bytes, scale: int) -> Decimal:
+    return Decimal(int.from_bytes(stored_bytes, "big", signed=True)).scaleb(-scale, _DECIMAL_CONTEXT)
 
 
-def _to_text(raw: bytes) -> str | None:
-    text = raw.decode()
+def _to_text(stored_bytes: bytes) -> str | None:
+    text = stored_bytes.decode()
     return text if len(text) <= _MAX_BOUND_CHARACTERS else None
 
 
@@ -253,5 +255,5 @@ def _to_local_time(microseconds: int) -> str | None:
 
 
 def _to_instant(microseconds: int) -> str | None:
-    local = _to_local_time(microseconds)
-    return None if local is None else f"{local}Z"
+    local_time = _to_local_time(microseconds)
+    return None if local_time is None else f"{local_time}Z"

@@ -111,10 +111,10 @@ def has_repair(commits: Iterable[Mapping[str, Any]]) -> bool:
 def _make_pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
     """The part of a commit's user metadata that pgsieve has written."""
     try:
-        parsed = json.loads(metadata or "null")
+        document = json.loads(metadata or "null")
     except ValueError:
         return {}  # Another writer's metadata.
-    metadata_of_pgsieve = parsed.get(APPLICATION_ID) if isinstance(parsed, dict) else None
+    metadata_of_pgsieve = document.get(APPLICATION_ID) if isinstance(document, dict) else None
     return metadata_of_pgsieve if isinstance(metadata_of_pgsieve, dict) else {}
 
 

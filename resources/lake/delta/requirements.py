@@ -136,7 +136,7 @@ def can_change_rows(table: DeltaTable, columns: Collection[str]) -> bool:
 def can_have_vectors(table: DeltaTable) -> bool:
     """True if a table has deletion vectors enabled, or if they can be enabled.
 
-    This excludes tables of the writer versions 3 to 6, because `deletion_vectors.enable` would not list their
+    This excludes tables of the writer versions 3 to 6, because `deletion_vectors.enable_vectors` would not list their
     features.
     """
     configuration = table.metadata().configuration

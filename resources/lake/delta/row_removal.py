@@ -144,9 +144,9 @@ def mark_rows(
         other_actions.append({"txn": {"appId": APPLICATION_ID, "version": position, "lastUpdated": now_ms}})
 
     def attempt(table: DeltaTable | None) -> None:
-        if table is None or has_position(path, commits.table_head(path, table), commit):
+        if table is None or has_position(path, commits.read_head(path, table), commit):
             return
-        deletion_vectors.commit_marked(
+        deletion_vectors.commit_marked_files(
             _log(commits, path), expected_version, marked, add_actions, other_actions, now_ms
         )
         _write_checkpoint(commits.open_table(path))

@@ -26,6 +26,14 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 
 
 @dataclass(frozen=True)
+class StoredSlices:
+    """The row groups that contain the rows of some slices, perhaps together with other rows; and the columns of the table."""
+
+    row_groups: Sequence[RowGroup]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
 class Slices:
     """The slices of a table. A slice is identified by the LSN where it ends."""
 
@@ -38,7 +46,7 @@ class Slices:
         """The columns of the table."""
         return make_arrow_schema(self.table)
 
-    def ends_after(self, after_lsn: int) -> Sequence[int]:
+    def list_ends_after(self, after_lsn: int) -> Sequence[int]:
         """The slices that end after an LSN: the LSNs where they end, in order, from the statistics of the files.
 
         Only files with several slices are read. Compaction makes such files.
@@ -58,7 +66,7 @@ class Slices:
         messages: list[bytes] = rows["data"].to_pylist()
         return messages
 
-    def find_files(self, ends: Collection[int], *, must_exist: bool = False) -> list[str] | None:
+    def find_files(self, slice_ends: Collection[int], *, must_exist: bool = False) -> list[str] | None:
         """The Parquet files that contain the rows of some slices, and perhaps of others.
 
         They can be read without Delta's log.
@@ -66,13 +74,13 @@ class Slices:
         None if the table is not plain (`requirements.is_plain`), or if a file has no statistics. Raises
         DamagedTableError if a file is missing or empty; with `must_exist` also if a slice is in no file.
         """
-        files_of_slices, missing_ends = [], set(ends)
+        files_of_slices, missing_ends = [], set(slice_ends)
         for file, bounds in self._read_bounds_by_file().items():
             if bounds is None:
                 return None
-            if present_ends := {end for end in ends if bounds[0] <= end <= bounds[1]}:
+            if present_ends := {end for end in slice_ends if bounds[0] <= end <= bounds[1]}:
                 # From an empty file Spark would read no rows, and would raise no error.
-                if not (stamp := self.store.stamp(file)) or not stamp[1]:
+                if not (stamp := self.store.read_stamp(file)) or not stamp[1]:
                     problem = "empty" if stamp else "missing"
                     raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is {problem}')
                 files_of_slices.append(file)
@@ -84,30 +92,32 @@ class Slices:
             )
         return files_of_slices if is_plain(self.table) else None
 
-    def find_row_groups(self, ends: Collection[int], *, must_exist: bool = False) -> list[RowGroup] | None:
+    def find_row_groups(
+        self, slice_ends: Collection[int], *, must_exist: bool = False
+    ) -> list[RowGroup] | None:
         """The row groups in the files of some slices, in the order of the files.
 
         Returns None and raises DamagedTableError in the same cases as `find_files`.
         """
-        files = self.find_files(ends, must_exist=must_exist)
+        files = self.find_files(slice_ends, must_exist=must_exist)
         return (
             None if files is None else [group for file in files for group in self.store.list_row_groups(file)]
         )
 
     def read_rows(
-        self, ends: Collection[int], *, columns: Sequence[str] | None = None, must_exist: bool = False
+        self, slice_ends: Collection[int], *, columns: Sequence[str] | None = None, must_exist: bool = False
     ) -> pa.Table | None:
         """The rows of some slices in the order of their changes.
 
         Returns None and raises DamagedTableError in the same cases as `find_files`.
         """
-        files = self.find_files(ends, must_exist=must_exist)
+        files = self.find_files(slice_ends, must_exist=must_exist)
         if files is None:
             return None
         schema = self.schema
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns])
-        is_in_slices = pc.field("slice").isin(sorted(ends))
+        is_in_slices = pc.field("slice").isin(sorted(slice_ends))
         rows = pa.concat_tables(
             [
                 schema.empty_table(),

@@ -120,14 +120,14 @@ class SparkRecords:
         version = self.version(path) + 1 if self.exists(path) else 0
         if expected_version not in {None, max(version - 1, 0)}:
             raise OvertakenError(path)
-        versioned = add_version_column(rows, version)
-        frame = self._get_session().createDataFrame(versioned, from_arrow_schema(versioned.schema))
+        versioned_rows = add_version_column(rows, version)
+        frame = self._get_session().createDataFrame(versioned_rows, from_arrow_schema(versioned_rows.schema))
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit_metadata(None))
         writer.option("txnAppId", VERSION_APPLICATION_ID).option("txnVersion", str(version)).save(path)
         stored_rows = [row for row in self.rows(path) if get_commit_version(row) == version]
-        if len(stored_rows) != versioned.num_rows or any(
-            row not in stored_rows for row in versioned.to_pylist()
+        if len(stored_rows) != versioned_rows.num_rows or any(
+            row not in stored_rows for row in versioned_rows.to_pylist()
         ):
             raise ConcurrentWriteError(f'Delta table "{path}": another writer committed version {version}')
 
@@ -141,9 +141,9 @@ class SparkRecords:
 
     def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, both read at the same moment."""
-        return self._query_cache.get(path, "head", lambda: self._head(path))
+        return self._query_cache.get(path, "head", lambda: self._query_head(path))
 
-    def _head(self, path: str) -> TableHead:
+    def _query_head(self, path: str) -> TableHead:
         # Usually pgsieve has made the newest commit. So read only this commit first, and all commits only if need be.
         head, position = TableHead(), 0
         for limit in (" limit 1", ""):
@@ -188,10 +188,10 @@ class SparkRecords:
         if (stamp := self.stamp(path)) is not None and stamp[1] == since_version:
             return False
         return self._query_cache.get(
-            path, f"restored {since_version}", lambda: self._is_restored(path, since_version)
+            path, f"restored {since_version}", lambda: self._query_restore(path, since_version)
         )
 
-    def _is_restored(self, path: str, since_version: int) -> bool:
+    def _query_restore(self, path: str, since_version: int) -> bool:
         history = self._get_session().sql(f"describe history delta.{quote_name(path)}")
         later_commits = (
             history.where(F.col("version") >= since_version).select("version", "operation").collect()
@@ -205,10 +205,10 @@ class SparkRecords:
         if (stamp := self.stamp(path)) is not None and stamp[1] == since_version:
             return False
         return self._query_cache.get(
-            path, f"repaired {since_version}", lambda: self._is_repaired(path, since_version)
+            path, f"repaired {since_version}", lambda: self._query_repair(path, since_version)
         )
 
-    def _is_repaired(self, path: str, since_version: int) -> bool:
+    def _query_repair(self, path: str, since_version: int) -> bool:
         history = self._get_session().sql(f"describe history delta.{quote_name(path)}")
         later_commits = history.where(F.col("version") > since_version).select("userMetadata").collect()
         return has_repair(row.asDict() for row in later_commits)
@@ -216,10 +216,10 @@ class SparkRecords:
     def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position. None if it is not among the last commits."""
         return self._query_cache.get(
-            path, f"committed {position}", lambda: self._version_of_position(path, position)
+            path, f"committed {position}", lambda: self._query_version_of_position(path, position)
         )
 
-    def _version_of_position(self, path: str, position: int) -> int | None:
+    def _query_version_of_position(self, path: str, position: int) -> int | None:
         history = self._get_session().sql(
             f"describe history delta.{quote_name(path)} limit {SEARCHED_COMMITS}"
         )
@@ -240,17 +240,17 @@ class SparkRecords:
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The slices of a change log that end after an LSN: the LSNs where they end, in order.
 
-        By the statistics of files Spark skips the files that have no such slices.
+        Spark skips files whose statistics show that they have no such slices.
         """
         if (position := self.position(path)) is not None and position <= after_lsn:
             return ()
-        return self._query_cache.get(path, f"slices {after_lsn}", lambda: self._slices(path, after_lsn))
+        return self._query_cache.get(path, f"slices {after_lsn}", lambda: self._query_slices(path, after_lsn))
 
-    def _slices(self, path: str, after_lsn: int) -> tuple[int, ...]:
+    def _query_slices(self, path: str, after_lsn: int) -> tuple[int, ...]:
         ends: list[int] = []
         with _ignore_missing_table():
-            newer = self._get_session().read.format("delta").load(path).where(F.col("slice") > after_lsn)
-            ends += sorted(int(row[0]) for row in newer.select("slice").distinct().collect())
+            newer_rows = self._get_session().read.format("delta").load(path).where(F.col("slice") > after_lsn)
+            ends += sorted(int(row[0]) for row in newer_rows.select("slice").distinct().collect())
         return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:

@@ -60,7 +60,7 @@ class _OpenTable:
     def update(self, log_entries: LogEntries) -> bool:
         """Update the table to its newest version. Return False if another table is at its path now."""
         version, stamp = self.last_check
-        entries = log_entries.stamps_since(version, self.table.version())
+        entries = log_entries.read_stamps_since(version, self.table.version())
         if entries.get(version) != stamp:
             return False
         # If this thread has committed by delta-rs, the table is at the version of this commit already.
@@ -69,13 +69,15 @@ class _OpenTable:
                 self.table.update_incremental()
             except DeltaError:
                 return False
-        newest = self.table.version()
-        entry = entries[newest] if newest in entries else log_entries.stamp(newest)
+        newest_version = self.table.version()
+        entry = (
+            entries[newest_version] if newest_version in entries else log_entries.read_stamp(newest_version)
+        )
         if entry is None:
             return False
-        if newest != version:
-            log_entries.raise_if_damaged(newest, entry)
-        self.last_check = newest, entry
+        if newest_version != version:
+            log_entries.raise_if_damaged(newest_version, entry)
+        self.last_check = newest_version, entry
         return True
 
 
@@ -222,7 +224,7 @@ class Tables:
         # Read the stamp now. Later it could be the stamp of another table that was created at this path.
         version = table.version()
         log_entries = self.log_entries(path)
-        stamp = log_entries.stamps_since(version, version).get(version)
+        stamp = log_entries.read_stamps_since(version, version).get(version)
         if stamp is not None:
             log_entries.raise_if_damaged(version, stamp)
             open_table = own_tables[path] = _OpenTable(table, (version, stamp))

@@ -32,11 +32,11 @@ def sort_by_z_order(rows: pa.Table, column_names: Sequence[str]) -> pa.Table:
     distribution of values.
     """
     columns = column_names[:_DIGITS]
-    digits = _DIGITS // len(columns)
+    digits_per_column = _DIGITS // len(columns)
     order = np.zeros(rows.num_rows, np.uint64)
     for column_number, name in enumerate(reversed(columns)):
-        ranks = _scale_ranks(rows[name], digits)
-        for digit in range(digits):
+        ranks = _scale_ranks(rows[name], digits_per_column)
+        for digit in range(digits_per_column):
             bit = (ranks >> np.uint64(digit)) & np.uint64(1)
             order |= bit << np.uint64(digit * len(columns) + column_number)
     return rows.take(pa.array(np.argsort(order, kind="stable")))
@@ -51,9 +51,9 @@ def _scale_ranks(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]
         np.uint64
     ) - np.uint64(1)
     needed_digits = int(ranks.max(initial=0)).bit_length()
-    scaled: npt.NDArray[np.uint64] = (
+    scaled_ranks: npt.NDArray[np.uint64] = (
         ranks >> np.uint64(needed_digits - digits)
         if needed_digits > digits
         else ranks << np.uint64(digits - needed_digits)
     )
-    return scaled
+    return scaled_ranks

@@ -41,8 +41,10 @@ class EngineChannel:
                 return target
 
             def toChannel(self) -> grpc.Channel:  # noqa: N802 - pyspark's name
-                local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
-                bearer = grpc.access_token_call_credentials(token)
-                return self._secure_channel(target, grpc.composite_channel_credentials(local, bearer))
+                socket_credentials = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
+                token_credentials = grpc.access_token_call_credentials(token)
+                return self._secure_channel(
+                    target, grpc.composite_channel_credentials(socket_credentials, token_credentials)
+                )
 
         return Builder()

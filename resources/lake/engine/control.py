@@ -71,7 +71,7 @@ def compute_fingerprint(settings: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def use(folder: EngineFolder, settings: Mapping[str, str]) -> EngineUse | None:
+def begin_use(folder: EngineFolder, settings: Mapping[str, str]) -> EngineUse | None:
     """Use the engine with these settings.
 
     None if no such engine is running, or if other users have access to its folder.
@@ -95,14 +95,14 @@ def _lock_use(folder: EngineFolder) -> IO[bytes]:
     The engine itself takes the lock for short moments, to find out whether a process uses it.
     """
     while True:
-        lock = folder.lock("used", shared=True)
+        lock = folder.lock("used", is_shared=True)
         if lock is not None:
             return lock
         time.sleep(_WAIT_SECONDS / 10)
 
 
 def start(
-    folder: EngineFolder, settings: Mapping[str, str], max_idle: timedelta, owner: int | None = None
+    folder: EngineFolder, settings: Mapping[str, str], max_idle: timedelta, owner_pid: int | None = None
 ) -> EngineRecord:
     """Start an engine with these settings, unless one is serving already. Return its record.
 
@@ -115,7 +115,7 @@ def start(
         record = folder.read_record()
         if record is not None and record.fingerprint == compute_fingerprint(settings):
             return record
-        is_launched = launch(folder, settings, max_idle, owner) or is_launched
+        is_launched = launch(folder, settings, max_idle, owner_pid) or is_launched
         time.sleep(_WAIT_SECONDS)
     raise EngineError(
         f"the engine does not start to serve: {_read_last_line(folder)}",
@@ -124,7 +124,7 @@ def start(
 
 
 def launch(
-    folder: EngineFolder, settings: Mapping[str, str], max_idle: timedelta, owner: int | None = None
+    folder: EngineFolder, settings: Mapping[str, str], max_idle: timedelta, owner_pid: int | None = None
 ) -> bool:
     """Start an engine, and do not wait until it serves. See `start`.
 
@@ -139,8 +139,8 @@ def launch(
             if record.fingerprint == compute_fingerprint(settings):
                 return False
             _end_other_engine(folder, record)
-        with folder.open_within() as descriptor:
-            log = os.open(
+        with folder.open_in_block() as descriptor:
+            log_descriptor = os.open(
                 folder.log_path.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=descriptor
             )
             process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
@@ -151,13 +151,13 @@ def launch(
                 # use it. os.environ still has the token, and the engine may need it.
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=log_descriptor,
+                stderr=log_descriptor,
                 start_new_session=True,
             )
-            os.close(log)
+            os.close(log_descriptor)
         plan = server.EnginePlan(
-            compute_fingerprint(settings), max_idle.total_seconds(), owner, dict(settings)
+            compute_fingerprint(settings), max_idle.total_seconds(), owner_pid, dict(settings)
         )
         assert process.stdin is not None
         with process.stdin:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from pgsieve.resources.lake.engine.peer import is_of_process, is_own
+from pgsieve.resources.lake.engine.peer import is_peer_of_this_user, is_peer_process
 from pgsieve.resources.lake.engine.record import SOCKET_NAME
 
 _CHUNK_BYTES = 1 << 20
@@ -26,7 +26,7 @@ def connect_to_process(pid: int, port: int) -> socket.socket | None:
     connection.settimeout(_CONNECT_SECONDS)
     try:
         connection.connect(("127.0.0.1", port))
-        if is_of_process(connection, pid):
+        if is_peer_process(connection, pid):
             connection.settimeout(None)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
@@ -36,27 +36,27 @@ def connect_to_process(pid: int, port: int) -> socket.socket | None:
     return None
 
 
-def open_entrance(pid: int, port: int) -> None:
+def open_socket(pid: int, port: int) -> None:
     """Let this user's processes reach Spark through a socket in the current folder, until this process ends."""
     with suppress(FileNotFoundError):
         Path(SOCKET_NAME).unlink()
-    entrance = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX)
     # The name is relative to the current folder, because the whole path may be too long for the address of a socket.
-    entrance.bind(SOCKET_NAME)
-    entrance.listen()
-    Thread(target=_accept_connections, args=(entrance, pid, port), daemon=True).start()
+    listener.bind(SOCKET_NAME)
+    listener.listen()
+    Thread(target=_accept_connections, args=(listener, pid, port), daemon=True).start()
 
 
-def _accept_connections(entrance: socket.socket, pid: int, port: int) -> None:
+def _accept_connections(listener: socket.socket, pid: int, port: int) -> None:
     """Accept connections for ever. Each connection has a thread."""
     while True:
-        client, _ = entrance.accept()
+        client, _ = listener.accept()
         Thread(target=_serve, args=(client, pid, port), daemon=True).start()
 
 
 def _serve(client: socket.socket, pid: int, port: int) -> None:
     """Forward bytes in both directions, until either end closes its connection."""
-    spark = connect_to_process(pid, port) if is_own(client) else None
+    spark = connect_to_process(pid, port) if is_peer_of_this_user(client) else None
     if spark is None:
         client.close()
         return

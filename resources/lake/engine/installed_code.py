@@ -17,7 +17,7 @@ from pathlib import Path
 import pgsieve
 
 #: About when this process imported the package, in nanoseconds since 1970.
-_IMPORTED_AT = time.time_ns()
+_IMPORT_TIME_NS = time.time_ns()
 
 
 def compute_code_digest() -> str:
@@ -27,15 +27,15 @@ def compute_code_digest() -> str:
     process that lives on while pgsieve is upgraded (`pgsieve run --follow`) gets another answer from then on, and each
     call looks at the files again. It is also empty if there are no such files, as in an archive.
     """
-    digest, newest, package = hashlib.sha256(), 0, Path(pgsieve.__file__).parent
+    digest, newest_change_ns, package = hashlib.sha256(), 0, Path(pgsieve.__file__).parent
     for folder, subfolders, names in os.walk(package, followlinks=True):
         subfolders.sort()
         for name in sorted(names):
             if name.endswith(".py"):
                 path = Path(folder, name)
                 status = path.stat()
-                newest = max(newest, status.st_ctime_ns)
+                newest_change_ns = max(newest_change_ns, status.st_ctime_ns)
                 digest.update(
                     f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n".encode()
                 )
-    return digest.hexdigest() if 0 < newest < _IMPORTED_AT else ""
+    return digest.hexdigest() if 0 < newest_change_ns < _IMPORT_TIME_NS else ""

@@ -29,7 +29,7 @@ _WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.005
 
 
-def is_of_process(connection: socket.socket, pid: int) -> bool:
+def is_peer_process(connection: socket.socket, pid: int) -> bool:
     """True if this process is the peer of a connection over 127.0.0.1.
 
     Waits until some process has accepted the connection.
@@ -47,7 +47,7 @@ def is_of_process(connection: socket.socket, pid: int) -> bool:
     return False
 
 
-def is_own(connection: socket.socket) -> bool:
+def is_peer_of_this_user(connection: socket.socket) -> bool:
     """True if the peer of a Unix socket is a process of this user."""
     size = struct.calcsize("3i")
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))

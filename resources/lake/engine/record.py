@@ -75,7 +75,7 @@ class EngineFolder:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.path.stat().st_uid == os.geteuid():
             self.path.chmod(0o700)
-        with self.open_within():
+        with self.open_in_block():
             return
 
     def open(self) -> int:
@@ -95,7 +95,7 @@ class EngineFolder:
         return folder
 
     @contextmanager
-    def open_within(self) -> Iterator[int]:
+    def open_in_block(self) -> Iterator[int]:
         """Open the folder for the length of the block. See `open`."""
         folder = self.open()
         try:
@@ -107,18 +107,18 @@ class EngineFolder:
         """True if the process of an engine is running."""
         if not self.path.is_dir():
             return False
-        lock = self.lock("serving", shared=True)
+        lock = self.lock("serving", is_shared=True)
         if lock is None:
             return True
         lock.close()
         return False
 
-    def lock(self, name: str, *, shared: bool = False) -> IO[bytes] | None:
+    def lock(self, name: str, *, is_shared: bool = False) -> IO[bytes] | None:
         """Lock a file, and return it. It is locked until it is closed. None if another process has locked it."""
-        with self.open_within() as folder:
+        with self.open_in_block() as folder:
             file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder), "rb")
         try:
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             return None
@@ -126,7 +126,7 @@ class EngineFolder:
 
     def read_record(self) -> EngineRecord | None:
         """The record of the engine that is serving. None if no engine is serving."""
-        with suppress(OSError, ValueError, TypeError), self.open_within() as folder:
+        with suppress(OSError, ValueError, TypeError), self.open_in_block() as folder:
             with os.fdopen(os.open(_RECORD_NAME, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
                 record = EngineRecord(**json.load(file))
             if self.is_serving():
@@ -139,16 +139,16 @@ class EngineFolder:
 
     def remove_record(self) -> None:
         """Remove the record of the engine."""
-        with suppress(FileNotFoundError), self.open_within() as folder:
+        with suppress(FileNotFoundError), self.open_in_block() as folder:
             os.unlink(_RECORD_NAME, dir_fd=folder)
 
     def write_private(self, name: str, text: str) -> None:
         """Write a file that only its owner can read. The file is replaced as a whole, so no reader sees a part of it."""
-        temporary = f"{name}.new"
-        with self.open_within() as folder:
+        temporary_name = f"{name}.new"
+        with self.open_in_block() as folder:
             with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=folder)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+                os.unlink(temporary_name, dir_fd=folder)
+            descriptor = os.open(temporary_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
-            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -1,7 +1,8 @@
 """The program of the engine's process: starts Spark Connect, records its address, and ends it.
 
 In: - the engine's folder, as the current folder
-    - a plan with Spark's settings, as JSON on standard input; all users of the machine could read arguments
+    - a plan with Spark's settings, as JSON on standard input and not as arguments, which all users of the machine can
+      read
 Out: a record in the folder as long as Spark serves.
 
 The engine ends when Spark ends, on SIGTERM, and when its folder is gone. An engine that was started for one
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgsieve import __version__
-from pgsieve.resources.lake.engine.entrance import connect_to_process, open_entrance
+from pgsieve.resources.lake.engine.entrance import connect_to_process, open_socket
 from pgsieve.resources.lake.engine.installed_code import compute_code_digest
 from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import (
@@ -34,8 +35,8 @@ from pgsieve.resources.lake.java.jvm import (
 )
 from pgsieve.resources.processes import end_with_parent
 
-#: Settings of the engine, which a session does not have. The engine accepts connections only from this machine,
-#: and returns memory that it does not use to the system.
+#: Settings of the engine that a session in this process does not have. With them the engine accepts connections only
+#: from this machine, and returns memory that it does not use to the system.
 SERVER_SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     # Ends sessions that were left open, for example by a run that was killed.
@@ -78,12 +79,12 @@ def serve(folder: EngineFolder, plan: EnginePlan) -> int:
         signal.signal(signal.SIGINT, _handle_end_signal)
         master = plan.settings["spark.master"]
         further_settings = {**SERVER_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
-        settings = write_parameters(plan.settings, folder.path, further_settings)
+        settings_path = write_parameters(plan.settings, folder.path, further_settings)
         spark = subprocess.Popen(  # noqa: S603 - Spark's own script; this process has one thread
             [
                 find_submit_script(master),
                 "--properties-file",
-                str(settings),
+                str(settings_path),
                 "--class",
                 _MAIN_CLASS,
                 str(JAR),
@@ -99,7 +100,7 @@ def serve(folder: EngineFolder, plan: EnginePlan) -> int:
         try:
             if not _wait_until_listening(spark, port):
                 return 1
-            open_entrance(spark.pid, port)
+            open_socket(spark.pid, port)
             folder.write_record(
                 EngineRecord(
                     os.getpid(),
@@ -154,7 +155,7 @@ def _wait_for_end(folder: EngineFolder, plan: EnginePlan, spark: subprocess.Pope
 def _has_folder() -> bool:
     """True if the current folder still exists."""
     try:
-        return bool(os.getcwd())  # noqa: PTH109 - Path.cwd does the same if the folder is gone
+        return bool(os.getcwd())  # noqa: PTH109 - Path.cwd would only call this function
     except FileNotFoundError:
         return False
 

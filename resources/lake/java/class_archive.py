@@ -32,7 +32,7 @@ def find_jars_folder() -> Path:
     return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix)
 
 
-def archive_file() -> Path:
+def find_archive_path() -> Path:
     """The path of the archive for this Java. The file may not exist yet."""
     return find_jars_folder() / f"spark-{version('pyspark')}-{_compute_java_digest()}.jsa"
 
@@ -48,12 +48,12 @@ def _compute_java_digest() -> str:
     return "none"
 
 
-def archive_options(java_options: str) -> list[str]:
+def make_archive_options(java_options: str) -> list[str]:
     """The Java options that make a JVM use the archive.
 
     Empty if there is no archive, or if the user's `java_options` already choose one.
     """
-    file = archive_file()
+    file = find_archive_path()
     if "SharedArchiveFile" in java_options or "ArchiveClassesAtExit" in java_options or not file.is_file():
         return []
     return [f"-XX:SharedArchiveFile={file}", *_SILENT_OPTIONS]
@@ -64,7 +64,7 @@ def make_archive() -> bool:
 
     An incomplete archive would crash the JVM. So the file gets its name only after all of it is on disk.
     """
-    file = archive_file()
+    file = find_archive_path()
     if file.is_file() or not os.access(file.parent, os.W_OK):
         return file.is_file()
     temporary_path = file.with_name(f".{file.name}.{os.getpid()}")
@@ -87,7 +87,7 @@ def make_archiving_options(archive: Path) -> str:
 
 def copy_archive(folder: Path) -> None:
     """Copy the archive into a folder, if it exists and the folder does not have it yet. Raises OSError."""
-    file = archive_file()
+    file = find_archive_path()
     if file.is_file() and not (folder / file.name).exists():
         temporary_path = folder / f".{file.name}.{os.getpid()}"
         try:

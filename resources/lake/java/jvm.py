@@ -56,14 +56,14 @@ _COLLECTOR_OPTION = re.compile(r"-XX:\+Use\w+GC\b")
 _LOG_NAME = "spark.log"
 #: The environment variables by which pyspark finds a JVM that is running.
 _ADDRESS_FILE_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
-_PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
+_PORT_VARIABLE, _SECRET_VARIABLE = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
 #: How long a session may take to stop, and after that its JVM to end. The time is limited because the session's cluster
 #: may be gone.
 _STOP_SECONDS, _END_SECONDS = 5.0, 10.0
 #: Settings for a JVM that runs only for seconds. Java's optimising compiler would take more time than it saves
 #: there.
-_SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
+_SHORT_LIVED_SETTINGS = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
 class JavaEndedError(Exception):
@@ -81,7 +81,7 @@ def make_environment(master: str) -> dict[str, str]:
         # Only this machine connects to the JVM. Without this, Spark would look up the machine's name, which DNS may not
         # know.
         variables = {"SPARK_LOCAL_IP": "127.0.0.1", **variables}
-    if name := _substitute_user_name():
+    if name := _find_substitute_user_name():
         variables |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
     return variables
 
@@ -116,7 +116,7 @@ def has_writable_home() -> bool:
     return home is not None and os.access(home, os.W_OK | os.X_OK)
 
 
-def _substitute_user_name() -> str | None:
+def _find_substitute_user_name() -> str | None:
     """The id of the user as a name, if the user has no entry in /etc/passwd. None for other users."""
     try:
         pwd.getpwuid(os.geteuid())
@@ -135,7 +135,7 @@ def write_parameters(settings: Mapping[str, str], folder: Path, jvm_settings: Ma
     options = [f"-Djava.io.tmpdir={temporary_folder}", f"-Duser.home={_find_home()}", "-Duser.language=en"]
     # With UsePerfData, Java would show the process and its command to all users of the machine.
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
-    if name := _substitute_user_name():
+    if name := _find_substitute_user_name():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
     user_options, jvm_options = settings.get(JAVA_OPTIONS, ""), jvm_settings.get(JAVA_OPTIONS, "")
     if _COLLECTOR_OPTION.search(user_options):
@@ -143,7 +143,10 @@ def write_parameters(settings: Mapping[str, str], folder: Path, jvm_settings: Ma
         jvm_options = _COLLECTOR_OPTION.sub("", jvm_options)
     all_options = f"{jvm_options} {user_options}"
     is_local = settings["spark.master"].startswith("local")
-    options += [*(class_archive.archive_options(all_options) if is_local else []), *shlex.split(all_options)]
+    options += [
+        *(class_archive.make_archive_options(all_options) if is_local else []),
+        *shlex.split(all_options),
+    ]
     options_path = _write_private(folder / "java.options", "\n".join(map(_quote_option, options)))
     spark_settings = {
         **settings,
@@ -212,12 +215,13 @@ def find_submit_script(master: str) -> str:
     """
     import pyspark
 
-    installed = Path(pyspark.__file__).parent
-    homes = [installed, installed.parent.parent]
+    pyspark_folder = Path(pyspark.__file__).parent
+    spark_homes = [pyspark_folder, pyspark_folder.parent.parent]
     if not master.startswith("local") and (spark_home := os.environ.get("SPARK_HOME")):
-        homes.insert(0, Path(spark_home))
+        spark_homes.insert(0, Path(spark_home))
     return next(
-        (str(script) for home in homes if (script := home / "bin" / "spark-submit").is_file()), "spark-submit"
+        (str(script) for home in spark_homes if (script := home / "bin" / "spark-submit").is_file()),
+        "spark-submit",
     )
 
 
@@ -261,7 +265,10 @@ def _start_gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[
         raise JavaEndedError(
             f"Spark cannot use the temporary folder {folder}: set TMPDIR to a folder without characters above U+FFFF"
         )
-    parameters_path, gateway_path = write_parameters(settings, folder, _SHORT_LIVED), folder / "gateway"
+    parameters_path, gateway_path = (
+        write_parameters(settings, folder, _SHORT_LIVED_SETTINGS),
+        folder / "gateway",
+    )
     gateway_path.unlink(missing_ok=True)
     with (folder / _LOG_NAME).open("wb") as file:
         # The log may contain values of cells. So it goes to the terminal only if the user wants more than errors in it.
@@ -290,13 +297,13 @@ def _start_gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[
     while process.poll() is None and not gateway_path.is_file():
         time.sleep(_WAIT_SECONDS)
     if not gateway_path.is_file():
-        raise JavaEndedError(_log_summary(folder / _LOG_NAME))
+        raise JavaEndedError(_summarize_log(folder / _LOG_NAME))
     port, secret = _parse_address(gateway_path.read_bytes())
-    os.environ |= {_PORT: str(port), _SECRET: secret}
+    os.environ |= {_PORT_VARIABLE: str(port), _SECRET_VARIABLE: secret}
     try:
         yield
     finally:
-        del os.environ[_PORT], os.environ[_SECRET]
+        del os.environ[_PORT_VARIABLE], os.environ[_SECRET_VARIABLE]
 
 
 def _import_client() -> None:
@@ -350,8 +357,12 @@ def _detach_accumulator_server(context: Any) -> None:
         context._accumulatorServer = None  # noqa: SLF001 - pyspark has no public name for it
 
 
-def _log_summary(log: Path) -> str:
+def _summarize_log(log_path: Path) -> str:
     """The line of a log that says most: the first line about an error, or else the last line."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
+    lines = (
+        log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if log_path.is_file()
+        else []
+    )
     errors = [line.strip() for line in lines if "rror" in line or "xception" in line]
     return [*errors[:1], *lines[-1:], "the JVM ended and printed nothing"][0][:300]

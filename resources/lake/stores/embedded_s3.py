@@ -69,8 +69,8 @@ def run_embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
 
 def _find_program() -> str:
     """The path of the program of SeaweedFS."""
-    local = Path(sys.executable).with_name("weed")
-    program = str(local) if local.exists() else shutil.which("weed")
+    installed_path = Path(sys.executable).with_name("weed")
+    program = str(installed_path) if installed_path.exists() else shutil.which("weed")
     if program is None:
         raise EmbeddedS3Error(
             "the S3 server of `--lake s3` is SeaweedFS, which is not installed",

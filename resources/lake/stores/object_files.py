@@ -37,7 +37,7 @@ class ObjectFiles(DeltaStorageHandler):
     def open_output_stream(self, path: str, metadata: Mapping[str, str] | None = None) -> pa.PythonFile:
         """Open a new object to write it. When the stream is closed, it replaces an older object of the same name."""
         del metadata
-        return pa.PythonFile(self._objects.writer(path), mode="w")
+        return pa.PythonFile(self._objects.open_writer(path), mode="w")
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
         """Information about these paths. For a file it takes one request; delta-rs's handler would need two."""
@@ -46,7 +46,7 @@ class ObjectFiles(DeltaStorageHandler):
         ]
 
     def _make_file_info(self, path: str) -> pafs.FileInfo | None:
-        stamp = self._objects.stamp(path)
+        stamp = self._objects.read_stamp(path)
         if stamp is None:
             return None
         _, time_written, size = stamp

@@ -28,7 +28,7 @@ import pyarrow as pa
 from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
-from pgsieve.resources.lake.stores.storage import SCHEMES, Storage
+from pgsieve.resources.lake.stores.storage import PLATFORM_BY_SCHEME, Storage
 from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Objects:
         with _translate_to_os_errors():
             return bytes(obstore.get_range(self._store, path, start=start, end=end))
 
-    def writer(self, path: str) -> "ObjectWriter":
+    def open_writer(self, path: str) -> "ObjectWriter":
         """A writer that writes an object from its beginning to its end. Up to `PART_BYTES` are written by one request."""
         return ObjectWriter(self._store, path)
 
@@ -134,7 +134,7 @@ class Objects:
         with _translate_to_os_errors():
             obstore.put(self._store, path, content)
 
-    def stamps(self, folder: str, after_name: str | None = None) -> dict[str, Stamp]:
+    def list_stamps(self, folder: str, after_name: str | None = None) -> dict[str, Stamp]:
         """Maps the names of the objects in a folder to their stamps. Objects in subfolders are left out.
 
         If `after_name` is given, only names after this name are listed.
@@ -155,7 +155,7 @@ class Objects:
             if meta["path"].count("/") == depth
         }
 
-    def stamp(self, path: str) -> Stamp | None:
+    def read_stamp(self, path: str) -> Stamp | None:
         """The stamp of an object. None if it does not exist."""
         import obstore
 
@@ -223,7 +223,7 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
     Only delta-rs reads the profiles of AWS and requests their credentials; and it does so only if there is no
     endpoint.
     """
-    if SCHEMES.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
+    if PLATFORM_BY_SCHEME.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
         return True
     if {"aws_access_key_id", "aws_endpoint_url"} & _convert_names_to_lower_case(options).keys():
         return True
@@ -243,7 +243,7 @@ def _open_store(root: str, options: Mapping[str, str]) -> "ObjectStore":
     # The types are Any, because the library's annotations require typed dictionaries.
     config: Any = _convert_names_to_lower_case(options)
     client: Any = {"allow_http": config.pop(_ALLOW_HTTP) == "true"} if _ALLOW_HTTP in config else {}
-    if SCHEMES.get((parts := urlsplit(root)).scheme) == "s3":
+    if PLATFORM_BY_SCHEME.get((parts := urlsplit(root)).scheme) == "s3":
         # from_url would ignore the option for the endpoint, and use the environment variable instead.
         return S3Store(parts.netloc, config=config, client_options=client)
     return from_url(root, config=config, client_options=client)

@@ -26,14 +26,14 @@ from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.passwords import remember_secrets
 
 #: Maps the scheme of an address to its platform, and a platform to the options that `storage` may have.
-SCHEMES = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gs"}
-OPTIONS: dict[str, tuple[str, ...]] = {
+PLATFORM_BY_SCHEME = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gs"}
+OPTIONS_BY_PLATFORM: dict[str, tuple[str, ...]] = {
     "s3": ("endpoint", "region", "access_key_id", "secret_access_key", "session_token", "path_style"),
     "azure": ("account_key", "sas_token", "tenant_id", "client_id", "client_secret"),
     "gs": ("service_account",),
 }
 #: The options whose values no message may show.
-SECRETS = ("secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
+SECRET_OPTIONS = ("secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
 #: The schemes of file systems that rename files atomically. Several Spark applications can safely commit there.
 _ATOMIC_SCHEMES = {"file", "hdfs", "viewfs"}
 
@@ -85,11 +85,13 @@ def find_address_problem(lake: str) -> tuple[str, str] | None:
                 "take another folder",
             )
         return None
-    scheme, _, rest = lake.partition(":")
-    if (scheme := scheme.lower()) not in {*SCHEMES, "file"}:
+    scheme, _, rest_of_address = lake.partition(":")
+    if (scheme := scheme.lower()) not in {*PLATFORM_BY_SCHEME, "file"}:
         return None  # Only Spark reads this address.
-    bucket, _, path = rest.removeprefix("//").partition("/")
-    if SCHEMES.get(scheme) in {"s3", "gs"} and not (rest.startswith("//") and _BUCKET.fullmatch(bucket)):
+    bucket, _, path = rest_of_address.removeprefix("//").partition("/")
+    if PLATFORM_BY_SCHEME.get(scheme) in {"s3", "gs"} and not (
+        rest_of_address.startswith("//") and _BUCKET.fullmatch(bucket)
+    ):
         hint = (
             f"write it as {scheme}://BUCKET/PATH; credentials and the server's address belong into `storage`"
         )
@@ -178,7 +180,7 @@ class Storage:
     @property
     def platform(self) -> str | None:
         """The platform of the address: `s3`, `azure` or `gs`. None for other addresses."""
-        return SCHEMES.get(self.scheme)
+        return PLATFORM_BY_SCHEME.get(self.scheme)
 
     @property
     def folder(self) -> str | None:
@@ -378,7 +380,7 @@ _storage_by_address: dict[str, Storage] = {}
 
 def declare_storage(storage: Storage) -> None:
     """Declare the storage of a lake for this process, and keep its secrets out of messages."""
-    remember_secrets(*(storage.options.get(name) for name in SECRETS))
+    remember_secrets(*(storage.options.get(name) for name in SECRET_OPTIONS))
     _storage_by_address[storage.address] = storage
 
 

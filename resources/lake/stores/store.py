@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 #: The number of bytes of a file that are written at once.
-_WRITTEN_BYTES = 64 * 1024
+_WRITE_CHUNK_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Store:
         """The store of a lake."""
         return cls(tuple(storage.make_delta_rs_options().items()))
 
-    def file_system(self, path: str) -> tuple[pafs.FileSystem, str]:
+    def find_file_system(self, path: str) -> tuple[pafs.FileSystem, str]:
         """The file system that contains a path, and the path within this file system."""
         if not is_uri(path):
             return pafs.LocalFileSystem(), path
@@ -92,22 +92,22 @@ class Store:
         """True if a file exists."""
         if not is_uri(path):
             return Path(path).exists()
-        files, inner_path = self.file_system(path)
-        return bool(files.get_file_info(inner_path).type == pafs.FileType.File)
+        file_system, inner_path = self.find_file_system(path)
+        return bool(file_system.get_file_info(inner_path).type == pafs.FileType.File)
 
     def modification_time_ns(self, path: str) -> int | None:
         """The time at which a file was written, in nanoseconds since 1970. None if it is unknown, or if there is no file."""
-        files, inner_path = self.file_system(path)
-        time_written: int | None = files.get_file_info(inner_path).mtime_ns
+        file_system, inner_path = self.find_file_system(path)
+        time_written: int | None = file_system.get_file_info(inner_path).mtime_ns
         return time_written
 
-    def stamp(self, path: str) -> tuple[int | None, int] | None:
+    def read_stamp(self, path: str) -> tuple[int | None, int] | None:
         """The time and the size of a file.
 
         They distinguish files that have had the same name. None if the file does not exist.
         """
-        files, inner_path = self.file_system(path)
-        file = files.get_file_info(inner_path)
+        file_system, inner_path = self.find_file_system(path)
+        file = file_system.get_file_info(inner_path)
         return (file.mtime_ns, file.size) if file.type == pafs.FileType.File else None
 
     def read_rows(
@@ -143,10 +143,13 @@ class Store:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             bounds = dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]()
             for index, name in enumerate(file.schema.column(n).path for n in range(len(file.schema))):
-                if (kind := columns.get(name)) is not None:
+                if (value_type := columns.get(name)) is not None:
                     statistics = [group.column(index).statistics for group in groups]
                     bounds[name] = [
-                        (_parse_stored_value(each.min_raw, kind), _parse_stored_value(each.max_raw, kind))
+                        (
+                            _parse_stored_value(each.min_raw, value_type),
+                            _parse_stored_value(each.max_raw, value_type),
+                        )
                         if each is not None and each.has_min_max
                         else None
                         for each in statistics
@@ -154,7 +157,7 @@ class Store:
                     ]
             return bounds
 
-    def group_readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
+    def iterate_group_readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
         """Yield row groups in their order, each with a function that reads columns of its rows.
 
         A column may be a field of a struct ("new.id"). In that case the other fields of the struct are not read;
@@ -173,9 +176,9 @@ class Store:
 
         On an object store the next item is made while the caller works with the present one.
         """
-        if groups and not isinstance(self.file_system(groups[0].file)[0], pafs.LocalFileSystem):
-            with prefetch(items, 1) as prefetched:
-                yield prefetched
+        if groups and not isinstance(self.find_file_system(groups[0].file)[0], pafs.LocalFileSystem):
+            with prefetch(items, 1) as prefetched_items:
+                yield prefetched_items
         else:
             yield iter(items)
 
@@ -193,11 +196,11 @@ class Store:
     @contextmanager
     def _open_parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         """Open a Parquet file for the block."""
-        files, inner_path = self.file_system(path)
+        file_system, inner_path = self.find_file_system(path)
         # With pre_buffer, the columns of a row group are requested from an object store at the same time.
         with (
-            files.open_input_file(inner_path) as stream,
-            pq.ParquetFile(stream, pre_buffer=not isinstance(files, pafs.LocalFileSystem)) as file,
+            file_system.open_input_file(inner_path) as stream,
+            pq.ParquetFile(stream, pre_buffer=not isinstance(file_system, pafs.LocalFileSystem)) as file,
         ):
             yield file
 
@@ -223,8 +226,8 @@ class Store:
     def _open_fragment(self, path: str) -> ds.ParquetFileFragment:
         if (content := self._read_small_file(path)) is not None:
             return ds.ParquetFileFormat().make_fragment(content)
-        files, inner_path = self.file_system(path)
-        return ds.ParquetFileFormat().make_fragment(inner_path, filesystem=files)
+        file_system, inner_path = self.find_file_system(path)
+        return ds.ParquetFileFormat().make_fragment(inner_path, filesystem=file_system)
 
     def _read_small_file(self, path: str) -> pa.Buffer | None:
         """The bytes of a file on an object store, if the file is small. A dataset would open it more than once.
@@ -234,7 +237,7 @@ class Store:
         objects = self.open_objects(path) if self.open_objects is not None and is_uri(path) else None
         if objects is None:
             return None
-        content, size = objects.read_beginning(self.file_system(path)[1])
+        content, size = objects.read_beginning(self.find_file_system(path)[1])
         return pa.py_buffer(content) if len(content) == size else None
 
     def _read_batches_of_file(
@@ -258,13 +261,15 @@ class Store:
 
     def has_folder(self, folder: str, name: str) -> bool:
         """True if a folder of this name is anywhere in a folder or its subfolders, and contains a file."""
-        _, inner_path = self.file_system(folder)
+        _, inner_path = self.find_file_system(folder)
         depth = len(inner_path.split("/"))
         return any(name in file.path.split("/")[depth:-1] for file in self._list_files(folder))
 
     def _list_files(self, folder: str) -> list[pafs.FileInfo]:
-        files, inner_path = self.file_system(folder)
-        entries = files.get_file_info(pafs.FileSelector(inner_path, allow_not_found=True, recursive=True))
+        file_system, inner_path = self.find_file_system(folder)
+        entries = file_system.get_file_info(
+            pafs.FileSelector(inner_path, allow_not_found=True, recursive=True)
+        )
         # Some servers store an empty object for a folder, even after the files of the folder were removed.
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
         return [entry for entry in entries if entry.type == pafs.FileType.File and entry.path not in folders]
@@ -272,8 +277,8 @@ class Store:
     def probe(self, folder: str, name: str) -> None:
         """Create an empty file in a folder, and delete it."""
         self.touch(path := f"{folder}/{name}")
-        files, inner_path = self.file_system(path)
-        files.delete_file(inner_path)
+        file_system, inner_path = self.find_file_system(path)
+        file_system.delete_file(inner_path)
 
     def touch(self, path: str) -> None:
         """Create an empty file."""
@@ -281,17 +286,17 @@ class Store:
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file into a folder that exists."""
-        files, inner_path = self.file_system(path)
+        file_system, inner_path = self.find_file_system(path)
         # delta-rs's stream accepts only bytes objects. A buffer makes them, if it is larger than each piece that is
         # written into it.
-        with files.open_output_stream(inner_path, buffer_size=2 * _WRITTEN_BYTES) as stream:
-            for begin in range(0, len(content), _WRITTEN_BYTES):
-                stream.write(content[begin : begin + _WRITTEN_BYTES])
+        with file_system.open_output_stream(inner_path, buffer_size=2 * _WRITE_CHUNK_BYTES) as stream:
+            for begin in range(0, len(content), _WRITE_CHUNK_BYTES):
+                stream.write(content[begin : begin + _WRITE_CHUNK_BYTES])
 
     def read_part(self, path: str, begin: int, size: int) -> bytes:
         """The bytes of a file from `begin` on, `size` of them."""
-        files, inner_path = self.file_system(path)
-        with files.open_input_file(inner_path) as stream:
+        file_system, inner_path = self.find_file_system(path)
+        with file_system.open_input_file(inner_path) as stream:
             stream.seek(begin)
             content: bytes = stream.read(size)
         return content
@@ -300,8 +305,8 @@ class Store:
         """Remove a folder with everything in it. Return False if the folder does not exist."""
         if not (self.list_file_names(folder) if is_uri(folder) else Path(folder).exists()):
             return False
-        files, inner_path = self.file_system(folder)
-        files.delete_dir(inner_path)
+        file_system, inner_path = self.find_file_system(folder)
+        file_system.delete_dir(inner_path)
         return True
 
 

@@ -16,7 +16,7 @@ def buffered(*xids: int) -> BufferedTransaction:
 
 
 def left(transaction: BufferedTransaction) -> list[str]:
-    changes = [change for change, _ in transaction.changes()]
+    changes = [change for change, _ in transaction.decode_changes()]
     return [change.content.decode() for change in changes if isinstance(change, LogicalMessage)]
 
 

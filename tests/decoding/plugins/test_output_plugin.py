@@ -216,7 +216,7 @@ def test_one_callback_may_write_several_times() -> None:
             ctx.write(last=last)
 
     with PluginDriver(registered(begin=writes)) as driver:
-        outputs = [output for message in (BEGIN, COMMIT) for output in driver.slot_stream(encode(message))]
+        outputs = [output for message in (BEGIN, COMMIT) for output in driver.pass_message(encode(message))]
     assert [(output.data, output.last) for output in outputs] == [
         (b"x", False),
         (b"x", True),

@@ -90,7 +90,7 @@ class Views:
     def rows(self, name: str, table: str = "orders") -> list[tuple[Any, ...]]:
         lake = build_project(load_config(self.path)).lake.open()
         rows = query_table(
-            lake.local.open_table(lake.paths.replica(name, "public", table)), "select * from t order by 1"
+            lake.delta_rs.open_table(lake.paths.replica(name, "public", table)), "select * from t order by 1"
         )
         return [tuple(row.values()) for row in rows.to_pylist()]
 

@@ -86,8 +86,8 @@ def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: st
     """It takes long because Spark starts, and makes the table."""
     path = demanding(tmp_path, demand)
     lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(thread_count=2))
-    assert lake.local is not None
-    policy, files = lake.policy, FileCommitter(lake.local, lake.access)
+    assert lake.delta_rs is not None
+    policy, files = lake.policy, FileCommitter(lake.delta_rs, lake.access)
     is_reached_by_delta_rs = isinstance(policy.choose_committer(path, _SCHEMA.names, 100), InProcessCommitter)
     many = policy.choose_committer(path, _SCHEMA.names, None, lambda: _SCHEMA)
     assert isinstance(many, SparkCommitter) >= (not is_reached_by_delta_rs)
@@ -97,7 +97,7 @@ def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: st
     assert compacted == 2
     lake.set_properties(path, {"delta.checkpointInterval": "20"})
     lake.set_comments(path, "it's \\ 'here'", {"v": "a `column`'s"})
-    lake.write(engine().session.createDataFrame(rows(10)), path, Commit(7), size=100)
+    lake.write(engine().session.createDataFrame(rows(10)), path, Commit(7), byte_count=100)
     lake.set_comments(path, "it's \\ 'here'", {"v": "a `column`'s"})
     table = DeltaTable(path)
     assert table.metadata().description == "it's \\ 'here'"
@@ -107,7 +107,10 @@ def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: st
     assert lake.count_rows(path) == 4
     if lake.policy.find_reader(path) is not None:
         assert (
-            sum(batch.num_rows for batch in lake.local.read_version_batches(path, lake.local.version(path)))
+            sum(
+                batch.num_rows
+                for batch in lake.delta_rs.read_version_batches(path, lake.delta_rs.version(path))
+            )
             == 4
         )
     assert is_reached_by_delta_rs == (demand not in LEFT and not is_refused(path))
@@ -120,17 +123,17 @@ def test_a_refusal_of_delta_rs_is_no_conflict_and_an_error_of_its_table(tmp_path
         f"alter table delta.{quote_name(path)} set tblproperties ('delta.appendOnly' = 'true')"
     )
     lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(thread_count=2))
-    assert lake.local is not None
+    assert lake.delta_rs is not None
     for overwrite in (False, True):
         with pytest.raises(LakeError) as raised, lake.access.translate_errors(path):
-            lake.local.write(path, rows(5), Commit(7, overwrite=overwrite))
+            lake.delta_rs.write(path, rows(5), Commit(7, overwrite=overwrite))
         assert not isinstance(raised.value, ERRORS_OF_NO_TABLE)
     write_deltalake(other := str(tmp_path / "o"), rows(1), configuration={"delta.appendOnly": "true"})
     with pytest.raises(LakeError, match="append-only") as raised, lake.access.translate_errors(other):
-        lake.local.write(other, rows(5), Commit(7, overwrite=True))
+        lake.delta_rs.write(other, rows(5), Commit(7, overwrite=True))
     assert not isinstance(raised.value, ERRORS_OF_NO_TABLE)
     with pytest.raises(OvertakenError):
-        lake.local.write(other, rows(5), Commit(8, expected_version=7))
+        lake.delta_rs.write(other, rows(5), Commit(8, expected_version=7))
 
 
 @pytest.mark.drawn
@@ -142,14 +145,14 @@ def test_a_users_demands_that_refuse_rows_are_removed_and_the_position_stays(
     reached = demand in DEMANDS
     address, place = (str(tmp_path), path) if reached else (tmp_path.as_uri(), Path(path).as_uri())
     lake = Lake(address, lambda: engine().session, LakeSettings(thread_count=2))
-    assert (lake.local is not None) is reached
+    assert (lake.delta_rs is not None) is reached
     assert not lake.has_row_checks(place)
-    lake.write(engine().session.createDataFrame(rows(4)), place, Commit(7), size=100)
+    lake.write(engine().session.createDataFrame(rows(4)), place, Commit(7), byte_count=100)
     for change in ("add constraint `A c` check (id < 9)", "set tblproperties ('delta.appendOnly' = 'TRUE')"):
         engine().session.sql(f"alter table delta.{quote_name(path)} {change}")
     assert lake.has_row_checks(place)
     lake.remove_row_checks(place)
     assert not lake.has_row_checks(place)
     assert lake.records.position(place) == 7
-    lake.write(engine().session.createDataFrame(rows(10)), place, Commit(8, overwrite=True), size=100)
+    lake.write(engine().session.createDataFrame(rows(10)), place, Commit(8, overwrite=True), byte_count=100)
     assert lake.count_rows(place) == 1

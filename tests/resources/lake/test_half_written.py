@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.resources.lake import unsynced
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
@@ -74,10 +74,10 @@ LEFT: dict[str, tuple[Break, int | None]] = {
 def test_a_table_is_restored_to_its_last_complete_version(tmp_path: Path, left: str) -> None:
     table, (spoil, version) = tmp_path / "lake" / "sub" / "public" / "t", LEFT[left]
     for position in range(1, 5):
-        LocalRecords().append(str(table), rows(position), position)
+        DeltaRsRecords().append(str(table), rows(position), position)
     spoil(table)
     roll_back_tables(tmp_path / "lake", 0)
-    records = LocalRecords(Store(), Tables(Store()))
+    records = DeltaRsRecords(Store(), Tables(Store()))
     assert records.exists(str(table)) == (version is not None)
     if version is not None:
         assert records.head(str(table)).version == version
@@ -91,7 +91,7 @@ def test_a_table_is_restored_to_its_last_complete_version(tmp_path: Path, left: 
 def test_older_or_removed_files_are_left_alone(tmp_path: Path) -> None:
     table = tmp_path / "sub" / "t"
     for position in range(1, 5):
-        LocalRecords().append(str(table), rows(position), position)
+        DeltaRsRecords().append(str(table), rows(position), position)
     whole = entry(table, 3).read_bytes()
     empty(entry(table, 3))
     roll_back_tables(tmp_path, entry(table, 3).stat().st_mtime_ns + 10**10)
@@ -100,13 +100,13 @@ def test_older_or_removed_files_are_left_alone(tmp_path: Path) -> None:
     DeltaTable(str(table)).optimize.compact()
     DeltaTable(str(table)).vacuum(0, dry_run=False, enforce_retention_duration=False)
     roll_back_tables(tmp_path, 0)
-    assert LocalRecords().count_rows(str(table)) == 4
+    assert DeltaRsRecords().count_rows(str(table)) == 4
 
 
 def test_an_incomplete_checkpoint_and_its_pointer_are_removed(tmp_path: Path) -> None:
     table = tmp_path / "sub" / "t"
     for position in range(1, 5):
-        LocalRecords().append(str(table), rows(position), position)
+        DeltaRsRecords().append(str(table), rows(position), position)
     log = table / "_delta_log"
     DeltaTable(str(table)).create_checkpoint()
     for spoil in (
@@ -116,16 +116,16 @@ def test_an_incomplete_checkpoint_and_its_pointer_are_removed(tmp_path: Path) ->
         spoil()
         roll_back_tables(tmp_path, 0)
         assert not (log / "_last_checkpoint").exists()
-        assert LocalRecords(Store(), Tables(Store())).count_rows(str(table)) == 4
+        assert DeltaRsRecords(Store(), Tables(Store())).count_rows(str(table)) == 4
         DeltaTable(str(table)).create_checkpoint()
     # A checkpoint of a removed version is removed, too.
     empty(entry(table, 3))
     roll_back_tables(tmp_path, 0)
-    assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 3
+    assert DeltaRsRecords(Store(), Tables(Store())).position(str(table)) == 3
 
 
 def test_a_version_with_incomplete_deletion_vectors_is_removed(tmp_path: Path) -> None:
-    table, records = tmp_path / "t", LocalRecords()
+    table, records = tmp_path / "t", DeltaRsRecords()
     records.write(str(table), rows(8, 9), Commit(10))
     enable_marking(records, str(table))
     matches = [
@@ -136,11 +136,11 @@ def test_a_version_with_incomplete_deletion_vectors_is_removed(tmp_path: Path) -
     marked = prepare_marked_files(records, str(table), matches, 1)
     mark_rows(records, str(table), marked, [], 20, 1)
     roll_back_tables(tmp_path, 0)
-    assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 20
+    assert DeltaRsRecords(Store(), Tables(Store())).position(str(table)) == 20
     (vector,) = table.glob("*.bin")
     vector.write_bytes(vector.read_bytes()[:-1])
     roll_back_tables(tmp_path, 0)
-    assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 10
+    assert DeltaRsRecords(Store(), Tables(Store())).position(str(table)) == 10
 
 
 def test_a_killed_process_leaves_its_mark_and_the_next_one_repairs(tmp_path: Path) -> None:
@@ -153,14 +153,14 @@ def test_a_killed_process_leaves_its_mark_and_the_next_one_repairs(tmp_path: Pat
     (mark,) = [each for each in marks.iterdir() if each.name != "lock"]
     table = lake / "sub" / "t"
     for position in (1, 2):
-        LocalRecords().append(str(table), rows(position), position)
+        DeltaRsRecords().append(str(table), rows(position), position)
     empty(entry(table, 1))
     one = Lake(str(lake), no_session)
     one.access.begin_writing()
     assert not mark.exists()
-    assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 1
+    assert DeltaRsRecords(Store(), Tables(Store())).position(str(table)) == 1
     # Another process sees that the mark is locked, and restores nothing.
-    LocalRecords(Store(), Tables(Store())).append(str(table), rows(3), 3)
+    DeltaRsRecords(Store(), Tables(Store())).append(str(table), rows(3), 3)
     empty(entry(table, 1))
     subprocess.run([sys.executable, "-c", killed.partition("os.kill")[0], str(lake)], check=True)
     assert entry(table, 1).exists()

@@ -107,7 +107,7 @@ def test_the_users_packages_are_not_added_in_another_version(tmp_path: Path, the
 def test_s3a_has_the_version_of_sparks_hadoop_and_lacks_the_whole_sdk() -> None:
     hadoop = list_s3_packages().coordinates[0]
     assert hadoop.startswith("org.apache.hadoop:hadoop-aws:3.")
-    assert "software.amazon.awssdk:bundle" in list_s3_packages().excluded
+    assert "software.amazon.awssdk:bundle" in list_s3_packages().excluded_dependencies
 
 
 def test_a_copied_folder_names_its_jars_wherever_it_is(

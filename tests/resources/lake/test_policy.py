@@ -37,8 +37,8 @@ def test_the_committer_of_rows_and_the_reason(
 ) -> None:
     lake = Lake(str(tmp_path), no_session, LakeSettings(100))
     path = str(tmp_path / "t")
-    assert lake.local is not None
-    lake.local.write(path, pa.table({"b": ["x"], "a": [1]}), Commit())
+    assert lake.delta_rs is not None
+    lake.delta_rs.write(path, pa.table({"b": ["x"], "a": [1]}), Commit())
     with caplog.at_level(logging.DEBUG, "pgsieve"):
         assert type(lake.policy.choose_committer(path, ["a", "b"], **asked)) is committer  # type: ignore[arg-type]
     # caplog.text cannot be used: once pyspark's loggers exist, pytest gives them its handler, and they give it their JSON format.

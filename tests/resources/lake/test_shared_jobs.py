@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.executors import CALLING_THREAD, SparkExecutors, Threads
+from pgsieve.resources.lake.runners import CALLING_THREAD, SparkRunner, ThreadRunner
 from pgsieve.resources.lake.shared_jobs import (
     Request,
     SharedJobs,
@@ -158,7 +158,7 @@ def test_jobs_are_shared_only_within_their_block() -> None:
     with share_jobs():
         assert copy_context().run(get_shared_jobs) is get_shared_jobs() is not None
     assert get_shared_jobs() is None
-    assert (CALLING_THREAD.max_callers, Threads(3).max_callers) == (1, 1)
+    assert (CALLING_THREAD.max_callers, ThreadRunner(3).max_callers) == (1, 1)
 
 
 def _sent_part(name: str, until: str | None) -> Part:
@@ -181,7 +181,7 @@ def _sent_part(name: str, until: str | None) -> Part:
 @pytest.mark.spark
 def test_spark_runs_shared_requests_under_the_names_of_all(tmp_path: Path) -> None:
     session = engine().session
-    executors, status = SparkExecutors(lambda: session, 2), session.sparkContext.statusTracker()
+    executors, status = SparkRunner(lambda: session, 2), session.sparkContext.statusTracker()
     groups = ["one", "sales, stock, bad"]
     before = [len(status.getJobIdsForGroup(group)) for group in groups]
     until = tmp_path / "asked"

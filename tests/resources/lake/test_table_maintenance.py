@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import make_table_maintenance
@@ -30,7 +30,7 @@ def test_spark_leaves_the_same_table_as_delta_rs(tmp_path: Path) -> None:
         folder = paths[way] = path.removeprefix("file://")
         for end, days in ((10, 3), (20, 2), (30, 0), (40, 1)):
             row = {"slice": end, "commit_time": NOW - timedelta(days=days)}
-            LocalRecords().write(folder, pa.Table.from_pylist([row], SCHEMA), Commit(end))
+            DeltaRsRecords().write(folder, pa.Table.from_pylist([row], SCHEMA), Commit(end))
         assert make_table_maintenance(lake, path).find_last_slice_before(NOW - timedelta(hours=36)) == 20
         assert make_table_maintenance(lake, path).find_last_slice_before(NOW - timedelta(days=9)) == 0
         assert make_table_maintenance(lake, path).delete("slice <= 10") == 1
@@ -41,7 +41,7 @@ def test_spark_leaves_the_same_table_as_delta_rs(tmp_path: Path) -> None:
         make_table_maintenance(lake, path).vacuum(1000)
         assert lake.records.position(path) == 40
         assert list(lake.records.slices(path, 0)) == [30, 40]
-        assert sorted(row["slice"] for row in LocalRecords().rows(folder)) == [30, 40]
+        assert sorted(row["slice"] for row in DeltaRsRecords().rows(folder)) == [30, 40]
         assert len(list(Path(folder).glob("*.parquet"))) > 1, "old versions are deleted too early"
         make_table_maintenance(lake, path).vacuum(0)
         assert len(list(Path(folder).glob("*.parquet"))) == 1
@@ -68,7 +68,7 @@ def test_a_table_with_deletion_vectors_keeps_those_that_a_version_needs(tmp_path
 
 def test_a_table_with_timestamps_demands_no_more_of_its_readers(tmp_path: Path) -> None:
     lake, path = Lake(str(tmp_path), no_session), str(tmp_path / "t")
-    LocalRecords().write(path, pa.table({"at": pa.array([0, 1], pa.timestamp("us"))}), Commit(10))
+    DeltaRsRecords().write(path, pa.table({"at": pa.array([0, 1], pa.timestamp("us"))}), Commit(10))
     make_table_maintenance(lake, path).vacuum(24)
     assert DeltaTable(path).protocol().reader_features == ["timestampNtz"]
 
@@ -76,7 +76,9 @@ def test_a_table_with_timestamps_demands_no_more_of_its_readers(tmp_path: Path) 
 def test_rows_are_clustered_into_files_that_do_not_overlap(tmp_path: Path) -> None:
     lake, path = Lake(str(tmp_path), lambda: engine().session), str(tmp_path / "t")
     rows = [f"{number * 7919 % 4000:04d}{number:028d}" for number in range(4000)]
-    LocalRecords().write(path, pa.table({"t": rows}), Commit(10, properties={"delta.targetFileSize": "8192"}))
+    DeltaRsRecords().write(
+        path, pa.table({"t": rows}), Commit(10, properties={"delta.targetFileSize": "8192"})
+    )
     files = make_table_maintenance(lake, path).list_file_times_and_sizes()
     assert sum(size for _, size in files) == lake.records.size_bytes(path)
     make_table_maintenance(lake, path).compact(["t"])

@@ -93,10 +93,10 @@ class Changes:
         self.schema, self.history = pa.schema(columns), changes_schema(columns)
         self.lake = Lake(str(folder), no_session, LakeSettings(-1, thread_count=2, wants_vectors=vectors))
         self.path, self.log = str(folder / "replica"), str(folder / "changes")
-        assert self.lake.local is not None
+        assert self.lake.delta_rs is not None
         for begin in range(0, max(len(rows), 1), 10):  # several files
             part = pa.Table.from_pylist(rows[begin : begin + 10], self.schema)
-            self.lake.local.write(self.path, part, Commit(100 if begin == 0 else None))
+            self.lake.delta_rs.write(self.path, part, Commit(100 if begin == 0 else None))
         half = len(changes) // 2
         self.slices = []
         for end, part in zip(_ENDS, (changes[:half], changes[half:]), strict=True):
@@ -115,7 +115,7 @@ class Changes:
                         last_truncate=(end - 50, truncates[-1]) if truncates else None,
                     )
                 )
-                self.lake.local.write(self.log, self._history(part, end), Commit(end))
+                self.lake.delta_rs.write(self.log, self._history(part, end), Commit(end))
 
     def _history(self, changes: list[Change], end: int) -> pa.Table:
         return pa.Table.from_pylist(
@@ -139,9 +139,9 @@ class Changes:
         return PendingChanges(self.slices, self.lake.records.head(self.path))
 
     def rows(self) -> list[Row]:
-        assert self.lake.local is not None
+        assert self.lake.delta_rs is not None
         return sorted(
-            self.lake.local.read_all_rows(self.path).to_pylist(), key=lambda r: tuple(map(str, r.values()))
+            self.lake.delta_rs.read_all_rows(self.path).to_pylist(), key=lambda r: tuple(map(str, r.values()))
         )
 
     def by_files(self, replicated: Definition) -> TableResult:
@@ -165,7 +165,7 @@ class Changes:
 
     def mark(self, gone: list[Row], position: int, *, checkpointed: bool) -> None:
         """Mark rows as deleted."""
-        local = self.lake.local
+        local = self.lake.delta_rs
         assert local is not None
         enable_marking(local, self.path)
         if checkpointed:
@@ -178,13 +178,13 @@ class Changes:
         mark_rows(local, self.path, marked, [], position, base)
 
     def one_by_one(self, replicated: Definition) -> TableResult:
-        assert self.lake.local is not None
+        assert self.lake.delta_rs is not None
         pending = self.pending()
-        few = self.lake.local.open_slices(self.log).read_rows([c.slice_end for c in self.slices])
+        few = self.lake.delta_rs.open_slices(self.log).read_rows([c.slice_end for c in self.slices])
         assert few is not None
         small, changes = (
             Lake(self.lake.uri, no_session),
-            FewChanges(few, InProcessCommitter(self.lake.local, self.lake.access)),
+            FewChanges(few, InProcessCommitter(self.lake.delta_rs, self.lake.access)),
         )
         ConflictSearch(small, self.path, self.log, replicated, pending).refuse(changes)
         return FewChangesWriter(self.lake, changes, self.path, replicated, pending, _ENDS[-1]).apply()
@@ -387,7 +387,7 @@ def test_only_files_that_lose_rows_are_rewritten(tmp_path: Path) -> None:
     changes = Changes(tmp_path, rows, [update(row(3, "after")), insert(row(30, "new"))])
     before = set((tmp_path / "replica").glob("*.parquet"))
     changes.by_files(definition("k"))
-    local = changes.lake.local
+    local = changes.lake.delta_rs
     assert local is not None
     kept = {
         Path(p).name for p in pa.table(local.open_table(changes.path).get_add_actions())["path"].to_pylist()
@@ -470,7 +470,7 @@ def _constrains(changes: Changes) -> None:
 
 def _partitions(changes: Changes) -> None:
     """Rewrite the replica partitioned, as another writer might. Its position stays."""
-    local = changes.lake.local
+    local = changes.lake.delta_rs
     assert local is not None
     rows = local.read_all_rows(changes.path)
     local.remove(changes.path)
@@ -509,8 +509,8 @@ def test_inserts_keep_a_users_additions(tmp_path: Path) -> None:
     changes = Changes(tmp_path, [row(3, "before")], [insert(row(7, "new"))])
     _adds_column(changes)
     changes.by_files(definition("k"))
-    assert changes.lake.local is not None
-    compact(changes.lake.local, changes.path)
+    assert changes.lake.delta_rs is not None
+    compact(changes.lake.delta_rs, changes.path)
     assert _mine(changes) == {(*row(3, "before").values(), "kept"), (*row(7, "new").values(), None)}
 
 
@@ -521,7 +521,7 @@ def test_inserts_into_a_table_with_more_writer_features_are_not_written_as_files
     changes = Changes(tmp_path, [row(3, "before")], [insert(row(7, "new"))])
     alter(changes)
     assert find_many_changes(changes.lake, changes.path, changes.log, definition(), changes.pending()) is None
-    local, kept = changes.lake.local, row(3, "before")
+    local, kept = changes.lake.delta_rs, row(3, "before")
     assert local is not None
     keys = pa.table({"t": pa.array([kept["t"], "t9"]), "k": pa.array([kept["k"], 3])})
     assert local.find_rows(changes.path, keys, keys.schema)[1].to_pylist() == [

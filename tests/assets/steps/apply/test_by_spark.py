@@ -51,7 +51,7 @@ def by_spark(changes: Changes, replicated: Definition) -> TableResult:
     """Apply changes as in a lake that only Spark reaches."""
     session = engine().session.newSession()
     lake = Lake(Path(changes.lake.uri).as_uri(), lambda: session)
-    assert lake.local is None
+    assert lake.delta_rs is None
     path, log = (Path(each).as_uri() for each in (changes.path, changes.log))
     plan = Plan(
         PendingChanges(changes.slices, lake.records.head(path)),

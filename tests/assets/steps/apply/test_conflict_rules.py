@@ -15,7 +15,7 @@ from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Definition, FormerLayout
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 
@@ -146,8 +146,8 @@ def test_changes_that_a_later_copy_contains_do_not_conflict_with_their_own_rows(
 
 def test_changes_that_another_run_applied_do_not_conflict_with_their_own_rows(tmp_path: Path) -> None:
     rows = pa.table({"k": [1], "v": [""]})
-    LocalRecords().write(str(tmp_path / "replica"), rows, Commit(99))
+    DeltaRsRecords().write(str(tmp_path / "replica"), rows, Commit(99))
     with pytest.raises(KeyConflictError):
         _look(tmp_path, [("insert", None, 1)])
-    LocalRecords().write(str(tmp_path / "replica"), pa.table({"k": [2], "v": [""]}), Commit(100))
+    DeltaRsRecords().write(str(tmp_path / "replica"), pa.table({"k": [2], "v": [""]}), Commit(100))
     _look(tmp_path, [("insert", None, 2)])

@@ -76,9 +76,9 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, way: str) -> None:
         lives = [{**row, **_LIVES} for row in rows]
         made = Changes(tmp_path / str(seed), lives, [_soft(each) for each in changes], _ALL)
         if way == "marked":
-            assert made.lake.local is not None
+            assert made.lake.delta_rs is not None
             made.lake.policy = replace(made.lake.policy, rewritten_bytes=-1)
-            enable_marking(made.lake.local, made.path)
+            enable_marking(made.lake.delta_rs, made.path)
         try:
             (made.one_by_one if way == "merged" else made.by_files)(_DEFINITION)
         except KeyConflictError:

@@ -17,8 +17,8 @@ from pgsieve.decoding.changes.digests import WantedDigests, compute_row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
-from pgsieve.resources.lake.executors import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import CALLING_THREAD
 from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
 from tests.fixtures.lakes import no_session
 
@@ -81,13 +81,13 @@ def _followed(rows: list[Row], changes: list[Change]) -> tuple[Counter[str], int
 
 def _mark(changes: Changes, gone: list[Row]) -> None:
     """Mark as deleted the first row of the replica that equals each of `gone`."""
-    local, lake, schema = changes.lake.local, changes.lake, changes.schema
+    local, lake, schema = changes.lake.delta_rs, changes.lake, changes.schema
     assert local is not None
     enable_marking(local, changes.path)
     counts = Counter(map(str, gone))
     distinct = [row for row in _ROWS if counts[str(row)]]
     sought = WantedDigests(compute_row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
-    row_matches = FileCommitter(lake.local, lake.access).find_row_matches(
+    row_matches = FileCommitter(lake.delta_rs, lake.access).find_row_matches(
         changes.path, sought, schema, CALLING_THREAD
     )
     matches = select_first_matches(row_matches, np.array([counts[str(row)] for row in distinct]))

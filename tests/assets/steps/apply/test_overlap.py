@@ -153,11 +153,11 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
     small = SMALL_BYTES_DEFAULT if writer == "process" else -1
     settings = LakeSettings(small, thread_count=2 if writer == "threads" else None)
     lake = Lake(uri, lambda: session, settings)
-    if lake.local:
+    if lake.delta_rs:
         # Each process has its own open tables.
-        lake.local = delta_rs.LocalRecords(lake.store, Tables(lake.store))
-        lake.records = NamedRecords(lake.local, lake.access.translate_errors)
-        lake.policy = replace(lake.policy, local=lake.local)
+        lake.delta_rs = delta_rs.DeltaRsRecords(lake.store, Tables(lake.store))
+        lake.records = NamedRecords(lake.delta_rs, lake.access.translate_errors)
+        lake.policy = replace(lake.policy, delta_rs=lake.delta_rs)
     return Process(Subscription("sub", slot_stream), lake)
 
 
@@ -232,7 +232,7 @@ def test_changes_of_a_batch_that_another_process_applied_are_not_applied_again(
     else:
         # After the version was checked, the commit itself is refused.
         owner, function = (
-            (commits, "_commit_properties") if overlap.first.lake.local else (delta, "add_version_guard")
+            (commits, "_commit_properties") if overlap.first.lake.delta_rs else (delta, "add_version_guard")
         )
     calls = _meanwhile(monkeypatch, owner, function, overlap.second.apply_oldest)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)
@@ -261,7 +261,7 @@ def test_two_drains_of_a_slot_append_each_transaction_once(
         overlap.database.execute("alter publication p set (publish_via_partition_root = true)")
     between = read_current_lsn(overlap.database)
     overlap.write()
-    function = "drained_messages" if overlap.first.lake.local is None else "commit_slice"
+    function = "drained_messages" if overlap.first.lake.delta_rs is None else "commit_slice"
     # The first process's slice begins with the transactions that the second process appends.
     calls = _meanwhile(monkeypatch, appending, function, lambda: overlap.second.drain(between))
     overlap.first.receive()

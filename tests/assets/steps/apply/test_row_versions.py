@@ -57,15 +57,15 @@ class World:
         self.table.begin_anew(_COPIED, _BEGIN)
 
     def write(self, replica: dict[int, Values], position: int = _COPIED) -> None:
-        assert self.lake.local is not None
+        assert self.lake.delta_rs is not None
         rows = [{"k": key, **values} for key, values in replica.items()]
-        self.lake.local.write(
+        self.lake.delta_rs.write(
             self.replica, pa.Table.from_pylist(rows, pa.schema(_COLUMNS)), Commit(position, overwrite=True)
         )
 
     def apply(self, changes: Sequence[tuple[int, Change]], end: int) -> None:
         """Apply a slice. Each change has the number of its commit."""
-        assert self.lake.local is not None
+        assert self.lake.delta_rs is not None
         rows = [
             {
                 "slice": end,
@@ -80,7 +80,7 @@ class World:
             }
             for number, (commit, change) in enumerate(changes)
         ]
-        self.lake.local.append(self.log, pa.Table.from_pylist(rows, changes_schema(_COLUMNS)), end)
+        self.lake.delta_rs.append(self.log, pa.Table.from_pylist(rows, changes_schema(_COLUMNS)), end)
         sent = {kind: sum(c.operation == kind for _, c in changes) for kind in ROW_OPERATIONS}
         truncates = [(110 + 10 * n, at) for at, (n, c) in enumerate(changes) if c is _TRUNCATE]
         slice_ = TableChanges(
@@ -118,8 +118,8 @@ class World:
         return AppliedChanges(slices, pending.since_lsn, many.net_change.keyed_changes, rows)
 
     def rows(self) -> list[dict[str, Any]]:
-        assert self.lake.local is not None
-        return self.lake.local.read_all_rows(self.table.path).to_pylist()
+        assert self.lake.delta_rs is not None
+        return self.lake.delta_rs.read_all_rows(self.table.path).to_pylist()
 
     def at(self, lsn: int) -> dict[int, Values]:
         """The rows that are valid after the commit at `lsn`. Assert that no key has two."""

@@ -116,7 +116,7 @@ def test_a_moment_within_a_slice_is_read_by_its_lsn_or_its_time(counters: Counte
     lsns = [counters.add() for _ in range(5)]
     counters.run()
     assert [counters.n(lsn) for lsn in (first, *lsns)] == [0, 1, 2, 3, 4, 5]
-    history = counters.lake.local.read_all_rows(
+    history = counters.lake.delta_rs.read_all_rows(
         counters.lake.paths.change_history("sub", "public", "t")
     ).to_pylist()
     times = sorted(row["commit_time"] for row in history)
@@ -168,7 +168,7 @@ def test_moments_before_the_retention_are_refused(counters: Counters) -> None:
     lake = counters.lake
     lake.records.append_versioned(
         record.path,
-        lake.local.read_all_rows(record.path).slice(0, 1).drop_columns(["version", "deleted_up_to"]),
+        lake.delta_rs.read_all_rows(record.path).slice(0, 1).drop_columns(["version", "deleted_up_to"]),
     )
     assert record.read_state().deleted_up_to is None
     assert "did not record which changes it deleted" in counters.refusal(late)

@@ -50,7 +50,7 @@ class Shop:
     def __init__(self, folder: Path) -> None:
         self.lake = Lake(str(folder), no_session)
         self.subscriptions = [Subscription(name, FEED) for name in NAMES]
-        self.local = self.lake.local
+        self.local = self.lake.delta_rs
         assert self.local is not None
         for name in NAMES:
             definition = Definition((("id", "bigint"),), ("id",), Layout(1, (), 1, ()))

@@ -29,13 +29,13 @@ DEFINITION = Definition((("id", "bigint"),), ("id",), Layout(1, (), 1, ()))
 def lake_of(folder: Path, tables: int) -> Lake:
     """A lake of ready tables, all of them in a cut."""
     lake = Lake(str(folder), no_session)
-    assert lake.local is not None
+    assert lake.delta_rs is not None
     names = [("public", f"t{number}") for number in range(tables)]
     TableStates(lake, "sub").append([TableState(*name, SyncState.READY, 1, DEFINITION) for name in names])
     for name in names:
         for position in (None, 1):
-            lake.local.write(lake.paths.replica("sub", *name), pa.table({"id": [0]}), Commit(position))
-    versions = {name: lake.local.version(lake.paths.replica("sub", *name)) for name in names}
+            lake.delta_rs.write(lake.paths.replica("sub", *name), pa.table({"id": [0]}), Commit(position))
+    versions = {name: lake.delta_rs.version(lake.paths.replica("sub", *name)) for name in names}
     states = find_newest_version(TableStates(lake, "sub").read_newest().values())
     Cuts(lake, "sub").append(Cut(1, versions, datetime.now(UTC), states))
     return lake

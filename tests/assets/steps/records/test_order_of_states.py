@@ -151,7 +151,7 @@ def test_a_table_with_two_states_in_one_commit_has_the_last_one(lake: Lake) -> N
 
 
 def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
-    local, long_ago = lake.local, datetime(2020, 1, 1, tzinfo=UTC)
+    local, long_ago = lake.delta_rs, datetime(2020, 1, 1, tzinfo=UTC)
     assert local is not None
 
     def write(path: str, schema: pa.Schema, *rows: dict[str, object]) -> None:

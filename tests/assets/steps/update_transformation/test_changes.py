@@ -43,8 +43,8 @@ from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
-from pgsieve.resources.lake.executors import CALLING_THREAD, Threads
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import CALLING_THREAD, ThreadRunner
 from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache, share_batch_cache
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.pgsieve_replica import engine
@@ -173,7 +173,7 @@ def test_every_runner_writes_the_same_changes(
     expected = pa.Table.from_batches([add_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
     for name, several, runner in (
         ("few", few, CALLING_THREAD),
-        ("many", many, Threads(2)),
+        ("many", many, ThreadRunner(2)),
         ("one", many, CALLING_THREAD),
     ):
         changes, folder = sent_changes(several, chosen, [(405, 3, _AT)]), tmp_path / name
@@ -251,7 +251,7 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
                 readings.append(replace(readings[0], transformation=other))
             folder = tmp_path / name / str(number)
             changes = readable(SentChanges(readings, (), TableSlice(_END, ("a",), _SCHEMA)))
-            files = changes.write_files(Threads(2), str(folder), Store()).files.to_pylist()
+            files = changes.write_files(ThreadRunner(2), str(folder), Store()).files.to_pylist()
             tables = [pq.read_table(folder / file["path"]) for file in files]
             each.append(sorted((row for table in tables for row in table.to_pylist()), key=str))
         return each
@@ -269,7 +269,7 @@ def test_no_file_is_written_if_all_changes_are_filtered_out(
 ) -> None:
     of_one = Messages(no_frame, stored=messages[1]).apply_filter(MessageFilter(relations=frozenset({1})))
     folder = tmp_path / "changes"
-    written = sent_changes(of_one, transformation("a < 0")).write_files(Threads(2), str(folder), Store())
+    written = sent_changes(of_one, transformation("a < 0")).write_files(ThreadRunner(2), str(folder), Store())
     assert written.files.num_rows == 0
     assert sum(written.counts.sent_as.values()) == (_ROWS - 10) // 2
     assert not folder.exists()
@@ -294,7 +294,7 @@ def test_a_decoding_error_is_raised_unchanged(tmp_path: Path) -> None:
     of_one = Messages(no_frame, stored=stored).apply_filter(MessageFilter(relations=frozenset({1})))
     made = Transformation(text_as_int, schema, ("b",), frozenset(ROW_OPERATIONS), FILTERS[""])
     with pytest.raises(ValueNotRepresentableError, match="column"):
-        sent_changes(of_one, made).count_without_writing(Threads(2))
+        sent_changes(of_one, made).count_without_writing(ThreadRunner(2))
 
 
 @pytest.mark.parametrize("key", ["infinity", "0044-03-15 BC"])
@@ -307,4 +307,4 @@ def test_a_value_that_does_not_fit_is_reported_with_a_key_beyond_pythons_range(
     _, stored = change_log(tmp_path, [change] * 12)
     made = Transformation(columns, schema, ["k"], frozenset(ROW_OPERATIONS), dict.fromkeys(ROW_OPERATIONS))
     with pytest.raises(ValueNotRepresentableError, match=rf"in the row with key \(k\)=\({key}\)"):
-        sent_changes(Messages(no_frame, stored=stored), made).count_without_writing(Threads(2))
+        sent_changes(Messages(no_frame, stored=stored), made).count_without_writing(ThreadRunner(2))

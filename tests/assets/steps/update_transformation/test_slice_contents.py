@@ -26,13 +26,13 @@ TRUNCATE = struct.pack(">ciBI", b"T", 1, 0, OID)
 
 def receive(lake: Lake, end: int, *messages: bytes) -> None:
     """Append a slice to the change log, and nothing else, as a run that dies then."""
-    assert lake.local is not None
+    assert lake.delta_rs is not None
     at = {"slice": end, "commit_lsn": end - 1, "commit_time": datetime.now(UTC), "xid": 1, "relation_id": OID}
     rows = [
         {**at, "ordinal": 2 * number, "number": number, "kind": chr(data[0]), "data": data}
         for number, data in enumerate(messages)
     ]
-    lake.local.write(
+    lake.delta_rs.write(
         lake.paths.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG_SCHEMA), Commit(end)
     )
 

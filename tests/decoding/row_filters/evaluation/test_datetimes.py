@@ -14,7 +14,7 @@ from pgsieve.decoding.row_filters.evaluation.datetimes import (
     DATETIME_FUNCTIONS,
     bind_constant,
 )
-from pgsieve.decoding.row_filters.evaluation.values import DAY
+from pgsieve.decoding.row_filters.evaluation.values import DAY_MICROS
 from pgsieve.decoding.row_filters.nodes import (
     DATE,
     FLOAT8,
@@ -30,7 +30,7 @@ from pgsieve.decoding.row_filters.nodes import (
 from pgsieve.decoding.values.datetimes import calendar_date, days_since_epoch
 
 FIRST, LAST = days_since_epoch(-4713, 11, 24), days_since_epoch(5_874_897, 12, 31)
-FIRST_TIMESTAMP, LAST_TIMESTAMP = FIRST * DAY, days_since_epoch(294_277, 1, 1) * DAY - 1
+FIRST_TIMESTAMP, LAST_TIMESTAMP = FIRST * DAY_MICROS, days_since_epoch(294_277, 1, 1) * DAY_MICROS - 1
 
 
 def made(name: str, parameter: Constant, type_oid: int, result: int) -> Callable[..., object]:
@@ -70,10 +70,13 @@ def test_infinities_stay() -> None:
 
 
 def test_an_interval_is_added_months_first() -> None:
-    start = days_since_epoch(2020, 1, 31) * DAY
-    assert plus(Interval(1, 0, 0))(start) == days_since_epoch(2020, 2, 29) * DAY
-    assert plus(Interval(13, 1, -1))(start) == days_since_epoch(2021, 3, 1) * DAY - 1
-    assert plus(Interval(-13, 0, 0))(days_since_epoch(1, 1, 5) * DAY) == days_since_epoch(-1, 12, 5) * DAY
+    start = days_since_epoch(2020, 1, 31) * DAY_MICROS
+    assert plus(Interval(1, 0, 0))(start) == days_since_epoch(2020, 2, 29) * DAY_MICROS
+    assert plus(Interval(13, 1, -1))(start) == days_since_epoch(2021, 3, 1) * DAY_MICROS - 1
+    assert (
+        plus(Interval(-13, 0, 0))(days_since_epoch(1, 1, 5) * DAY_MICROS)
+        == days_since_epoch(-1, 12, 5) * DAY_MICROS
+    )
 
 
 @pytest.mark.parametrize(

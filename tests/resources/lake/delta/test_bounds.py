@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -34,7 +34,7 @@ def days(path: str) -> dict[int, int | None]:
 
 @pytest.mark.parametrize("day", [_LAST + 1, _LAST_OF_POSTGRESQL, _INFINITY])
 def test_distant_dates_are_written_merged_and_compacted(tmp_path: Path, day: int) -> None:
-    local, path = LocalRecords(), str(tmp_path / "t")
+    local, path = DeltaRsRecords(), str(tmp_path / "t")
     local.write(path, pa.table({"id": [1, 2, 3], "day": dates(day, _MINUS_INFINITY, None)}), Commit(10))
     # Rows of the rewritten file have the distant date, merged rows do not.
     source = pa.table({"action": ["upsert", "delete"], "k0": [4, 3], "v0": [4, 3], "v1": dates(7, None)})
@@ -56,7 +56,7 @@ def test_dates_within_lists_and_structs_have_no_bounds_either(
         "nothing": pa.array([None, None], pa.list_(pa.date32())),
     }
     for name, values in kinds.items():
-        LocalRecords().write(str(tmp_path / name), pa.table({"id": [1, 2], name: values}), Commit(10))
+        DeltaRsRecords().write(str(tmp_path / name), pa.table({"id": [1, 2], name: values}), Commit(10))
         assert DeltaTable(str(tmp_path / name)).to_pyarrow_table(columns=["id"]).num_rows == 2
     assert "panicked" not in capfd.readouterr().err
 
@@ -64,7 +64,7 @@ def test_dates_within_lists_and_structs_have_no_bounds_either(
 def test_other_columns_of_files_with_distant_dates_have_bounds(tmp_path: Path) -> None:
     # From the bounds of `slice` this process knows what is in a file of a change history. Without them Spark would have to read it.
     new = pa.StructArray.from_arrays([dates(_INFINITY, 1), pa.array([1, 2])], ["day", "id"])
-    path, local = str(tmp_path / "t"), LocalRecords()
+    path, local = str(tmp_path / "t"), DeltaRsRecords()
     local.write(
         path, pa.table({"slice": [10, 10], "commit_lsn": [5, 6], "ordinal": [0, 0], "new": new}), Commit(10)
     )
@@ -75,7 +75,7 @@ def test_other_columns_of_files_with_distant_dates_have_bounds(tmp_path: Path) -
 
 def test_other_dates_have_bounds(tmp_path: Path) -> None:
     path = str(tmp_path / "t")
-    LocalRecords().write(path, pa.table({"id": [1, 2], "day": dates(1, 2)}), Commit(10))
+    DeltaRsRecords().write(path, pa.table({"id": [1, 2], "day": dates(1, 2)}), Commit(10))
     bounds = pa.table(DeltaTable(path).get_add_actions(flatten=True))
     assert bounds["max.day"].cast(pa.int32()).to_pylist() == [2]
 
@@ -94,20 +94,20 @@ def _long_rows(*ids: int) -> pa.Table:
     return pa.table({"id": list(ids), "text": text, "octets": octets, "new": new, "lists": lists})
 
 
-def _written(local: LocalRecords, path: str) -> None:
+def _written(local: DeltaRsRecords, path: str) -> None:
     local.write(path, _long_rows(1, 2), Commit(10))
     local.append(path, _long_rows(3), 20)
 
 
-def _read_as_it_comes(local: LocalRecords, path: str) -> None:
+def _read_as_it_comes(local: DeltaRsRecords, path: str) -> None:
     local.write(path, _long_rows(1).to_reader(), Commit(10))
 
 
-def _versioned(local: LocalRecords, path: str) -> None:
+def _versioned(local: DeltaRsRecords, path: str) -> None:
     local.append_versioned(path, _long_rows(1))
 
 
-def _merged(local: LocalRecords, path: str) -> None:
+def _merged(local: DeltaRsRecords, path: str) -> None:
     rows = _long_rows(1, 2, 3).select(["id", "text", "octets"])
     local.write(path, rows, Commit(10))
     changes = {"action": ["update", "upsert"], "k0": [1, 4], "v0": [1, 4]}
@@ -116,23 +116,23 @@ def _merged(local: LocalRecords, path: str) -> None:
     local.merge(path, source, merge, Commit(20, expected_version=0))
 
 
-def _deleted(local: LocalRecords, path: str) -> None:
+def _deleted(local: DeltaRsRecords, path: str) -> None:
     _written(local, path)
     assert make_table_maintenance(Lake(str(Path(path).parent), no_session), path).delete("id = 2") == 1
 
 
-def _by_threads(local: LocalRecords, path: str) -> None:
+def _by_threads(local: DeltaRsRecords, path: str) -> None:
     rows = _long_rows(1, 2)
     files = [row for file in write_files(path, rows.schema, rows.to_batches()) for row in file.to_pylist()]
     local.commit(path, rows.schema, files, Commit(10))
 
 
-def _compacted(local: LocalRecords, path: str) -> None:
+def _compacted(local: DeltaRsRecords, path: str) -> None:
     _written(local, path)
     assert make_table_maintenance(Lake(str(Path(path).parent), no_session), path).compact() == 1
 
 
-def _clustered(local: LocalRecords, path: str) -> None:
+def _clustered(local: DeltaRsRecords, path: str) -> None:
     _written(local, path)
     make_table_maintenance(Lake(str(Path(path).parent), no_session), path).compact(["id"])
 
@@ -142,10 +142,10 @@ def _clustered(local: LocalRecords, path: str) -> None:
     [_written, _read_as_it_comes, _versioned, _merged, _deleted, _by_threads, _compacted, _clustered],
 )
 def test_neither_log_nor_footer_has_a_long_value(
-    write: Callable[[LocalRecords, str], None], tmp_path: Path
+    write: Callable[[DeltaRsRecords, str], None], tmp_path: Path
 ) -> None:
     path = tmp_path / "t"
-    write(LocalRecords(), str(path))
+    write(DeltaRsRecords(), str(path))
     assert max(len(line) for log in path.glob("_delta_log/*.json") for line in log.open()) < _SHORT
     assert DeltaTable(str(path)).count() > 0
     assert max(pq.read_metadata(file).serialized_size for file in path.glob("*.parquet")) < _SHORT

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, quote_name
@@ -58,7 +58,7 @@ def _rows() -> pa.Table:
 
 def _append(path: str) -> None:
     for file in _files(_rows()):
-        LocalRecords().write(path, file, Commit())
+        DeltaRsRecords().write(path, file, Commit())
 
 
 def _by_executor(path: str) -> None:
@@ -66,11 +66,11 @@ def _by_executor(path: str) -> None:
         written = [
             f for batch in write_files(path, file.schema, file.to_batches()) for f in batch.to_pylist()
         ]
-        LocalRecords().commit(path, file.schema, written, Commit())
+        DeltaRsRecords().commit(path, file.schema, written, Commit())
 
 
 def _merge(path: str) -> None:
-    local, rows = LocalRecords(), _rows().drop_columns(["new"])
+    local, rows = DeltaRsRecords(), _rows().drop_columns(["new"])
     for i in range(0, rows.num_rows, 2):
         local.write(path, rows.slice(i, 2), Commit(i + 1))
         source = pa.table(
@@ -86,7 +86,7 @@ def _delete(path: str) -> None:
     rows = _rows()
     for i in range(0, rows.num_rows, 2):
         more = rows.slice(i, 2)
-        LocalRecords().write(
+        DeltaRsRecords().write(
             path,
             pa.concat_tables([more, more.slice(0, 1).drop_columns(["id"]).append_column("id", [[i + 100]])]),
             Commit(),

@@ -27,7 +27,7 @@ from tenacity import retry, retry_if_exception_type
 
 from pgsieve.resources.lake.delta import compaction
 from pgsieve.resources.lake.delta.compaction import cluster_files, compact
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, quote_name
@@ -45,9 +45,9 @@ _WAYS = {
 }
 
 
-def other_process() -> LocalRecords:
+def other_process() -> DeltaRsRecords:
     """The tables of another process, which opened them itself."""
-    return LocalRecords(tables=Tables(Store()))
+    return DeltaRsRecords(tables=Tables(Store()))
 
 
 def rows(*values: int) -> pa.Table:
@@ -61,12 +61,14 @@ def written(path: str) -> str:
     return path
 
 
-def replaced(local: LocalRecords, path: str, gone: int, come: int) -> None:
+def replaced(local: DeltaRsRecords, path: str, gone: int, come: int) -> None:
     """Replace a row, and its file, by another."""
     assert can_rewrite_files(local, path, rows().column_names)
     matches = local.find_key_matches(path, rows(gone).select(["slice"]), [np.ones(1, np.bool_)], 2**40)
     assert matches is not None
-    files = write_files(path, rows(come).schema, rows(come).to_batches(), store=local.store, size=2**20)
+    files = write_files(
+        path, rows(come).schema, rows(come).to_batches(), store=local.store, target_bytes=2**20
+    )
     added = [each for file in files for each in file.to_pylist()]
     removed = {match.log_path: match.size_bytes for match in matches}
     local.commit(
@@ -79,7 +81,7 @@ def replaced(local: LocalRecords, path: str, gone: int, come: int) -> None:
 
 
 def values(path: str) -> list[int]:
-    return sorted(LocalRecords().read_all_rows(path)["slice"].to_pylist())
+    return sorted(DeltaRsRecords().read_all_rows(path)["slice"].to_pylist())
 
 
 def spark(path: str, statement: str) -> None:
@@ -185,11 +187,11 @@ def test_random_compactions_and_writers_leave_the_written_rows(tmp_path: Path, s
 _PROCESS = """
 import sys
 from pgsieve.resources.lake.delta.compaction import compact
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
 print("ready", flush=True)
 for line in sys.stdin:
-    retry_after_conflict(lambda: compact(LocalRecords(), line.strip()))()
+    retry_after_conflict(lambda: compact(DeltaRsRecords(), line.strip()))()
     print("done", flush=True)
 """
 
@@ -253,7 +255,7 @@ _COLUMNS = {
 
 @pytest.mark.parametrize("way", ["compact", "cluster"])
 def test_every_type_is_unchanged_also_in_files_older_than_a_column(tmp_path: Path, way: str) -> None:
-    path, local = str(tmp_path / "t"), LocalRecords()
+    path, local = str(tmp_path / "t"), DeltaRsRecords()
     table = pa.table(_COLUMNS)
     columns = table.column_names
     for i in range(table.num_rows):
@@ -288,7 +290,7 @@ def test_every_type_is_unchanged_also_in_files_older_than_a_column(tmp_path: Pat
     assert pa.table(files.read_all()).num_rows == 1
 
 
-def _printed(local: LocalRecords, path: str) -> list[str]:
+def _printed(local: DeltaRsRecords, path: str) -> list[str]:
     """The rows as text, in which NaN equals NaN. Python has no dates that late."""
     rows = local.read_all_rows(path)
     days = rows["day"].cast(pa.int32())
@@ -301,7 +303,7 @@ def _newest_entry(path: str) -> list[str]:
 
 def test_readers_that_use_bounds_find_every_row(tmp_path: Path) -> None:
     """First files of one row each, then one file of all. Each condition finds the same rows, with bounds or without."""
-    path, local = str(tmp_path / "t"), LocalRecords()
+    path, local = str(tmp_path / "t"), DeltaRsRecords()
     amounts = [decimal.Decimal(n).scaleb(-2) for n in (-1000, -1, 0, 1, 99, 100, 1000, 10**17)]
     days = [dt.date(2020, 1, 1) + dt.timedelta(n) for n in range(len(amounts))]
     rows = pa.table({"amount": pa.array(amounts, pa.decimal128(20, 2)), "day": days})
@@ -318,7 +320,7 @@ def test_readers_that_use_bounds_find_every_row(tmp_path: Path) -> None:
 
 
 def test_small_files_become_one_row_group_and_large_ones_stay(tmp_path: Path) -> None:
-    path, local = str(tmp_path / "t"), LocalRecords()
+    path, local = str(tmp_path / "t"), DeltaRsRecords()
     large = pa.table({"t": [f"{i * 7919 % 10007:06d}" * 5 for i in range(2000)]})
     local.write(path, large, Commit(1))
     local.set_properties(path, {"delta.targetFileSize": "8192"})
@@ -335,7 +337,7 @@ def test_small_files_become_one_row_group_and_large_ones_stay(tmp_path: Path) ->
 
 
 def test_an_empty_table_is_unchanged(tmp_path: Path) -> None:
-    path, local = str(tmp_path / "t"), LocalRecords()
+    path, local = str(tmp_path / "t"), DeltaRsRecords()
     DeltaTable.create(path, rows().schema)
     assert compact(local, path) == cluster_files(local, path, ["slice"]) == 0
     assert DeltaTable(path).version() == 0
@@ -346,7 +348,7 @@ def test_an_empty_table_is_unchanged(tmp_path: Path) -> None:
     "way", [*_WAYS.values(), lambda local, path: replaced(local, path, 0, 0)], ids=[*_WAYS, "replaced"]
 )
 def test_a_file_of_any_name_is_replaced(
-    tmp_path: Path, name: str, way: Callable[[LocalRecords, str], object]
+    tmp_path: Path, name: str, way: Callable[[DeltaRsRecords, str], object]
 ) -> None:
     path = written(str(tmp_path / "table"))
     _rename_first(Path(path), name, quote(name, safe="+="))
@@ -356,13 +358,13 @@ def test_a_file_of_any_name_is_replaced(
 
 @pytest.mark.parametrize("way", _WAYS.values(), ids=[*_WAYS])
 def test_a_file_that_delta_rs_cannot_name_stays(
-    tmp_path: Path, way: Callable[[LocalRecords, str], object]
+    tmp_path: Path, way: Callable[[DeltaRsRecords, str], object]
 ) -> None:
     path = written(str(tmp_path / "table"))
     _rename_first(Path(path), "a+b", "a%2Bb")
     way(other_process(), path)
     assert values(path) == list(range(_FILES))
-    assert not can_rewrite_files(LocalRecords(), path, rows().column_names)
+    assert not can_rewrite_files(DeltaRsRecords(), path, rows().column_names)
 
 
 def _rename_first(table: Path, name: str, logged: str) -> None:
@@ -378,7 +380,7 @@ def _rename_first(table: Path, name: str, logged: str) -> None:
 
 def test_a_partitioned_table_is_left_to_other_writers(tmp_path: Path) -> None:
     """Files of a partitioned table lack columns, so rows would be rewritten without them."""
-    path, local = str(tmp_path / "t"), LocalRecords()
+    path, local = str(tmp_path / "t"), DeltaRsRecords()
     for value in range(2):
         write_deltalake(path, rows(value), partition_by=["slice"], mode="append")
     assert not local.is_readable(path)
@@ -391,4 +393,4 @@ def test_rows_are_not_replaced_if_a_user_added_a_column(tmp_path: Path) -> None:
     path = written(str(tmp_path / "t"))
     table = DeltaTable(path)
     table.alter.add_columns([Field("mine", "string")])
-    assert not can_rewrite_files(LocalRecords(), path, rows().column_names)
+    assert not can_rewrite_files(DeltaRsRecords(), path, rows().column_names)

@@ -20,7 +20,7 @@ from deltalake.exceptions import CommitFailedError
 
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta import log as log_module
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, OvertakenError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Log, UnmarkableError
@@ -56,9 +56,9 @@ class Place:
     def store(self) -> Store:
         return Store.from_storage(self.storage)
 
-    def local(self) -> LocalRecords:
+    def local(self) -> DeltaRsRecords:
         """The tables as a process without open tables sees them."""
-        return LocalRecords(store := self.store, Tables(store))
+        return DeltaRsRecords(store := self.store, Tables(store))
 
     def table(self) -> DeltaTable:
         return DeltaTable(self.path, storage_options=self.storage.make_delta_rs_options() or None)
@@ -74,7 +74,7 @@ class Place:
         return [name for name in self.store.list_file_names(self.path) if name.endswith(end)]
 
     def remove(self, name: str) -> None:
-        files, inner = self.store.file_system(f"{self.path}/{name}")
+        files, inner = self.store.find_file_system(f"{self.path}/{name}")
         files.delete_file(inner)
 
 
@@ -87,7 +87,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(f"{storage.address}/t", storage)
 
 
-def table_of(place: Place, keys: range, files: int = 3) -> LocalRecords:
+def table_of(place: Place, keys: range, files: int = 3) -> DeltaRsRecords:
     """A table that allows deletion vectors; `n` is twice `id`."""
     local, path = place.local(), place.path
     for number in range(files):
@@ -99,7 +99,7 @@ def table_of(place: Place, keys: range, files: int = 3) -> LocalRecords:
 
 
 def mark(
-    local: LocalRecords, path: str, keys: list[int], position: int, rows: dict[int, int] | None = None
+    local: DeltaRsRecords, path: str, keys: list[int], position: int, rows: dict[int, int] | None = None
 ) -> None:
     """Mark the rows of these keys, and add other rows, in one commit."""
     base = local.version(path)
@@ -393,7 +393,7 @@ class TestOnABadNetwork:
         with pytest.raises(
             LakeUnavailableError, match=r"does not accept the credentials \(ExpiredToken\)"
         ) as raised:
-            files.commit_marked(lambda: pa.table({}), place.path, marked, 10, base)
+            files.commit_marked_files(lambda: pa.table({}), place.path, marked, 10, base)
         assert raised.value.hint
         assert SECRET not in "".join(format_exception(raised.value))
         assert place.local().position(place.path) == 3

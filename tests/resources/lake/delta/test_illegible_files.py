@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import DamagedTableError, find_illegible_file
 from pgsieve.resources.lake.delta.tables import share_tables
 from pgsieve.resources.lake.lake import Lake
@@ -44,7 +44,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 #: Ways to read a table's rows; the last one reads no page.
-READERS: dict[str, Callable[[LocalRecords, str], object]] = {
+READERS: dict[str, Callable[[DeltaRsRecords, str], object]] = {
     "rows": lambda records, path: records.rows(path),
     "least": lambda records, path: records.find_least_value(path, "commit_lsn", "ordinal > 3"),
     "newest": lambda records, path: records.newest_rows(path, "slice"),
@@ -67,7 +67,7 @@ READERS: dict[str, Callable[[LocalRecords, str], object]] = {
 }
 
 
-def _opened(records: LocalRecords, path: str) -> DeltaTable:
+def _opened(records: DeltaRsRecords, path: str) -> DeltaTable:
     return DeltaTable(path, storage_options=dict(records.store.options) or None)
 
 
@@ -82,7 +82,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 def _change(lake: Lake, folder: str, ending: str, change: Callable[[bytes], bytes]) -> list[str]:
     """Change the files of a folder whose names end with `ending`. Return their names."""
-    files, inner = lake.store.file_system(folder)
+    files, inner = lake.store.find_file_system(folder)
     matching = [file for file in files.get_file_info(pafs.FileSelector(inner)) if file.path.endswith(ending)]
     for file in matching:
         with files.open_input_file(file.path) as stream:
@@ -100,16 +100,16 @@ def _change(lake: Lake, folder: str, ending: str, change: Callable[[bytes], byte
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_every_reader_reports_an_unreadable_file(lake: Lake, damage: str) -> None:
-    assert lake.local is not None
+    assert lake.delta_rs is not None
     path = f"{lake.uri}/t"
     for position in (1, 2):
-        lake.local.append(path, ROWS, position)
+        lake.delta_rs.append(path, ROWS, position)
     files = _change(lake, path, ".parquet", DAMAGES[damage])
     for reader, read in READERS.items():
         if reader == "row_groups" and damage == "without a part of its pages":
             continue
         with pytest.raises(DamagedTableError) as raised, lake.access.translate_errors(path):
-            read(LocalRecords(lake.store), path)
+            read(DeltaRsRecords(lake.store), path)
         message = raised.value.message
         assert message.startswith(f'Delta table "{path}": '), (reader, message)
         assert "it is not a complete Parquet file" in message or "is empty" in message, (reader, message)
@@ -126,24 +126,24 @@ def test_every_reader_reports_an_unreadable_file(lake: Lake, damage: str) -> Non
 
 @pytest.mark.parametrize("damage", [each for each in DAMAGES if each != "without a part of its pages"])
 def test_an_unreadable_checkpoint_is_damage_of_the_log(lake: Lake, damage: str) -> None:
-    assert lake.local is not None
+    assert lake.delta_rs is not None
     path = f"{lake.uri}/t"
     for position in (1, 2):
-        lake.local.append(path, ROWS, position)
-    _opened(lake.local, path).create_checkpoint()
+        lake.delta_rs.append(path, ROWS, position)
+    _opened(lake.delta_rs, path).create_checkpoint()
     assert _change(lake, f"{path}/_delta_log", ".checkpoint.parquet", DAMAGES[damage])
     with pytest.raises(DamagedTableError, match="its log ") as raised, lake.access.translate_errors(path):
-        LocalRecords(lake.store).rows(path)
+        DeltaRsRecords(lake.store).rows(path)
     assert "http" not in raised.value.message
 
 
 def test_an_empty_file_is_reported_although_spark_reads_it_without_an_error(lake: Lake) -> None:
-    assert lake.local is not None
+    assert lake.delta_rs is not None
     path = f"{lake.uri}/t"
-    lake.local.append(path, ROWS, 1)
+    lake.delta_rs.append(path, ROWS, 1)
     (file,) = _change(lake, path, ".parquet", DAMAGES["empty"])
     with pytest.raises(DamagedTableError, match="is empty") as raised:
-        LocalRecords(lake.store).open_slices(path).find_files([10])
+        DeltaRsRecords(lake.store).open_slices(path).find_files([10])
     assert file in raised.value.message
 
 

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pgsieve.decoding.changes.keys import SoughtKeys, find_equal_rows
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.key_lookup import (
     find_files_within,
     find_key_bounds,
@@ -55,7 +55,7 @@ def _by_executors(path: Path, rows: pa.Table) -> None:
     files = [
         row for batch in write_files(str(path), rows.schema, rows.to_batches()) for row in batch.to_pylist()
     ]
-    LocalRecords().commit(str(path), rows.schema, files, Commit())
+    DeltaRsRecords().commit(str(path), rows.schema, files, Commit())
 
 
 def _by_this_process(path: Path, rows: pa.Table) -> None:
@@ -95,7 +95,7 @@ def test_keys_are_looked_up_in_the_files_that_may_have_them(kind: str, write: ob
 @pytest.mark.parametrize("kind", KEYS)
 def test_keys_are_looked_up_in_a_file_that_a_merge_has_rewritten(kind: str, tmp_path: Path) -> None:
     values, type_ = KEYS[kind]
-    column, path, local = pa.array(values, type_), str(tmp_path), LocalRecords()
+    column, path, local = pa.array(values, type_), str(tmp_path), DeltaRsRecords()
     for added, number in ((column, 1), (column.slice(1), 2)):
         local.write(f"{path}/{number}", pa.table({"k": added, "v": [0] * len(added)}), Commit(1))
         source = {"k0": column[1:2], "v0": column[1:2], "v1": [1], "action": ["upsert"]}

@@ -17,7 +17,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.delta import commits
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError, find_missing_file
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -34,12 +34,12 @@ def rows(*values: int) -> pa.Table:
 
 
 def write(path: str, table: pa.Table, position: int, overwrite: bool, **planned: int) -> None:
-    LocalRecords().write(path, table, Commit(position, overwrite=overwrite, **planned))
+    DeltaRsRecords().write(path, table, Commit(position, overwrite=overwrite, **planned))
 
 
 def commit(path: str, table: pa.Table, position: int, overwrite: bool, **planned: int) -> None:
     files = [f for batch in write_files(path, table.schema, table.to_batches()) for f in batch.to_pylist()]
-    LocalRecords().commit(path, table.schema, files, Commit(position, overwrite=overwrite, **planned))
+    DeltaRsRecords().commit(path, table.schema, files, Commit(position, overwrite=overwrite, **planned))
 
 
 def compact(path: str) -> None:
@@ -63,7 +63,7 @@ def test_one_of_two_writers_of_a_position_writes(tmp_path: Path, by: Write) -> N
     with ThreadPoolExecutor(4) as pool:
         for position in range(2, 8):
             list(pool.map(lambda number, at=position: by(path, rows(at), at, False), range(4)))
-    assert sorted(row["slice"] for row in LocalRecords().rows(path)) == [0, *range(2, 8)]
+    assert sorted(row["slice"] for row in DeltaRsRecords().rows(path)) == [0, *range(2, 8)]
 
 
 @pytest.mark.parametrize("by", [write, commit])
@@ -75,7 +75,7 @@ def test_an_overwrite_during_a_compaction_leaves_no_former_row(tmp_path: Path, b
             by(path, rows(position), position, False)
             by(path, rows(position + 1), position + 1, False)
             by(path, rows(position + 2), position + 2, True)
-            assert LocalRecords().rows(path) == [{"slice": position + 2}]
+            assert DeltaRsRecords().rows(path) == [{"slice": position + 2}]
 
 
 @pytest.mark.parametrize("by", [write, commit])
@@ -85,7 +85,7 @@ def test_an_append_during_deletes_is_not_refused(tmp_path: Path, by: Write) -> N
     with again_and_again(lambda: DeltaTable(path).delete("slice < 0")):
         for position in range(2, 8):
             by(path, rows(position, -position), position, False)
-    kept = [row["slice"] for row in LocalRecords().rows(path) if row["slice"] > 0]
+    kept = [row["slice"] for row in DeltaRsRecords().rows(path) if row["slice"] > 0]
     assert sorted(kept) == list(range(2, 8))
 
 
@@ -95,12 +95,12 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     (file,) = Path(path).glob("*.parquet")
     file.unlink()
     with pytest.raises(DeltaError) as raised:
-        LocalRecords().rows(path)
+        DeltaRsRecords().rows(path)
     assert find_missing_file(raised.value) == str(file)
 
 
 def test_a_table_that_was_put_back_is_distinguished_from_one_that_others_wrote(tmp_path: Path) -> None:
-    path, records = str(tmp_path / "t"), LocalRecords()
+    path, records = str(tmp_path / "t"), DeltaRsRecords()
     for position in (1, 2, 3):
         write(path, rows(position), position, False)
     assert not records.is_restored(path, 2)
@@ -112,7 +112,7 @@ def test_a_table_that_was_put_back_is_distinguished_from_one_that_others_wrote(t
 
 
 def test_the_commit_of_a_position_is_distinguished_from_commits_that_kept_it(tmp_path: Path) -> None:
-    path, records = str(tmp_path / "t"), LocalRecords()
+    path, records = str(tmp_path / "t"), DeltaRsRecords()
     for position in (1, 2):
         write(path, rows(position), position, False)
     records.set_properties(path, {"delta.logRetentionDuration": "interval 9 days"})
@@ -131,15 +131,15 @@ def test_a_write_planned_from_a_version_follows_no_later_one(
     path = str(tmp_path / "t")
     for position in (1, 2):
         write(path, rows(position), position, False)
-    base = LocalRecords().head(path)
+    base = DeltaRsRecords().head(path)
     assert base == TableHead(1, 2)
     other(path) if other is compact else other(path, rows(3), 3, False)
     planned = partial(by, path, rows(2, 3), 4, overwrite, expected_version=base.version)
     with pytest.raises(OvertakenError):
         planned()
-    assert LocalRecords().read_all_rows(path)["slice"].to_pylist().count(2) == 1
-    by(path, rows(4), 4, overwrite, expected_version=LocalRecords().version(path))
-    assert LocalRecords().position(path) == 4
+    assert DeltaRsRecords().read_all_rows(path)["slice"].to_pylist().count(2) == 1
+    by(path, rows(4), 4, overwrite, expected_version=DeltaRsRecords().version(path))
+    assert DeltaRsRecords().position(path) == 4
 
 
 @pytest.mark.parametrize("by", [write, commit])
@@ -150,7 +150,7 @@ def test_a_table_that_another_process_created_is_not_created_again(tmp_path: Pat
         by(path, rows(1, 2), 2, False, expected_version=-1)
     with pytest.raises(OvertakenError):
         by(path, rows(1, 2), 2, False, expected_position=0)
-    assert LocalRecords().read_all_rows(path)["slice"].to_pylist() == [1]
+    assert DeltaRsRecords().read_all_rows(path)["slice"].to_pylist() == [1]
 
 
 @pytest.mark.parametrize("by", [write, commit])
@@ -162,15 +162,15 @@ def test_a_write_after_a_position_follows_no_other(tmp_path: Path, by: Write) ->
         by(path, rows(2, 3), 3, False, expected_position=1)
     compact(path)  # moves no position
     by(path, rows(3), 3, False, expected_position=2)
-    assert sorted(LocalRecords().read_all_rows(path)["slice"].to_pylist()) == [1, 2, 3]
+    assert sorted(DeltaRsRecords().read_all_rows(path)["slice"].to_pylist()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_the_position_of_a_version_is_its_commits_whatever_others_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    path, mine = str(tmp_path / "t"), LocalRecords(tables=Tables(Store()))
-    other = LocalRecords(tables=Tables(Store()))
+    path, mine = str(tmp_path / "t"), DeltaRsRecords(tables=Tables(Store()))
+    other = DeltaRsRecords(tables=Tables(Store()))
     mine.append(path, pa.table({"id": [1]}), 1)
     write = commits.write_deltalake
 
@@ -186,9 +186,9 @@ def test_the_position_of_a_version_is_its_commits_whatever_others_commit(
     monkeypatch.setattr(commits, "write_deltalake", beside_another)
     with contextlib.suppress(DeltaError):
         mine.append(path, pa.table({"id": [2]}), 2)
-    assert mine.head(path) == LocalRecords(tables=Tables(Store())).head(path)
+    assert mine.head(path) == DeltaRsRecords(tables=Tables(Store())).head(path)
     mine.append(path, pa.table({"id": [4]}), 4)
-    assert mine.head(path) == LocalRecords(tables=Tables(Store())).head(path)
+    assert mine.head(path) == DeltaRsRecords(tables=Tables(Store())).head(path)
     assert mine.position(path) == 4
 
 
@@ -197,11 +197,11 @@ def test_a_merge_follows_no_later_version_than_its_plans(tmp_path: Path) -> None
     write(path, rows(1), 1, False)
     write(path, rows(2), 2, False)
     source = pa.table({"action": ["upsert"], "k": pa.array([2], pa.int64())})
-    merge = partial(LocalRecords().merge, path, source, Merge({"slice": "k"}, {"slice": "k"}, {}))
+    merge = partial(DeltaRsRecords().merge, path, source, Merge({"slice": "k"}, {"slice": "k"}, {}))
     with pytest.raises(OvertakenError):
         merge(Commit(3, expected_version=0))
     merge(Commit(3, expected_version=1))
-    assert LocalRecords().head(path) == TableHead(2, 3)
+    assert DeltaRsRecords().head(path) == TableHead(2, 3)
 
 
 def test_one_of_several_writers_that_plan_from_a_version_commits(tmp_path: Path) -> None:
@@ -210,16 +210,16 @@ def test_one_of_several_writers_that_plan_from_a_version_commits(tmp_path: Path)
 
     def increment(by: Write) -> None:
         for _ in range(20):
-            head = LocalRecords().head(path)
+            head = DeltaRsRecords().head(path)
             assert head.position is not None
             with contextlib.suppress(OvertakenError):
                 by(path, rows(head.position), head.position + 1, False, expected_version=head.version)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(increment, [write, commit, write, commit]))
-    numbers = sorted(LocalRecords().read_all_rows(path)["slice"].to_pylist())
+    numbers = sorted(DeltaRsRecords().read_all_rows(path)["slice"].to_pylist())
     assert numbers == list(range(len(numbers)))
-    assert LocalRecords().position(path) == len(numbers)
+    assert DeltaRsRecords().position(path) == len(numbers)
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -236,11 +236,11 @@ def test_one_of_several_writers_that_create_a_table_commits(tmp_path: Path, numb
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(first, [write, commit, write, commit])) == 1
-    assert LocalRecords().read_all_rows(path)["slice"].to_pylist() == [1]
+    assert DeltaRsRecords().read_all_rows(path)["slice"].to_pylist() == [1]
 
 
 def test_conditions_and_newest_rows_equal_those_of_all_rows(tmp_path: Path) -> None:
-    path, records = str(tmp_path / "t"), LocalRecords()
+    path, records = str(tmp_path / "t"), DeltaRsRecords()
     assert records.newest_rows(path, "slice") == records.rows(path, "slice > 1") == []
     for position, value in enumerate((3, 7, 5, 7), 1):
         write(path, rows(value), position, overwrite=False)
@@ -256,7 +256,7 @@ def test_conditions_and_newest_rows_equal_those_of_all_rows(tmp_path: Path) -> N
 
 def test_a_file_rewritten_by_delta_rs_is_read_as_any_other(tmp_path: Path) -> None:
     """The schema of such a file has views of text and bytes, which Arrow cannot filter."""
-    records, path = LocalRecords(), str(tmp_path / "t")
+    records, path = DeltaRsRecords(), str(tmp_path / "t")
     row = pa.struct({"k": pa.int64(), "v": pa.string()})
     schema = pa.schema(
         {
@@ -285,7 +285,7 @@ def test_a_file_rewritten_by_delta_rs_is_read_as_any_other(tmp_path: Path) -> No
     records.write(path, pa.Table.from_pylist(changes, schema), Commit(300))
 
     def everything() -> list[object]:
-        records = LocalRecords()
+        records = DeltaRsRecords()
         keys = pa.table({"operation": ["insert"], "ordinal": [1]})
         read = [
             records.open_slices(path).read_rows([200, 300]),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.merge import Merge, format_keyless_clauses
 from pgsieve.resources.lake.delta.records import Commit, quote_name
 
@@ -31,7 +31,7 @@ def test_without_a_key_every_matched_row_is_deleted() -> None:
 
 
 def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
-    path, local = str(tmp_path / "t"), LocalRecords()
+    path, local = str(tmp_path / "t"), DeltaRsRecords()
     local.write(path, pa.table({"id": [1, 2, 3, 4], "a`b": ["w", "x", "y", "z"]}), Commit(10))
     source = pa.table(
         {
@@ -53,7 +53,7 @@ def test_an_ended_row_gets_only_some_columns(tmp_path: Path) -> None:
     assert " when matched and s.action = 'end' then update set t.`gone` = s.v2 when matched then update" in (
         merge.make_clauses(quote_name).format_statement("x", "y")
     )
-    path, local = str(tmp_path / "t"), LocalRecords()
+    path, local = str(tmp_path / "t"), DeltaRsRecords()
     local.write(path, pa.table({"id": [1, 2], "a": ["w", "x"], "gone": [False, True]}), Commit(10))
     source = pa.table(
         {

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, TableHead
@@ -36,21 +36,21 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 @pytest.fixture
-def records(lake: Lake) -> LocalRecords:
-    assert lake.local is not None
-    return lake.local
+def records(lake: Lake) -> DeltaRsRecords:
+    assert lake.delta_rs is not None
+    return lake.delta_rs
 
 
 def rows(end: int, *ids: int) -> pa.Table:
     return pa.table({"slice": [end] * len(ids), "id": list(ids)}, SCHEMA)
 
 
-def by_another(lake: Lake) -> LocalRecords:
+def by_another(lake: Lake) -> DeltaRsRecords:
     """The same lake as another process sees it, without open tables."""
-    return LocalRecords(lake.store)
+    return DeltaRsRecords(lake.store)
 
 
-def test_a_missing_table_has_no_rows_and_no_position(lake: Lake, records: LocalRecords) -> None:
+def test_a_missing_table_has_no_rows_and_no_position(lake: Lake, records: DeltaRsRecords) -> None:
     path = f"{lake.uri}/none"
     assert not records.exists(path)
     assert records.rows(path) == []
@@ -58,7 +58,7 @@ def test_a_missing_table_has_no_rows_and_no_position(lake: Lake, records: LocalR
 
 
 def test_another_processs_commit_is_seen_and_is_no_base_of_a_later_write(
-    lake: Lake, records: LocalRecords
+    lake: Lake, records: DeltaRsRecords
 ) -> None:
     path = f"{lake.uri}/sub/t~41"
     records.append(path, rows(10, 1), 10)
@@ -75,7 +75,7 @@ def test_another_processs_commit_is_seen_and_is_no_base_of_a_later_write(
     assert records.newest_rows(path, "slice") == [{"slice": 20, "id": 2}]
 
 
-def test_rows_name_the_version_of_their_commit(lake: Lake, records: LocalRecords) -> None:
+def test_rows_name_the_version_of_their_commit(lake: Lake, records: DeltaRsRecords) -> None:
     path = f"{lake.uri}/states"
     for writer in (records, by_another(lake), records):
         writer.append_versioned(path, pa.table({"name": ["a"]}))
@@ -83,7 +83,7 @@ def test_rows_name_the_version_of_their_commit(lake: Lake, records: LocalRecords
 
 
 def test_files_that_executors_wrote_are_committed_and_read_by_slice(
-    lake: Lake, records: LocalRecords
+    lake: Lake, records: DeltaRsRecords
 ) -> None:
     path, store = f"{lake.uri}/log", cloudpickle.loads(cloudpickle.dumps(lake.store))
     assert isinstance(store, Store)
@@ -99,7 +99,7 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
     assert records.store.read_rows(file).to_pylist() == rows(20, 3, 4).to_pylist()
     groups = records.open_slices(path).find_row_groups([20], must_exist=True)
     assert groups is not None
-    assert [read(["id"])["id"].to_pylist() for _, read in store.group_readers(groups)] == [[3, 4]]
+    assert [read(["id"])["id"].to_pylist() for _, read in store.iterate_group_readers(groups)] == [[3, 4]]
     matches = records.find_key_matches(path, pa.table({"id": [3, 7]}), [np.array([True, True])], 10**6)
     assert matches is not None
     assert [
@@ -110,7 +110,7 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
     assert records.size_bytes(path) > 0
 
 
-def test_a_table_is_maintained(lake: Lake, records: LocalRecords) -> None:
+def test_a_table_is_maintained(lake: Lake, records: DeltaRsRecords) -> None:
     path = f"{lake.uri}/t"
     for number in range(5):
         records.append(path, rows(number + 1, number), number + 1)
@@ -123,7 +123,7 @@ def test_a_table_is_maintained(lake: Lake, records: LocalRecords) -> None:
     assert abs(records.read_last_commit_time(path) - datetime.now(UTC)) < timedelta(hours=1)
 
 
-def test_a_removed_folder_is_gone_and_can_be_created_again(lake: Lake, records: LocalRecords) -> None:
+def test_a_removed_folder_is_gone_and_can_be_created_again(lake: Lake, records: DeltaRsRecords) -> None:
     path = f"{lake.uri}/sub/t"
     records.append(path, rows(10, 1, 2), 10)
     assert records.remove(f"{lake.uri}/sub")
@@ -134,7 +134,7 @@ def test_a_removed_folder_is_gone_and_can_be_created_again(lake: Lake, records: 
     assert records.rows(path) == rows(20, 3).to_pylist()
 
 
-def test_descriptions_are_kept_with_rows_and_position(lake: Lake, records: LocalRecords) -> None:
+def test_descriptions_are_kept_with_rows_and_position(lake: Lake, records: DeltaRsRecords) -> None:
     path = f"{lake.uri}/t"
     records.append(path, rows(10, 1), 10)
     lake.set_comments(path, "the table", {"id": "the key"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from tests.fixtures.pgsieve_replica import engine
@@ -22,7 +22,7 @@ def rows(*values: int) -> pa.Table:
 @pytest.mark.drawn
 def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
     session = engine().session
-    records, others, folder = SparkRecords(lambda: session), LocalRecords(), str(tmp_path / "a table")
+    records, others, folder = SparkRecords(lambda: session), DeltaRsRecords(), str(tmp_path / "a table")
     path = f"file://{folder}"
 
     def jobs() -> int:

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.resources.lake.delta import log_entries
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
@@ -182,7 +182,7 @@ def test_within_one_moment_each_table_is_looked_at_once_in_parallel(
         assert len([path for path in asked if "list-type=2" in path]) == 9 + 8
         for name, position in (("t0", 2), ("t8", 1)):
             table = pa.table({"id": [2]})
-            LocalRecords(Store(tuple(s3_server.delta_rs.items()))).append(
+            DeltaRsRecords(Store(tuple(s3_server.delta_rs.items()))).append(
                 f"{s3_folder}/{name}", table, position
             )
         assert step() == ([*[1] * 8, None], [])
@@ -196,7 +196,7 @@ def test_within_one_moment_each_table_is_looked_at_once_in_parallel(
 def test_a_look_at_a_known_table_is_one_request_and_notices_a_recreated_one(
     s3_server: S3Server, s3_folder: str
 ) -> None:
-    other = LocalRecords(Store(tuple(s3_server.delta_rs.items())))
+    other = DeltaRsRecords(Store(tuple(s3_server.delta_rs.items())))
     with s3_proxy(s3_server.url) as proxy, _program(_AGAIN, s3_folder, s3_server, proxy) as step:
         step()
         assert step()[0] == [[1], False]
@@ -228,7 +228,7 @@ def test_a_table_that_was_recreated_after_it_was_opened_is_noticed(
     if reached == "by delta-rs alone":
         monkeypatch.setattr(log_entries, "open_objects", lambda path, options: None)
     store, path = Store(tuple(s3_server.delta_rs.items())), f"{s3_folder}/t"
-    one, other = LocalRecords(store, Tables(store)), LocalRecords(store, Tables(store))
+    one, other = DeltaRsRecords(store, Tables(store)), DeltaRsRecords(store, Tables(store))
     # First as many versions as the open table had, then more.
     for versions in ([1], [2], [3, 4]):
         if reached == "by delta-rs alone":
@@ -245,11 +245,11 @@ def test_a_table_that_was_recreated_after_it_was_opened_is_noticed(
 @pytest.mark.slow
 def test_a_table_without_the_entry_of_its_newest_version_exists(s3_server: S3Server, s3_folder: str) -> None:
     store, paths = Store(tuple(s3_server.delta_rs.items())), [f"{s3_folder}/{name}" for name in "tu"]
-    records = LocalRecords(store, tables := Tables(store))
+    records = DeltaRsRecords(store, tables := Tables(store))
     for path in paths:
         records.append(path, pa.table({"id": [1]}), 1)
         records.open_table(path).create_checkpoint()
-        files, entry = store.file_system(f"{path}/_delta_log/{0:020d}.json")
+        files, entry = store.find_file_system(f"{path}/_delta_log/{0:020d}.json")
         files.delete_file(entry)
     for _ in range(2):
         with tables.consistent_read(paths):
@@ -260,7 +260,7 @@ def test_a_table_without_the_entry_of_its_newest_version_exists(s3_server: S3Ser
 @pytest.mark.slow
 def test_a_log_that_is_cleaned_up_while_it_is_read_is_read_again(s3_server: S3Server, s3_folder: str) -> None:
     options = dict(s3_server.delta_rs)
-    other = LocalRecords(Store(tuple(options.items())))
+    other = DeltaRsRecords(Store(tuple(options.items())))
     for number in range(5):
         other.append(f"{s3_folder}/t", pa.table({"id": [number]}), number + 1)
     cleaned = []

@@ -59,20 +59,20 @@ def test_a_record_is_valid_while_its_process_is_alive(folder: EngineFolder) -> N
     with serving:
         # In a process, a second lock of a file waits for the first one, as another process's lock would.
         assert folder.read_record() == record
-        used = control.use(folder, SETTINGS)
+        used = control.begin_use(folder, SETTINGS)
         assert used is not None
         assert control.is_used(folder)
         used.close()
         assert not control.is_used(folder)
-        assert control.use(folder, {**SETTINGS, "spark.master": "local[2]"}) is None
-    assert control.use(folder, SETTINGS) is None
+        assert control.begin_use(folder, {**SETTINGS, "spark.master": "local[2]"}) is None
+    assert control.begin_use(folder, SETTINGS) is None
 
 
 def test_an_engine_has_the_same_code_only_if_no_file_of_it_has_changed(
     folder: EngineFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code_digest = installed_code.compute_code_digest
-    digest = code_digest()
+    compute_code_digest = installed_code.compute_code_digest
+    digest = compute_code_digest()
     assert digest
     serving = folder.lock("serving")
     assert serving is not None
@@ -81,21 +81,21 @@ def test_an_engine_has_the_same_code_only_if_no_file_of_it_has_changed(
             folder.write_record(
                 EngineRecord(1, 2, "token", control.compute_fingerprint(SETTINGS), "0", 0.0, code)
             )
-            used = control.use(folder, SETTINGS)
+            used = control.begin_use(folder, SETTINGS)
             assert used is not None
             assert used.has_same_code == is_same
             used.close()
     package = folder.path / "package"
     (package / "part").mkdir(parents=True)
     monkeypatch.setattr(installed_code.pgsieve, "__file__", str(package / "__init__.py"))
-    assert not code_digest()
+    assert not compute_code_digest()
     (package / "part" / "module.py").write_text("one = 1")
-    assert not code_digest(), "the file is younger than this process"
-    monkeypatch.setattr(installed_code, "_IMPORTED_AT", time.time_ns() + 10**9)
-    first_digest = code_digest()
+    assert not compute_code_digest(), "the file is younger than this process"
+    monkeypatch.setattr(installed_code, "_IMPORT_TIME_NS", time.time_ns() + 10**9)
+    first_digest = compute_code_digest()
     assert first_digest
     (package / "part" / "module.py").write_text("one = 12")
-    assert code_digest() not in {"", first_digest}
+    assert compute_code_digest() not in {"", first_digest}
 
 
 def test_only_the_owner_can_read_what_an_engine_writes(folder: EngineFolder) -> None:

@@ -175,7 +175,7 @@ def test_another_user_gets_nothing_of_an_engine(
         assert connect_to_process(record.spark_pid, int(connect)) is None
         assert engine.folder.read_record() == record, "the record is gone"
         stopped.close()
-        used = control.use(engine.folder, engine.settings)
+        used = control.begin_use(engine.folder, engine.settings)
         with suppress(OSError), socket.socket(socket.AF_UNIX) as visitor:
             monkeypatch.chdir(engine.engine_folder)
             visitor.connect("socket")
@@ -185,7 +185,7 @@ def test_another_user_gets_nothing_of_an_engine(
             used.close()
         while engine.folder.is_serving():
             time.sleep(0.05)
-        assert control.use(engine.folder, engine.settings) is None
+        assert control.begin_use(engine.folder, engine.settings) is None
         assert set(_line_of(listener).split()) <= {"b''"}
 
 
@@ -195,11 +195,11 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
     settings = {"spark.master": "local[1]"}
     folder.write_record(EngineRecord(1, 2, "theirs", control.compute_fingerprint(settings), "0", 0.0))
     os.chown(folder.path, 54321, 54321)
-    assert control.use(folder, settings) is None
+    assert control.begin_use(folder, settings) is None
     for access in (folder.read_record, folder.create):
         with pytest.raises(EngineError, match="other users have access") as caught:
             access()
         assert caught.value.sqlstate == "42501"
     os.chown(folder.path, os.geteuid(), os.getegid())
     folder.path.chmod(0o770)
-    assert control.use(folder, settings) is None
+    assert control.begin_use(folder, settings) is None

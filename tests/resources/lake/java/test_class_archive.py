@@ -11,10 +11,10 @@ import pytest
 
 from pgsieve.resources.lake.java import class_archive
 from pgsieve.resources.lake.java.class_archive import (
-    archive_file,
-    archive_options,
     copy_archive,
+    find_archive_path,
     make_archive,
+    make_archive_options,
 )
 from tests.fixtures.pgsieve_replica import engine
 
@@ -27,29 +27,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_an_archive_java_gets_no_option_for_one(folder: Path) -> None:
-    assert archive_options("") == []
-    archive_file().write_bytes(b"")
-    assert archive_file().parent == folder
-    assert archive_options("-Xmx1g")[0] == f"-XX:SharedArchiveFile={archive_file()}"
+    assert make_archive_options("") == []
+    find_archive_path().write_bytes(b"")
+    assert find_archive_path().parent == folder
+    assert make_archive_options("-Xmx1g")[0] == f"-XX:SharedArchiveFile={find_archive_path()}"
 
 
 @pytest.mark.parametrize("own", ["-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/mine.jsa"])
 def test_an_archive_that_the_user_configures_is_respected(folder: Path, own: str) -> None:
     assert folder
-    archive_file().write_bytes(b"")
-    assert archive_options(own) == []
+    find_archive_path().write_bytes(b"")
+    assert make_archive_options(own) == []
 
 
 def test_another_java_has_another_archive(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = archive_file()
+    ours = find_archive_path()
     program = tmp_path / "jdk" / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text("another")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
-    assert archive_file() != ours
-    assert archive_file().parent == folder
+    assert find_archive_path() != ours
+    assert find_archive_path().parent == folder
 
 
 def test_a_session_that_fails_leaves_no_part_of_an_archive(
@@ -61,7 +61,7 @@ def test_a_session_that_fails_leaves_no_part_of_an_archive(
 
 
 def test_a_copy_gets_its_name_when_it_is_complete(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive_file().write_bytes(b"classes")
+    find_archive_path().write_bytes(b"classes")
     copy = folder / "copy"
     copy.mkdir()
 
@@ -93,4 +93,4 @@ def test_a_session_reads_the_archive_and_forks_workers_with_imports() -> None:
     children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     pids = {pid for task in children for pid in task.read_text().split()}
     maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
-    assert any(str(archive_file()) in each for each in maps), shutil.which("java")
+    assert any(str(find_archive_path()) in each for each in maps), shutil.which("java")

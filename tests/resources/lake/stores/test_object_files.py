@@ -45,7 +45,7 @@ def asked(proxy: S3Proxy) -> list[str]:
 
 
 def write(store: Store, path: str, content: bytes) -> None:
-    files, inner = store.file_system(path)
+    files, inner = store.find_file_system(path)
     with files.open_output_stream(inner) as stream:
         stream.write(content)
 
@@ -59,11 +59,11 @@ def test_a_small_file_is_written_and_read_with_one_request_each(
     path = f"{s3_folder}/{row['path']}"
     assert store.read_rows(path).to_batches() == [rows]
     assert asked(proxy) == ["GET"]
-    ((group, read),) = store.group_readers(store.list_row_groups(path))
+    ((group, read),) = store.iterate_group_readers(store.list_row_groups(path))
     assert group.row_count == 1000
     assert read(["n"]).to_batches() == [rows]
     assert asked(proxy) == ["GET", "GET"]
-    stamp = store.stamp(path)
+    stamp = store.read_stamp(path)
     assert stamp is not None
     assert stamp[1] == row["size"]
     assert asked(proxy) == ["HEAD"]
@@ -74,7 +74,7 @@ def test_a_file_of_any_size_is_read_as_it_was_written(store: Store, s3_folder: s
     rng = random.Random(size)
     content, path = rng.randbytes(size), f"{s3_folder}/a b/~41ü/x'y+z,&=@:!$()"
     write(store, path, content)
-    files, inner = store.file_system(path)
+    files, inner = store.find_file_system(path)
     expected = io.BytesIO(content)
     with files.open_input_file(inner) as file:
         assert file.size() == size
@@ -91,7 +91,7 @@ def test_a_file_of_any_size_is_read_as_it_was_written(store: Store, s3_folder: s
 
 
 def test_a_missing_or_refused_object_is_an_os_error(proxy: S3Proxy, store: Store, s3_folder: str) -> None:
-    files, inner = store.file_system(f"{s3_folder}/none")
+    files, inner = store.find_file_system(f"{s3_folder}/none")
     with pytest.raises(FileNotFoundError, match="none not found") as missing:
         files.open_input_file(inner)
     assert "Debug source" not in str(missing.value)

@@ -51,8 +51,8 @@ def test_both_libraries_use_the_configured_endpoint_whatever_the_environment_nam
     store.touch(path)
     objects = open_objects(path, store.options)
     assert objects is not None
-    assert objects.read(store.file_system(path)[1]) == b""
-    objects.write(store.file_system(f"{path}.2")[1], b"2")
+    assert objects.read(store.find_file_system(path)[1]) == b""
+    objects.write(store.find_file_system(f"{path}.2")[1], b"2")
     assert store.has_file(f"{path}.2")
 
 

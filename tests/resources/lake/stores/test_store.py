@@ -84,7 +84,7 @@ def test_a_token_of_the_environment_is_not_combined_with_other_keys(
             assert lake.store.open_objects is not None
             objects = lake.store.open_objects(lake.uri)
             assert objects is not None
-            assert objects.stamp("none") is None
+            assert objects.read_stamp("none") is None
             assert proxy.tokens == {None}
     assert os.environ[name] == token, "other code of this process may need it"
 

@@ -68,7 +68,7 @@ def test_credentials_that_expire_at_a_head_request_set_no_table_aside(
     lake.store.touch(path := f"{lake.uri}/t/x")
     proxy.refuse(EXPIRED, methods="HEAD")
     with pytest.raises(LakeUnavailableError) as refused, lake.access.translate_errors(f"{lake.uri}/t"):
-        lake.store.stamp(path)
+        lake.store.read_stamp(path)
     assert refused.value.message == f'lake "{lake.uri}": the store does not accept the credentials (HTTP 400)'
     assert not isinstance(refused.value, StoreUnavailableError), "this error is not temporary"
 

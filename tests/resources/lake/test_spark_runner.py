@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.executors import SparkExecutors, forget_archives
+from pgsieve.resources.lake.runners import SparkRunner, forget_archives
 from pgsieve.resources.parts import Guard
 from tests.fixtures.pgsieve_replica import engine
 
@@ -22,8 +22,8 @@ from tests.fixtures.pgsieve_replica import engine
 def test_a_session_says_how_many_parts_it_runs_at_a_time() -> None:
     session = engine().session
     cores = session.sparkContext.defaultParallelism
-    executors = SparkExecutors(lambda: session)
-    assert (executors.parallelism, executors.parallelism, SparkExecutors(lambda: session, 7).parallelism) == (
+    executors = SparkRunner(lambda: session)
+    assert (executors.parallelism, executors.parallelism, SparkRunner(lambda: session, 7).parallelism) == (
         cores,
         cores,
         7,
@@ -54,7 +54,7 @@ def test_workers_import_installed_packages_and_read_no_archive_again() -> None:
         yield pa.RecordBatch.from_pylist([{"path": pyspark.__file__, "size": archives}], FILE_SCHEMA)
 
     session = engine().session
-    rows = SparkExecutors(lambda: session).run(part, 3)
+    rows = SparkRunner(lambda: session).run(part, 3)
     assert not [path for path in rows["path"].to_pylist() if ".zip" in path]
     assert rows["size"].to_pylist() == [0, 0, 0]
 
@@ -71,8 +71,8 @@ def test_rows_of_parts_keep_their_types_and_their_order_within_a_part() -> None:
             yield pa.RecordBatch.from_pylist([{"number": number, "side": side} for side in sides], schema)
 
     session = engine().session
-    rows = SparkExecutors(lambda: session).run(part, 3, schema=schema)
+    rows = SparkRunner(lambda: session).run(part, 3, schema=schema)
     assert rows.schema == schema
     assert rows.sort_by("number")["number"].to_pylist() == [1, 1, 1, *[2] * 6]
     assert rows["side"].to_pylist() == sides * 3
-    assert SparkExecutors(lambda: session).run(part, 1, schema=schema) == schema.empty_table()
+    assert SparkRunner(lambda: session).run(part, 1, schema=schema) == schema.empty_table()

@@ -13,14 +13,14 @@ import pytest
 
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.executors import (
-    CALLING_THREAD,
-    Executors,
-    SparkExecutors,
-    Threads,
-)
 from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
 from pgsieve.resources.lake.resource import SMALL_BYTES_SETTING, LakeResource
+from pgsieve.resources.lake.runners import (
+    CALLING_THREAD,
+    Runner,
+    SparkRunner,
+    ThreadRunner,
+)
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.parts import Guard, Message, Receivers, make_message
 from tests.fixtures.pgsieve_replica import engine
@@ -64,18 +64,18 @@ def test_threads_replace_spark_if_the_configuration_says_so(master: str, threads
 
 
 def test_spark_runs_parts_unless_threads_replace_it(tmp_path: Path) -> None:
-    def runner(small: int, size: int | None, master: str) -> Executors:
+    def runner(small: int, size: int | None, master: str) -> Runner:
         conf = {SMALL_BYTES_SETTING: str(small)}
         engine = SparkEngine(master=master, spark_config=conf)
         return LakeResource(uri=str(tmp_path), engine=engine).open().policy.choose_runner(size)
 
     many, few = 2**23 + 1, 2**23
     for master in ("local[*]", "local[2]", "spark://localhost:7077", "sc://localhost"):
-        assert isinstance(runner(few, many, master), SparkExecutors), master
-        assert isinstance(runner(few, None, master), SparkExecutors), master
-        assert isinstance(runner(-1, 0, master), SparkExecutors), master
+        assert isinstance(runner(few, many, master), SparkRunner), master
+        assert isinstance(runner(few, None, master), SparkRunner), master
+        assert isinstance(runner(-1, 0, master), SparkRunner), master
         assert runner(few, few, master) is CALLING_THREAD
-    assert isinstance(runner(few, many, "threads[2]"), Threads)
+    assert isinstance(runner(few, many, "threads[2]"), ThreadRunner)
     assert runner(few, few, "threads[2]") is CALLING_THREAD
 
 
@@ -104,7 +104,7 @@ def test_all_parts_are_written_with_limited_parallelism() -> None:
         finally:
             working.release()
 
-    threads = Threads(2)
+    threads = ThreadRunner(2)
     with ThreadPoolExecutor(2) as pool:  # two tables, which share the threads
         tables = list(pool.map(lambda parts: threads.run(part, parts), (9, 5)))
     for table, parts in zip(tables, (9, 5), strict=True):
@@ -137,12 +137,12 @@ def _sums(receiver: int, messages: Sequence[Message], guard: Guard) -> Iterator[
     "runner",
     [
         CALLING_THREAD,
-        Threads(2),
-        pytest.param(SparkExecutors(lambda: engine().session, 2), marks=pytest.mark.spark),
+        ThreadRunner(2),
+        pytest.param(SparkRunner(lambda: engine().session, 2), marks=pytest.mark.spark),
     ],
     ids=["driver", "threads", "spark"],
 )
-def test_receivers_get_all_messages_of_all_parts(runner: Executors) -> None:
+def test_receivers_get_all_messages_of_all_parts(runner: Runner) -> None:
     """It may start Spark's session, which takes most of its time."""
     sums = runner.exchange(_sends, 4, [Receivers(4, _adds), Receivers(2, _sums)], _SUMS)
     every = (0 + 1 + 2 + 3) * sum(range(10))
@@ -169,7 +169,7 @@ def test_a_failing_part_ends_the_others_and_its_error_is_raised() -> None:
         assert begun.wait(_WAIT_SECONDS)
         raise OSError(28, "No space left on device")
 
-    threads = Threads(2)
+    threads = ThreadRunner(2)
     with pytest.raises(OSError, match="No space left") as raised:
         threads.run(part, 6)
     assert raised.value.errno == 28
@@ -178,7 +178,7 @@ def test_a_failing_part_ends_the_others_and_its_error_is_raised() -> None:
 
 
 def test_a_stopped_part_ends_with_its_next_batch() -> None:
-    begun, threads = threading.Event(), Threads(2)
+    begun, threads = threading.Event(), ThreadRunner(2)
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(threads.run, lambda _, guard: guard(endless(begun)), 5)
         assert begun.wait(_WAIT_SECONDS)
@@ -189,5 +189,5 @@ def test_a_stopped_part_ends_with_its_next_batch() -> None:
 
 def test_the_number_of_written_parts_is_reported() -> None:
     received: list[int] = []
-    Threads(2).run(lambda number, _: [row(str(number))], 3, received.append)
+    ThreadRunner(2).run(lambda number, _: [row(str(number))], 3, received.append)
     assert received == [1, 2, 3]

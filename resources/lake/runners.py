@@ -55,7 +55,7 @@ BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 #: Spark divides a range of this length into as many splits as it has cores. The text of the plan shows their number.
 _RANGE_LENGTH, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
-#: The number of tasks for receivers per core.
+#: How many tasks with receivers Spark gets per core.
 _TASKS_PER_CORE = 2
 #: If the first job of a session takes longer than this, a warning is logged.
 _SILENT_SECONDS = 20
@@ -82,7 +82,7 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema)
 
 
-class Executors(Protocol):
+class Runner(Protocol):
     """The interface of a runner."""
 
     #: The number of callers that may call `run` at the same time. Their parts can then share a job (`shared_jobs`).
@@ -154,7 +154,7 @@ def forget_archives() -> None:
 
 
 def _make_row_packer(run_batches: BatchFunction, schema: pa.Schema) -> BatchFunction:
-    """A function of Spark's batches that packs the rows which `run_batches` yields; the rows have this schema."""
+    """Return a function of Spark's batches. It packs the rows that `run_batches` yields, which have this schema."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for rows in run_batches(batches):
@@ -166,9 +166,9 @@ def _make_row_packer(run_batches: BatchFunction, schema: pa.Schema) -> BatchFunc
     return run
 
 
-def _unpack_rows(packed: pa.Table, schema: pa.Schema) -> pa.Table:
+def _unpack_rows(packed_rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows that `_make_row_packer` has packed."""
-    octets = (each.as_buffer() for each in packed["batch"])
+    octets = (each.as_buffer() for each in packed_rows["batch"])
     return pa.Table.from_batches([pa.ipc.read_record_batch(each, schema) for each in octets], schema)
 
 
@@ -197,9 +197,9 @@ def _make_receiver_runner(receivers: Receivers) -> BatchFunction:
 
 
 def _exchange_in_memory(
-    runner: "Executors", part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
+    runner: "Runner", part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
 ) -> pa.Table:
-    """The method `exchange` of a runner that keeps the messages in memory. See `Executors`."""
+    """The method `exchange` of a runner that keeps the messages in memory. See `Runner`."""
     rows = runner.run(part, part_count, schema=MESSAGE_SCHEMA)
     for stage, stage_receivers in enumerate(receivers, 1):
         messages_by_receiver = defaultdict[int, list[Message]](list)
@@ -230,7 +230,7 @@ def run_first_job(session: SparkSession, part_count: int) -> None:
     numbers.mapInArrow(_pass_through, to_spark_schema(_PART_NUMBER_SCHEMA)).toArrow()
 
 
-class SparkExecutors:
+class SparkRunner:
     """The runner that uses Spark's executors, which may be on other machines.
 
     If a run is interrupted, Spark ends its work.
@@ -266,7 +266,7 @@ class SparkExecutors:
         on_progress: OnProgress | None = None,
         schema: pa.Schema = FILE_SCHEMA,
     ) -> pa.Table:
-        """Run all parts, as `Executors` describes. Only Spark's UI shows the progress."""
+        """Run all parts, as `Runner` describes. Only Spark's UI shows the progress."""
         del on_progress
         if not part_count:
             return schema.empty_table()
@@ -279,7 +279,7 @@ class SparkExecutors:
     def exchange(
         self, part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
     ) -> pa.Table:
-        """Exchange messages, as `Executors` describes. It is a single job, in which Spark's shuffle carries the messages.
+        """Exchange messages, as `Runner` describes. It is a single job, in which Spark's shuffle carries the messages.
 
         A task runs several receivers, because starting a task takes longer than running most receivers.
         """
@@ -309,8 +309,10 @@ class SparkExecutors:
     def _run_job(self, part: Part, part_count: int, schema: pa.Schema) -> pa.Table:
         """Run parts as one job, with a task for each part."""
         session, run = with_job_name(self._get_session()), _make_row_packer(_make_part_runner(part), schema)
-        packed = session.range(0, part_count, 1, part_count).mapInArrow(run, to_spark_schema(_PACKED_SCHEMA))
-        return _unpack_rows(packed.toArrow(), schema)
+        packed_rows = session.range(0, part_count, 1, part_count).mapInArrow(
+            run, to_spark_schema(_PACKED_SCHEMA)
+        )
+        return _unpack_rows(packed_rows.toArrow(), schema)
 
     def _run_shared(self, part: Part, part_count: int) -> pa.Table | None:
         """Run parts in a job that several callers share. None if no jobs are shared, or if the shared job has failed."""
@@ -338,7 +340,7 @@ class SparkExecutors:
         return shared_parts.divide_rows_by_caller(rows)
 
     def prepare(self) -> None:
-        """Begin to start the session and its first job, as `Executors` describes."""
+        """Begin to start the session and its first job, as `Runner` describes."""
         if not self._is_preparing:
             self._is_preparing = True
             Thread(target=self._start_session, name="pgsieve-spark", daemon=True).start()
@@ -357,7 +359,7 @@ class SparkExecutors:
             jobs.stop()
 
 
-class Threads:
+class ThreadRunner:
     """The runner that uses `parallelism` threads of this process. All callers share these threads."""
 
     max_callers = 1
@@ -373,7 +375,7 @@ class Threads:
         on_progress: OnProgress | None = None,
         schema: pa.Schema = FILE_SCHEMA,
     ) -> pa.Table:
-        """Run all parts, as `Executors` describes. If a part fails, the other parts end at their next batch."""
+        """Run all parts, as `Runner` describes. If a part fails, the other parts end at their next batch."""
         end_event = Event()
 
         def yield_until_end(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -413,7 +415,7 @@ class Threads:
             end_event.set()
 
 
-class _CallingThread:
+class _CallingThreadRunner:
     """The runner that uses the calling thread. It is for small work, and runs one part after the other."""
 
     max_callers = parallelism = 1
@@ -425,7 +427,7 @@ class _CallingThread:
         on_progress: OnProgress | None = None,
         schema: pa.Schema = FILE_SCHEMA,
     ) -> pa.Table:
-        """Run all parts, as `Executors` describes."""
+        """Run all parts, as `Runner` describes."""
         rows: list[pa.RecordBatch] = []
         for number in range(part_count):
             rows += part(number, iter)
@@ -443,7 +445,7 @@ class _CallingThread:
 
 
 #: The runner for small work.
-CALLING_THREAD: Executors = _CallingThread()
+CALLING_THREAD: Runner = _CallingThreadRunner()
 
 
 def record_costs(engine: str, task_count: int | None, rows: pa.Table) -> pa.Table:
@@ -459,6 +461,6 @@ def record_costs(engine: str, task_count: int | None, rows: pa.Table) -> pa.Tabl
 
 
 @cache
-def _get_thread_pool(number: int) -> ThreadPoolExecutor:
+def _get_thread_pool(thread_count: int) -> ThreadPoolExecutor:
     """The pool with this number of threads. All callers share it."""
-    return ThreadPoolExecutor(number, "pgsieve-executor")
+    return ThreadPoolExecutor(thread_count, "pgsieve-executor")
