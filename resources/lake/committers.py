@@ -102,7 +102,7 @@ class FileCommitter:
         position: int | None,
         expected_version: int,
     ) -> list[dict[str, Any]]:
-        """Call `write`, which writes files, and commit the files together with the rows that `marked_files` marks as deleted.
+        """Call `write`, which writes files. Commit these files, and mark the rows of `marked_files` as deleted.
 
         Returns the rows that describe the files (`FILE_SCHEMA`). `expected_version` has the same meaning as in `Commit`.
         """
@@ -114,7 +114,7 @@ class FileCommitter:
     def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
     ) -> list[MarkedFile] | None:
-        """The files that contain `matches`, with these rows marked as deleted. They are an argument of `commit_marked_files`.
+        """The files that contain `matches`, with these rows marked as deleted, for `commit_marked_files`.
 
         Returns None and raises OvertakenError in the same cases as `find_markable_files`.
         """

@@ -1,9 +1,9 @@
 """Reads and writes the Delta tables of a lake. A write commits rows together with a position.
 
 In: the URI of the lake, and a Spark session.
-Out: DataFrames, Arrow tables, and commits. The position of a commit, which is the LSN up to which the table has all
-     changes, is in Delta's `txn` action (application id and version), and in the user metadata. A repeated write with the same position changes nothing (Delta protocol,
-     Transaction Identifiers).
+Out: DataFrames, Arrow tables, and commits. The position of a commit (the LSN up to which the table has all changes) is
+     in Delta's `txn` action (application id and version), and in the user metadata. A repeated write with the same
+     position changes nothing (Delta protocol, Transaction Identifiers).
 
 Raises `LakeError` if the lake cannot be read or written.
 """

@@ -87,7 +87,7 @@ class LakePaths:
         return f"{self._slot_stream_folder(slot_owner)}/catalogs"
 
     def altered_slices(self, slot_owner: str) -> str:
-        """The slices in which the catalog may have been altered, by subscription. Their changes are also in `as_published`."""
+        """The slices in which the catalog may have been altered, by subscription (`as_published`)."""
         return f"{self._slot_stream_folder(slot_owner)}/altered"
 
     def replica(self, subscription: str, schema: str, table: str) -> str:

@@ -217,10 +217,10 @@ class Policy:
         return FileCommitter(delta_rs, self.access, self.wants_vectors) if can_add_files else None
 
     def find_reader(self, path: str, byte_count: int | None = None) -> DeltaRsRecords | None:
-        """The access to the lake by delta-rs, if this process may read `byte_count` bytes of a table with it; otherwise None.
+        """The access to the lake by delta-rs, if this process may read `byte_count` bytes of a table with it.
 
-        The table must not require a feature of readers that delta-rs lacks, and `byte_count` must be small work. If `byte_count`
-        is None, only the features of the table count.
+        Otherwise None: the table must not require a feature of readers that delta-rs lacks, and `byte_count` must be
+        small work. If `byte_count` is None, only the features of the table count.
         """
         if self.delta_rs is None or not (byte_count is None or self.is_small(byte_count)):
             return None
