@@ -103,7 +103,7 @@ def copy_again(scenario: Scenario, draw: random.Random) -> None:
         return
     for replica in scenario.replicas.values():
         assert isinstance(replica, PgsieveReplica)
-        states = TableStates(replica.lake, "sub").newest()
+        states = TableStates(replica.lake, "sub").read_newest()
         if applied := sorted(name for name, state in states.items() if state.is_applied):
             print(f"-- copied again: {(name := draw.choice(applied))}")
             copy_tables(replica.subscription, replica.lake, [name], replica.messages.append)
@@ -189,7 +189,7 @@ def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
         if not altered or "copied" not in str(error):
             raise
         return 0
-    compared, states = 0, TableStates(replica.lake, "sub").newest()
+    compared, states = 0, TableStates(replica.lake, "sub").read_newest()
     for name, (columns, types, wanted) in seen.tables.items():
         rows = rows_at(replica, tables[name], columns, types) if name in tables else Rows([])
         assert rows is not None or altered, name

@@ -19,17 +19,17 @@ def test_a_table_gets_missing_columns_and_fields_and_keeps_its_position(tmp_path
     lake, path = Lake(str(tmp_path), no_session), str(tmp_path / "t")
     former_schema = _schema(id=pa.int64(), n=pa.int32())
     assert not add_missing_columns(lake, path, former_schema)
-    assert lake.local is not None
-    lake.local.append(path, pa.Table.from_pylist([{"slice": 5, "new": {"id": 1, "n": 2}}], former_schema), 5)
+    assert lake.delta_rs is not None
+    lake.delta_rs.append(path, pa.Table.from_pylist([{"slice": 5, "new": {"id": 1, "n": 2}}], former_schema), 5)
     present_schema = _schema(id=pa.int64(), c=pa.string()).append(pa.field("d", pa.bool_()))
     assert lake.policy.choose_file_committer(path, present_schema) is None
     assert add_missing_columns(lake, path, present_schema)
     assert lake.policy.choose_file_committer(path, present_schema) is not None
-    assert lake.local.position(path) == 5
-    assert lake.local.read_all_rows(path).to_pylist() == [
+    assert lake.delta_rs.position(path) == 5
+    assert lake.delta_rs.read_all_rows(path).to_pylist() == [
         {"slice": 5, "new": {"id": 1, "n": 2, "c": None}, "d": None}
     ]
-    version = lake.local.version(path)
+    version = lake.delta_rs.version(path)
     for other in (present_schema, former_schema, _schema(id=pa.string(), e=pa.int64())):
         assert not add_missing_columns(lake, path, other)
-    assert lake.local.version(path) == version
+    assert lake.delta_rs.version(path) == version
