@@ -20,7 +20,9 @@ def test_a_table_gets_missing_columns_and_fields_and_keeps_its_position(tmp_path
     former_schema = _schema(id=pa.int64(), n=pa.int32())
     assert not add_missing_columns(lake, path, former_schema)
     assert lake.delta_rs is not None
-    lake.delta_rs.append(path, pa.Table.from_pylist([{"slice": 5, "new": {"id": 1, "n": 2}}], former_schema), 5)
+    lake.delta_rs.append(
+        path, pa.Table.from_pylist([{"slice": 5, "new": {"id": 1, "n": 2}}], former_schema), 5
+    )
     present_schema = _schema(id=pa.int64(), c=pa.string()).append(pa.field("d", pa.bool_()))
     assert lake.policy.choose_file_committer(path, present_schema) is None
     assert add_missing_columns(lake, path, present_schema)

@@ -20,12 +20,12 @@ _SCHEMA = pa.schema({"a": pa.int64(), "b": pa.string()})
 @pytest.mark.parametrize(
     ("asked", "committer", "reason"),
     [
-        ({"size": 100}, InProcessCommitter, "100 bytes"),
-        ({"size": 101}, SparkCommitter, "101 bytes"),
-        ({"size": 101, "schema": lambda: _SCHEMA}, FileCommitter, "101 bytes"),
-        ({"size": None}, SparkCommitter, "many rows"),
-        ({"size": 1, "key": ["double"]}, SparkCommitter, "a key"),
-        ({"size": 1, "overwrite": True}, SparkCommitter, "another order"),
+        ({"byte_count": 100}, InProcessCommitter, "100 bytes"),
+        ({"byte_count": 101}, SparkCommitter, "101 bytes"),
+        ({"byte_count": 101, "make_schema": lambda: _SCHEMA}, FileCommitter, "101 bytes"),
+        ({"byte_count": None}, SparkCommitter, "many rows"),
+        ({"byte_count": 1, "key_types": ["double"]}, SparkCommitter, "a key"),
+        ({"byte_count": 1, "overwrite": True}, SparkCommitter, "another order"),
     ],
 )
 def test_the_committer_of_rows_and_the_reason(
