@@ -80,16 +80,16 @@ def decode_batch(
 
 
 def _append_columns(
-    rows: pa.StructArray, added: Sequence[AddedColumn], is_complete: pa.Array
+    rows: pa.StructArray, added_columns: Sequence[AddedColumn], is_complete: pa.Array
 ) -> pa.StructArray:
     """Append the added columns; they are NULL in rows that are not complete, that is in old keys."""
-    if not added:
+    if not added_columns:
         return rows
     values = [
         pc.if_else(is_complete, repeat_value(column.value, len(rows)), pa.scalar(None, column.value.type))
-        for column in added
+        for column in added_columns
     ]
-    fields = [*rows.type, *(pa.field(column.name, column.value.type) for column in added)]
+    fields = [*rows.type, *(pa.field(column.name, column.value.type) for column in added_columns)]
     children = [pc.struct_field(rows, [index]) for index in range(rows.type.num_fields)]
     return pa.StructArray.from_arrays([*children, *values], fields=fields, mask=rows.is_null())
 

@@ -63,9 +63,9 @@ def _encode_ends(values: pa.Array) -> list[npt.NDArray[np.uint64]]:
     # If a value has less than eight bytes, the word also has bytes of the next or the previous value. The shift removes
     # these.
     shift = np.minimum(np.uint64(8) * (np.uint64(8) - lengths), np.uint64(63))
-    first = np.ascontiguousarray(words[offsets[:-1] + 8]).view("<u8")[:, 0] << shift
-    last = np.ascontiguousarray(words[offsets[1:]]).view("<u8")[:, 0] >> shift
-    return [np.where(lengths == 0, np.uint64(0), word) for word in (first, last)]
+    first_words = np.ascontiguousarray(words[offsets[:-1] + 8]).view("<u8")[:, 0] << shift
+    last_words = np.ascontiguousarray(words[offsets[1:]]).view("<u8")[:, 0] >> shift
+    return [np.where(lengths == 0, np.uint64(0), word) for word in (first_words, last_words)]
 
 
 def _combine(left: Numbers, right: Numbers) -> Numbers:

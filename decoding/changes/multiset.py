@@ -57,10 +57,10 @@ def count_needed_rows(changes: KeyChanges, row_count: int) -> Numbers:
 
     `row_count` is the number of different rows.
     """
-    old, new = rows_before_and_after(changes)
+    old_rows, new_rows = rows_before_and_after(changes)
     lowest_balances = np.zeros(row_count, np.int64)
     # An UPDATE deletes the old row before it inserts the new row, so 0 (delete) comes before 1 (insert).
-    events = np.concatenate([_encode_events(old, 0), _encode_events(new, 1)])
+    events = np.concatenate([_encode_events(old_rows, 0), _encode_events(new_rows, 1)])
     if len(events):
         events.sort()
         event_rows, steps = events >> _EVENT_BITS, np.where(events & 1, 1, -1)
@@ -72,17 +72,20 @@ def count_needed_rows(changes: KeyChanges, row_count: int) -> Numbers:
 
 def compute_multiset_change(changes: KeyChanges, present_counts: Numbers) -> MultisetChange:
     """Return the effect of changes on a multiset; `present_counts` says how often the multiset has each row."""
-    old, new = rows_before_and_after(changes)
-    is_without_row = np.zeros(len(old), np.bool_)
+    old_rows, new_rows = rows_before_and_after(changes)
+    is_without_row = np.zeros(len(old_rows), np.bool_)
     if (count_needed_rows(changes, len(present_counts)) > present_counts).any():
-        is_without_row = _mask_changes_without_row(old, new, present_counts)
-        old, new = np.where(is_without_row, NONE, old), np.where(is_without_row, NONE, new)
+        is_without_row = _mask_changes_without_row(old_rows, new_rows, present_counts)
+        old_rows, new_rows = (
+            np.where(is_without_row, NONE, old_rows),
+            np.where(is_without_row, NONE, new_rows),
+        )
     counts = np.zeros(len(present_counts), np.int64)
-    np.add.at(counts, new[new != NONE], 1)
-    np.subtract.at(counts, old[old != NONE], 1)
+    np.add.at(counts, new_rows[new_rows != NONE], 1)
+    np.subtract.at(counts, old_rows[old_rows != NONE], 1)
     return MultisetChange(
         np.maximum(-counts, 0),
-        _find_last_changes(new, np.maximum(counts, 0)),
+        _find_last_changes(new_rows, np.maximum(counts, 0)),
         int(np.count_nonzero(is_without_row)),
     )
 
@@ -108,14 +111,14 @@ def _encode_events(rows: Numbers, inserts: int) -> Numbers:
     return (rows[places] << _EVENT_BITS) | (places << 1) | inserts
 
 
-def _mask_changes_without_row(old: Numbers, new: Numbers, present_counts: Numbers) -> Mask:
+def _mask_changes_without_row(old_rows: Numbers, new_rows: Numbers, present_counts: Numbers) -> Mask:
     """Mask the changes that find no row, in a loop over all changes.
 
     Operations on whole columns cannot do this. A change that finds no row inserts no row either, and so a later change may find
     no row.
     """
-    counts, is_without_row = present_counts.tolist(), np.zeros(len(old), np.bool_)
-    for change, (old_row, new_row) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
+    counts, is_without_row = present_counts.tolist(), np.zeros(len(old_rows), np.bool_)
+    for change, (old_row, new_row) in enumerate(zip(old_rows.tolist(), new_rows.tolist(), strict=True)):
         if old_row != NONE:
             if not counts[old_row]:
                 is_without_row[change] = True
@@ -126,7 +129,7 @@ def _mask_changes_without_row(old: Numbers, new: Numbers, present_counts: Number
     return is_without_row
 
 
-def _find_last_changes(new: Numbers, counts: Numbers) -> Numbers:
+def _find_last_changes(new_rows: Numbers, counts: Numbers) -> Numbers:
     """Return the last changes that have each new row, as many of them as `counts` says for the row."""
-    places = np.flatnonzero(new != NONE)[::-1]
-    return np.sort(places[mask_first_occurrences(new[places], counts)])
+    places = np.flatnonzero(new_rows != NONE)[::-1]
+    return np.sort(places[mask_first_occurrences(new_rows[places], counts)])

@@ -104,8 +104,10 @@ def _print_changes(run: SubscriptionRun) -> None:
             )
         print_out(apply_table)
     if run.spent is not None:
-        tasks, size = quantity(run.spent.tasks, "task"), format_bytes(run.spent.bytes)
-        print_out(Text(f"run by: {run.spent.engine}, {tasks}, {size} written, {run.spent.seconds:.1f} s"))
+        tasks, written_size = quantity(run.spent.tasks, "task"), format_bytes(run.spent.bytes)
+        print_out(
+            Text(f"run by: {run.spent.engine}, {tasks}, {written_size} written, {run.spent.seconds:.1f} s")
+        )
 
 
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:

@@ -55,13 +55,16 @@ def measure_large_table(
     """
     publisher, _ = servers
     with ExitStack() as stack:
-        source, target = (stack.enter_context(_create_database(server)) for server in servers)
+        publisher_session, subscriber_session = (
+            stack.enter_context(_create_database(server)) for server in servers
+        )
         task = f"make {quantity(rows, 'row')}"
         progress.start(task)
         execute_all(
-            source, f"insert into orders select {_ROW} from generate_series(1, {rows}) i; {_PUBLICATION}"
+            publisher_session,
+            f"insert into orders select {_ROW} from generate_series(1, {rows}) i; {_PUBLICATION}",
         )
-        execute_all(source, "analyze orders; checkpoint")
+        execute_all(publisher_session, "analyze orders; checkpoint")
         progress.finish(task)
         config = _write_configuration(demo_folder, publisher, spark, store_settings)
         engine = build_project(config).lake.engine
@@ -70,20 +73,24 @@ def measure_large_table(
             engine.fetch_jars()
         conninfo = quote_literal(publisher.conninfo(dbname=_DATABASE))
         start_time = monotonic()
-        target.execute(f"create subscription {_DATABASE} connection {conninfo} publication {_DATABASE}")
-        _wait_for_subscriber(source, target)
+        subscriber_session.execute(
+            f"create subscription {_DATABASE} connection {conninfo} publication {_DATABASE}"
+        )
+        _wait_for_subscriber(publisher_session, subscriber_session)
         copy_step = _measure_step("first copy", rows, monotonic() - start_time, config, progress)
-        target.execute(f"alter subscription {_DATABASE} disable")
-        _wait_until(source, f"select not active from pg_replication_slots where slot_name = '{_DATABASE}'")
-        changes = _commit_changes(source, rows)
+        subscriber_session.execute(f"alter subscription {_DATABASE} disable")
+        _wait_until(
+            publisher_session, f"select not active from pg_replication_slots where slot_name = '{_DATABASE}'"
+        )
+        changes = _commit_changes(publisher_session, rows)
         start_time = monotonic()
-        target.execute(f"alter subscription {_DATABASE} enable")
-        _wait_for_subscriber(source, target)
+        subscriber_session.execute(f"alter subscription {_DATABASE} enable")
+        _wait_for_subscriber(publisher_session, subscriber_session)
         apply_step = _measure_step("catch-up", changes, monotonic() - start_time, config, progress)
         report = check(config, config.select([]), progress)
         for failure in report.failures:
             raise failure.error
-        target.execute(f"drop subscription {_DATABASE}")
+        subscriber_session.execute(f"drop subscription {_DATABASE}")
     return LargeTableReport((copy_step, apply_step), report.equal)
 
 
@@ -113,14 +120,14 @@ def _write_configuration(
     return load_config(path)
 
 
-def _commit_changes(source: psycopg.Connection[Any], rows: int) -> int:
+def _commit_changes(publisher_session: psycopg.Connection[Any], rows: int) -> int:
     """Commit about half as many changes as there are rows, in a hundred transactions; returns the number of changes.
 
     About half of the changes are INSERTs, and one in ten is a DELETE. The others are UPDATEs, some of which move a row
     out of the row filter.
     """
     inserts, updates, deletes = rows // 400, rows // 500, rows // 2000
-    source.execute(
+    publisher_session.execute(
         f"do $$ declare k bigint; begin for b in 0..99 loop k := b * {rows // 100};"
         f" insert into orders select {_ROW} from generate_series({rows} + b * {inserts} + 1, {rows} + (b + 1) * {inserts}) i;"
         f" update orders set amount = amount + 1, region = case when id % 50 = 0 then 'APAC' else region end"
@@ -142,13 +149,15 @@ def _measure_step(
     return LargeTableStep(title, rows, subscriber_seconds, monotonic() - start_time, cost)
 
 
-def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
+def _wait_for_subscriber(
+    publisher_session: psycopg.Connection[Any], subscriber_session: psycopg.Connection[Any]
+) -> None:
     """Wait until PostgreSQL's subscriber has copied its table and applied all changes."""
-    _wait_until(target, "select bool_and(srsubstate = 'r') from pg_subscription_rel")
-    row = source.execute("select pg_current_wal_lsn()::text").fetchone()
+    _wait_until(subscriber_session, "select bool_and(srsubstate = 'r') from pg_subscription_rel")
+    row = publisher_session.execute("select pg_current_wal_lsn()::text").fetchone()
     assert row is not None
     _wait_until(
-        source,
+        publisher_session,
         "select coalesce(bool_or(replay_lsn >= pg_lsn "
         f"'{row[0]}'), false) from pg_stat_replication where application_name = '{_DATABASE}'",
     )

@@ -178,33 +178,35 @@ def _replay_steps(
     """Replay the manual's examples step by step. Returns the comparisons of tables after each step."""
     comparisons: list[ComparedTable] = []
     with ExitStack() as stack:
-        source = stack.enter_context(open_session(publisher))
-        execute_all(source, _TABLES + ";" + _PUBLICATIONS)
-        targets = {
+        publisher_session = stack.enter_context(open_session(publisher))
+        execute_all(publisher_session, _TABLES + ";" + _PUBLICATIONS)
+        session_by_subscription = {
             name: stack.enter_context(_create_database(subscriber, name))
             for name in _PUBLICATIONS_BY_SUBSCRIPTION
         }
-        for number, step in enumerate(STEPS):
+        for step_number, step in enumerate(STEPS):
             if step.publications:
-                execute_all(source, step.publications)
-                targets["s1"].execute("alter subscription s1 refresh publication")
-                _wait_for_subscriber(source, targets["s1"])
-            execute_all(source, step.statements)
-            if number == 0:
-                _create_subscriptions(targets, publisher)
+                execute_all(publisher_session, step.publications)
+                session_by_subscription["s1"].execute("alter subscription s1 refresh publication")
+                _wait_for_subscriber(publisher_session, session_by_subscription["s1"])
+            execute_all(publisher_session, step.statements)
+            if step_number == 0:
+                _create_subscriptions(session_by_subscription, publisher)
             if failures := run(config, _find_changed_subscriptions(config, step), progress).failures:
                 raise failures[0].error
-            for target in targets.values():
-                _wait_for_subscriber(source, target)
+            for subscriber_session in session_by_subscription.values():
+                _wait_for_subscriber(publisher_session, subscriber_session)
             tables = [
                 comparison
                 for table in step.tables
-                for comparison in _compare(config, table, source, targets[_SUBSCRIPTION_BY_TABLE[table]])
+                for comparison in _compare(
+                    config, table, publisher_session, session_by_subscription[_SUBSCRIPTION_BY_TABLE[table]]
+                )
             ]
             show_step(step.title, tables)
             comparisons += tables
-        for name, target in targets.items():
-            target.execute(f"drop subscription {quote(name)}")
+        for name, subscriber_session in session_by_subscription.items():
+            subscriber_session.execute(f"drop subscription {quote(name)}")
     return tuple(comparisons)
 
 
@@ -273,25 +275,29 @@ def _create_database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.
         yield connection
 
 
-def _create_subscriptions(targets: Mapping[str, psycopg.Connection[Any]], publisher: EmbeddedServer) -> None:
+def _create_subscriptions(
+    session_by_subscription: Mapping[str, psycopg.Connection[Any]], publisher: EmbeddedServer
+) -> None:
     """Execute CREATE SUBSCRIPTION on the second server."""
     for name, publications in _PUBLICATIONS_BY_SUBSCRIPTION.items():
         names = ", ".join(quote(p) for p in publications)
-        targets[name].execute(
+        session_by_subscription[name].execute(
             f"create subscription {quote(name)} connection {quote_literal(publisher.conninfo())} publication {names}"
         )
 
 
-def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
+def _wait_for_subscriber(
+    publisher_session: psycopg.Connection[Any], subscriber_session: psycopg.Connection[Any]
+) -> None:
     """Wait until PostgreSQL's subscriptions have copied their tables and applied all changes."""
-    lsn_row = source.execute("select pg_current_wal_lsn()::text").fetchone()
+    lsn_row = publisher_session.execute("select pg_current_wal_lsn()::text").fetchone()
     assert lsn_row is not None
     deadline = monotonic() + _MAX_WAIT_SECONDS
     while True:
-        is_synced_row = target.execute(
+        is_synced_row = subscriber_session.execute(
             "select bool_and(srsubstate in ('r', 's')) from pg_subscription_rel"
         ).fetchone()
-        is_replayed_row = source.execute(
+        is_replayed_row = publisher_session.execute(
             "select count(*) >= %s from pg_stat_replication where replay_lsn >= %s::pg_lsn",
             [len(_PUBLICATIONS_BY_SUBSCRIPTION), lsn_row[0]],
         ).fetchone()
@@ -303,11 +309,14 @@ def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connec
 
 
 def _compare(
-    config: Config, table: str, source: psycopg.Connection[Any], target: psycopg.Connection[Any]
+    config: Config,
+    table: str,
+    publisher_session: psycopg.Connection[Any],
+    subscriber_session: psycopg.Connection[Any],
 ) -> list[ComparedTable]:
     """Compare a table of the publisher with PostgreSQL's subscriber, and with pgsieve's replica in each mode."""
     query = f"select * from {quote(table)} order by 1"
-    column_names = tuple(column.name for column in source.execute(query).description or ())
+    column_names = tuple(column.name for column in publisher_session.execute(query).description or ())
 
     def read_rows(connection: psycopg.Connection[Any]) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(str(value) for value in row) for row in connection.execute(query))
@@ -319,6 +328,13 @@ def _compare(
         replica_rows = sorted(tuple(row.values()) for row in lake.records.rows(path))
         printed_rows = tuple(tuple(str(value) for value in row) for row in replica_rows)
         comparisons.append(
-            ComparedTable(table, mode, column_names, read_rows(source), printed_rows, read_rows(target))
+            ComparedTable(
+                table,
+                mode,
+                column_names,
+                read_rows(publisher_session),
+                printed_rows,
+                read_rows(subscriber_session),
+            )
         )
     return comparisons

@@ -74,15 +74,18 @@ def remove_rows(
     If a batch has rows to remove, `on_removed` is called with two arguments: the slice of `row_numbers` that has their
     numbers, and a batch of these rows.
     """
-    begin = 0
+    first_row_number = 0
     for batch in batches:
-        end = begin + batch.num_rows
-        first, last = np.searchsorted(row_numbers, (begin, end))
-        if on_removed is not None and first < last:
-            on_removed(slice(first, last), batch.take(pa.array(row_numbers[first:last] - begin)))
+        end_row_number = first_row_number + batch.num_rows
+        begin_index, end_index = np.searchsorted(row_numbers, (first_row_number, end_row_number))
+        if on_removed is not None and begin_index < end_index:
+            on_removed(
+                slice(begin_index, end_index),
+                batch.take(pa.array(row_numbers[begin_index:end_index] - first_row_number)),
+            )
         is_kept = np.ones(batch.num_rows, np.bool_)
-        is_kept[row_numbers[first:last] - begin] = False
-        begin = end
+        is_kept[row_numbers[begin_index:end_index] - first_row_number] = False
+        first_row_number = end_row_number
         if is_kept.any():
             yield batch if is_kept.all() else batch.filter(pa.array(is_kept))
 
@@ -108,9 +111,14 @@ def read_rows(
         0,
     )
     for batch in store.read_batches(file_path, schema, group_numbers.tolist()):
-        first, last = np.searchsorted(row_numbers, (first_row_number, first_row_number + batch.num_rows))
-        if first < last:
-            yield slice(first, last), batch.take(pa.array(row_numbers[first:last] - first_row_number))
+        begin_index, end_index = np.searchsorted(
+            row_numbers, (first_row_number, first_row_number + batch.num_rows)
+        )
+        if begin_index < end_index:
+            yield (
+                slice(begin_index, end_index),
+                batch.take(pa.array(row_numbers[begin_index:end_index] - first_row_number)),
+            )
         first_row_number += batch.num_rows
 
 

@@ -393,14 +393,14 @@ class ThreadRunner:
         ]
         rows: list[pa.RecordBatch] = []
         try:
-            for count, each in enumerate(as_completed(futures), 1):
-                rows += each.result()
+            for count, future in enumerate(as_completed(futures), 1):
+                rows += future.result()
                 if on_progress is not None:
                     on_progress(count)
         finally:
             end_event.set()
             # Once this function has returned, no thread may still be writing a file or reading a snapshot.
-            wait([each for each in futures if not each.cancel()])
+            wait([future for future in futures if not future.cancel()])
             self._end_events.discard(end_event)
         return record_costs("threads", part_count, pa.Table.from_batches(rows, schema))
 

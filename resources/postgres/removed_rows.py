@@ -100,8 +100,8 @@ def _compare_bitmap_scans(node: dict[str, Any]) -> Iterator[bool]:
         "Bitmap Index Scan"
     ]:
         yield children[0]["Actual Rows"] != node["Actual Rows"]
-    for each in children:
-        yield from _compare_bitmap_scans(each)
+    for child_plan in children:
+        yield from _compare_bitmap_scans(child_plan)
 
 
 def _fetch_last_value(connection: psycopg.Connection[Any], statements: str) -> Any:

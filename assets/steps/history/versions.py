@@ -292,9 +292,9 @@ class _EndingTask:
     commits: Commits
     files: Sequence[_FileWithEnds]
 
-    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+    def __call__(self, file_number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Read the file with this number once, and write its rows; yields a row (`FILE_SCHEMA`) per written file."""
-        file = self.files[number]
+        file = self.files[file_number]
         if file.is_replaced:
             yield from self._rewrite(file, guard)
             return
@@ -309,12 +309,19 @@ class _EndingTask:
         def read_other_versions() -> Iterator[pa.RecordBatch]:
             first_row = ended_bytes = 0
             for batch in guard(self.store.read_batches(join_path(self.folder, file.name), self.schema)):
-                first, last = np.searchsorted(file.row_numbers, (first_row, first_row + batch.num_rows))
-                ending_rows, first_row = file.row_numbers[first:last] - first_row, first_row + batch.num_rows
+                begin_index, end_index = np.searchsorted(
+                    file.row_numbers, (first_row, first_row + batch.num_rows)
+                )
+                ending_rows, first_row = (
+                    file.row_numbers[begin_index:end_index] - first_row,
+                    first_row + batch.num_rows,
+                )
                 if len(ending_rows):
                     ended_batches.append(
                         end_versions(
-                            batch.take(pa.array(ending_rows)), file.ending_commits[first:last], self.commits
+                            batch.take(pa.array(ending_rows)),
+                            file.ending_commits[begin_index:end_index],
+                            self.commits,
                         )
                     )
                     ended_bytes += ended_batches[-1].nbytes

@@ -354,12 +354,12 @@ class AlteredSlices:
         """The table's path."""
         return self.lake.paths.altered_slices(self.slot_stream.name)
 
-    def append(self, subscription: str, begin: int, end: int) -> None:
+    def append(self, subscription: str, begin_lsn: int, end_lsn: int) -> None:
         """List a slice for which the publisher decided which changes a subscription gets.
 
         The messages of the slice must have been written to disk before, because a listed slice is read from them.
         """
-        row = {"subscription": subscription, "begin": begin, "slice": end}
+        row = {"subscription": subscription, "begin": begin_lsn, "slice": end_lsn}
         self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED_SCHEMA))
 
     def read_ends(self, subscription: str, durable: int) -> set[int]:

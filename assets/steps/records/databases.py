@@ -29,18 +29,18 @@ def record_database(connection: psycopg.Connection[Any], record: SubscriptionRec
 
     Raises OtherDatabaseError if they are of another one.
     """
-    present = read_present_database(connection)
-    state = _read_checked_state(connection, record, present)
-    record.write_state(replace(state, database=str(present)))
+    present_database = read_present_database(connection)
+    state = _read_checked_state(connection, record, present_database)
+    record.write_state(replace(state, database=str(present_database)))
 
 
 def refuse_other_database(
     connection: psycopg.Connection[Any], lake: Lake, subscriptions: Collection[str]
 ) -> None:
     """Raise OtherDatabaseError if a subscription has replicas of another database than the connection's."""
-    present = read_present_database(connection)
+    present_database = read_present_database(connection)
     for name in subscriptions:
-        _read_checked_state(connection, SubscriptionRecord(lake, name), present)
+        _read_checked_state(connection, SubscriptionRecord(lake, name), present_database)
 
 
 def _read_checked_state(

@@ -179,15 +179,15 @@ def _serialize_vectors(rows: Sequence[RowNumbers]) -> tuple[str, bytes, list[Act
     identity, descriptors = uuid.uuid4(), list[Action]()
     digits = base64.b85encode(identity.bytes).translate(bytes.maketrans(_RFC_1924, _Z85)).decode()
     content = bytearray([_VERSION])
-    for each in rows:
-        octets = _MAGIC.to_bytes(4, "little") + serialize(each)
+    for row_numbers in rows:
+        octets = _MAGIC.to_bytes(4, "little") + serialize(row_numbers)
         descriptors.append(
             {
                 "storageType": "u",
                 "pathOrInlineDv": digits,
                 "offset": len(content),
                 "sizeInBytes": len(octets),
-                "cardinality": len(each),
+                "cardinality": len(row_numbers),
             }
         )
         content += len(octets).to_bytes(4, "big") + octets + zlib.crc32(octets).to_bytes(4, "big")
@@ -227,7 +227,9 @@ def find_add_actions(log: Log, version: int, names: Collection[str]) -> dict[str
             name = unquote(action["path"])
             if name in names:
                 action_by_name.setdefault(name, action)
-    if action_by_name.keys() != set(names) or any(not each.get("stats") for each in action_by_name.values()):
+    if action_by_name.keys() != set(names) or any(
+        not add_action.get("stats") for add_action in action_by_name.values()
+    ):
         raise UnmarkableError(f"the log of {log.path} lacks the actions or statistics of some files")
     return action_by_name
 

@@ -225,8 +225,8 @@ class DeltaRsRecords(Commits):
 
     def read_last_commit_time(self, path: str) -> datetime:
         """The time of the newest commit of a table."""
-        (newest,) = self.open_table(path).history(1)
-        return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
+        (newest_commit,) = self.open_table(path).history(1)
+        return datetime.fromtimestamp(newest_commit["timestamp"] / 1000, UTC)
 
     def find_least_value(self, path: str, column: str, where: str) -> Any:
         """The least value of a column in the rows for which an SQL condition is true. None if there are no such rows."""

@@ -200,10 +200,10 @@ retry_commit = retry(retry=retry_if_exception(is_conflict), wait=_RETRY_WAIT, st
 
 def find_refusal_code(error: BaseException) -> int | None:
     """The errno of a write that the storage has refused, from an error or one of its causes. None for any other error."""
-    for each in list_causes(error):
-        if isinstance(each, OSError) and each.errno in _CODE_BY_MESSAGE.values():
-            return each.errno
-        text = str(each)
+    for cause in list_causes(error):
+        if isinstance(cause, OSError) and cause.errno in _CODE_BY_MESSAGE.values():
+            return cause.errno
+        text = str(cause)
         if (
             "SQLSTATE: 22" in text
         ):  # The message of a data exception may contain a cell, with any words in it.

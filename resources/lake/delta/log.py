@@ -80,8 +80,8 @@ class FolderFiles:
                 raise
             raise UnmarkableError(f"{self._folder}: {error.strerror}") from error
         finally:
-            for each in (file_path, link_path):
-                each.unlink(missing_ok=True)
+            for created_file in (file_path, link_path):
+                created_file.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes | None:
         """The bytes of a file. None if it does not exist."""

@@ -161,8 +161,8 @@ class Tables:
             return {path: open_table} if open_table is not None or table is None else {}
 
         with ThreadPoolExecutor(min(_PARALLEL_CHECKS, len(paths)), "pgsieve-check") as pool:
-            for each in pool.map(check, paths):
-                check_results |= each
+            for table_results in pool.map(check, paths):
+                check_results |= table_results
         own_tables |= {
             path: open_table
             for path, open_table in check_results.items()

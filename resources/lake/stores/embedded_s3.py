@@ -86,8 +86,8 @@ def _find_free_ports(count: int) -> list[int]:
         while len(ports) < count:
             port = random.randrange(11_000, 22_000)  # noqa: S311 - no secret
             try:
-                for each in (port, port + _GRPC_PORT_OFFSET):
-                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", each))
+                for bound_port in (port, port + _GRPC_PORT_OFFSET):
+                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", bound_port))
             except OSError:
                 continue
             ports.append(port)
