@@ -109,8 +109,8 @@ class SharedJobs:
 def divide_into_tasks(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
     """Divide the parts of a job into tasks, which Spark runs in parallel.
 
-    Each task is a sequence of parts. A part is a pair of numbers: the number of its caller, and the number of the part among the
-    caller's parts.
+    Each task is a sequence of parts. A part is a pair of numbers: the number of its caller, and the number of the part
+    among the caller's parts.
 
     The number of tasks is the number of parts of the largest request, or `parallelism` if more tasks than that can run
     at the same time. But there are never more tasks than parts. Parts at the same relative place of their requests,
