@@ -118,9 +118,9 @@ def divide_into_tasks(job: Sequence[Request], parallelism: int) -> Sequence[Sequ
     reads only once (`stores.batch_cache`).
     """
     parts = sorted(
-        (task_count / request.part_count, caller, task_count)
+        (part / request.part_count, caller, part)
         for caller, request in enumerate(job)
-        for task_count in range(request.part_count)
+        for part in range(request.part_count)
     )
     task_count = max(min(parallelism, len(parts)), *(request.part_count for request in job))
     tasks: list[list[tuple[int, int]]] = [[] for _ in range(task_count)]
