@@ -52,7 +52,10 @@ _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 @dataclass(frozen=True)
 class Process:
-    """A process: its parent's id, its command line, and its CPU seconds with those of its ended children."""
+    """A process: its parent's id, its command line, and its own CPU seconds.
+
+    Those of its ended children are left out: they were counted while the children ran.
+    """
 
     parent: int
     command: bytes
@@ -65,7 +68,7 @@ def processes() -> dict[int, Process]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            cpu = sum(map(int, fields[11:15])) / _TICKS
+            cpu = sum(map(int, fields[11:13])) / _TICKS
             running[int(folder.name)] = Process(int(fields[1]), (folder / "cmdline").read_bytes(), cpu)
     return running
 

@@ -148,9 +148,10 @@ class SoughtKeys:
             key_numbers[offsets.view(np.uint64) >= len(self.number_by_offset)] = NONE
             row_indexes = np.flatnonzero(key_numbers >= 0)
             return row_indexes, key_numbers[row_indexes].astype(np.int64)
-        if rows.num_columns > 1 or not is_orderable(column.type):
+        if rows.num_columns > 1:
             return find_equal_rows(rows, self.keys)
-        numbers = pc.index_in(column, value_set=self.keys.column(0).combine_chunks(), skip_nulls=True)
+        sought_values = to_comparable(self.keys.column(0)).combine_chunks()
+        numbers = pc.index_in(to_comparable(column), value_set=sought_values, skip_nulls=True)
         is_key = numbers.is_valid()
         return np.flatnonzero(np.asarray(is_key)), np.asarray(numbers.filter(is_key)).astype(np.int64)
 

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.completion import Completion, NetRows, find_net_rows, read_completions
+from pgsieve.assets.steps.apply.completion import Completion, MissingValues, NetRows, find_net_rows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings
 from pgsieve.assets.steps.apply.keyed_changes import (
     KeyConflict,
@@ -360,29 +360,25 @@ class FilesWriter:
         ended_rows = net_change.ended_rows if net_change is not None else ()
 
         def write_parts() -> pa.Table:
-            files, rewritten_files = [], files_to_rewrite
             # Each part of the work writes at least one file, so no more parts are made than can run at once.
             ended_parts = [
                 part
                 for first in range(runner.parallelism)
                 if (part := ended_rows[first :: runner.parallelism])
             ]
-            for row_selection in self._select_new_rows(changes):
-                parts = divide_groups(changes.groups, runner.parallelism)
-                task = FilesTask(
-                    lake.store,
-                    path,
-                    changes.schema,
-                    replica_schema,
-                    target_file_bytes,
-                    rewritten_files,
-                    ended_parts,
-                    parts,
-                    row_selection,
-                )
-                files.append(runner.run(task, len(rewritten_files) + len(ended_parts) + len(parts)))
-                rewritten_files, ended_parts = (), []
-            return pa.concat_tables(files)
+            parts = divide_groups(changes.groups, runner.parallelism)
+            task = FilesTask(
+                lake.store,
+                path,
+                changes.schema,
+                replica_schema,
+                target_file_bytes,
+                files_to_rewrite,
+                ended_parts,
+                parts,
+                self._select_new_rows(changes),
+            )
+            return runner.run(task, len(files_to_rewrite) + len(ended_parts) + len(parts))
 
         if marked_files is not None:
             files = committer.commit_marked_files(write_parts, path, marked_files, self.end, base_version)
@@ -392,16 +388,12 @@ class FilesWriter:
             files = committer.commit(write_parts, path, changes.schema, commit, bytes_by_removed_path)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
-    def _select_new_rows(self, changes: ManyChanges) -> Iterator[RowSelection]:
-        """Yield selections of the changes that have the new rows.
-
-        There are several selections if the values that changes did not send (unchanged TOAST values) do not fit in memory
-        at once.
-        """
+    def _select_new_rows(self, changes: ManyChanges) -> RowSelection:
+        """Select the changes that have the new rows."""
         pending, net_change, stamp = self.pending, changes.net_change, Stamp(changes.stamp_column)
         if net_change is None:
-            yield RowSelection(pending.extent, stamp)
-            return
+            return RowSelection(pending.extent, stamp)
+        rows = net_change.new_rows
         sources = (
             self.lake.store,
             self.path,
@@ -409,9 +401,15 @@ class FilesWriter:
             pending.slice_ends,
             net_change.deleted_rows.matches,
         )
-        for places, completions in read_completions(*sources, net_change.new_rows, changes.schema):
-            all_completions = [*completions, *net_change.ended_metadata]
-            yield RowSelection(pending.extent, stamp, places, all_completions, shared_rows=self.shared_rows)
+        missing_values = MissingValues(*sources, changes.schema, rows).reduce() if rows.sent_places else None
+        return RowSelection(
+            pending.extent,
+            stamp,
+            rows.places,
+            net_change.ended_metadata,
+            missing_values,
+            shared_rows=self.shared_rows,
+        )
 
 
 @dataclass(frozen=True)
@@ -468,11 +466,7 @@ class FilesTask:
 
     def _read_new_rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
         row_type, store = pa.struct(self.schema), self.store
-        with store.prefetch(
-            groups,
-            (
-                self.row_selection.read_rows(batches, row_type)
-                for _, batches in store.iterate_group_readers(groups)
-            ),
-        ) as batches:
-            yield from (rows for rows in batches if rows is not None)
+        for selection in self.row_selection.divide(store, groups):
+            rows = (selection.read_rows(read, row_type) for _, read in store.iterate_group_readers(groups))
+            with store.prefetch(groups, rows) as batches:
+                yield from (batch for batch in batches if batch is not None)

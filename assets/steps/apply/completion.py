@@ -2,8 +2,8 @@
 
 An UPDATE does not send a TOASTed value that it leaves unchanged (PostgreSQL documentation, 54.9 Logical Replication
 Message Formats, TupleData). In: the places of the changes that made the new rows. For each missing value, this is the
-place of the change that sent it, or the key under which the replica has it. Out: the missing values, in parts that fit
-in memory. Raises Arrow's errors.
+place of the change that sent it, or the key under which the replica has it. Out: the missing values, in portions that
+fit in memory. The process that writes the rows reads the values. Raises Arrow's errors.
 
     change       columns sent             completed row of place 9
     place 3      id, note, body           id, note: of place 9
@@ -12,7 +12,7 @@ in memory. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +22,13 @@ from pgsieve.decoding.changes.extent import compute_places
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.derived_rows import read_rows
 from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 
-#: The most bytes of missing values in memory. If there are more, the rows are completed in parts, and the changes are
-#: read again for each part.
+#: The most bytes of missing values in the memory of a task. If there are more, the rows are completed in portions, and the
+#: task reads its changes again for each portion.
 MEMORY_BYTES = 64 * 1024 * 1024
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,10 @@ class NetRows:
         """How much memory the arrays take."""
         return sum(array.nbytes for array in (self.places, self.base_keys, *self.sent_places.values()))
 
-    def take_range(self, begin: int, end: int) -> "NetRows":
-        """Take the rows from number `begin` up to, but not including, `end`."""
-        row_range = slice(begin, end)
-        sent_places = {name: places[row_range] for name, places in self.sent_places.items()}
-        return NetRows(self.places[row_range], sent_places, self.base_keys[row_range])
+    def take(self, numbers: Numbers) -> "NetRows":
+        """Take the rows with these numbers, which ascend."""
+        sent_places = {name: places[numbers] for name, places in self.sent_places.items()}
+        return NetRows(self.places[numbers], sent_places, self.base_keys[numbers])
 
 
 def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
@@ -110,45 +111,16 @@ class _Budget:
         return values
 
 
-def read_completions(
-    store: Store,
-    path: str,
-    groups: Sequence[RowGroup],
-    slice_ends: Sequence[int],
-    matches: Sequence[FileMatches],
-    rows: NetRows,
-    schema: pa.Schema,
-) -> Iterator[tuple[Numbers, Sequence[Completion]]]:
-    """Yield parts of the rows: the places of the part, and the values that its rows lack.
-
-    `groups` are the row groups of the change history that have the changes, `slice_ends` the ends of their slices.
-    `matches` tells where the replica at `path` has rows with the keys. `schema` has the replica's columns.
-    """
-    missing_values = _MissingValues(store, path, groups, slice_ends, matches, schema)
-    ranges = [(0, len(rows))]
-    while ranges:
-        begin, end = ranges.pop()
-        part, budget = rows.take_range(begin, end), _Budget(MEMORY_BYTES)
-        try:
-            part_completions = [
-                missing_values.read_completion(name, part, budget) for name in rows.sent_places
-            ]
-        except _BudgetExceededError:
-            if end - begin == 1:
-                budget = _Budget(2**63)
-                part_completions = [
-                    missing_values.read_completion(name, part, budget) for name in rows.sent_places
-                ]
-            else:
-                middle = (begin + end) // 2
-                ranges += [(middle, end), (begin, middle)]
-                continue
-        yield part.places, part_completions
-
-
 @dataclass(frozen=True)
-class _MissingValues:
-    """Reads missing values from the row groups of the changes, and from the replica's files."""
+class MissingValues:
+    """Completes new rows that lack values. Executors get a copy.
+
+    - `groups`: the row groups of the change history that have the changes
+    - `slice_ends`: the ends of the slices of these changes
+    - `matches`: where the replica at `path` has rows with the keys
+    - `schema`: the replica's columns
+    - `rows`: the new rows
+    """
 
     store: Store
     path: str
@@ -156,6 +128,49 @@ class _MissingValues:
     slice_ends: Sequence[int]
     matches: Sequence[FileMatches]
     schema: pa.Schema
+    rows: NetRows
+
+    def reduce(self) -> "MissingValues":
+        """Leave out the rows of the replica from which no new row takes a value."""
+        lacks_value = np.zeros(len(self.rows), np.bool_)
+        for places in self.rows.sent_places.values():
+            lacks_value |= places == NONE
+        base_keys = np.where(lacks_value, self.rows.base_keys, NONE)
+        greatest_keys = (int(match.key_indices.max(initial=NONE)) for match in self.matches)
+        is_base = np.zeros(max(greatest_keys, default=NONE) + 1, np.bool_)
+        is_base[base_keys[base_keys != NONE]] = True
+        base_matches = (match.select_keys(is_base) for match in self.matches)
+        matches = [replace(m, deleted_row_numbers=_NO_ROWS) for m in base_matches if len(m.row_numbers)]
+        return replace(self, matches=matches, rows=replace(self.rows, base_keys=base_keys))
+
+    def read_portions(self, places: Numbers) -> Iterator[tuple[Numbers, Sequence[Completion]]]:
+        """Yield those rows whose changes are at `places`, in portions: their places, and the values that they lack.
+
+        A portion has rows that are near each other in the replica, so that few portions read the same row group.
+        """
+        rows = self.rows.take(np.flatnonzero(np.isin(self.rows.places, places)))
+        order = np.argsort(self._find_locations(rows.base_keys), kind="stable")
+        ranges = [(0, len(rows))] if len(rows) else []
+        while ranges:
+            begin, end = ranges.pop()
+            portion = rows.take(np.sort(order[begin:end]))
+            # A single row is completed even if its values are large.
+            budget = _Budget(MEMORY_BYTES if end - begin > 1 else 2**63)
+            try:
+                completions = [self.read_completion(name, portion, budget) for name in rows.sent_places]
+            except _BudgetExceededError:
+                middle = (begin + end) // 2
+                ranges += [(middle, end), (begin, middle)]
+                continue
+            yield portion.places, completions
+
+    def _find_locations(self, keys: Numbers) -> Numbers:
+        """Return for each key number a number that orders the replica's rows by file and row; NONE without such a row."""
+        location_by_key = np.full(int(keys.max(initial=NONE)) + 2, NONE)
+        for number, match in enumerate(self.matches):
+            is_sought = match.key_indices < len(location_by_key) - 1
+            location_by_key[match.key_indices[is_sought]] = (number << 32) + match.row_numbers[is_sought]
+        return location_by_key[keys]
 
     def read_completion(self, name: str, rows: NetRows, budget: _Budget) -> Completion:
         """Read the values of the column `name` for the rows that need one, as their last change did not send it.
@@ -224,12 +239,9 @@ class _MissingValues:
     def _read_file_values(
         self, match: FileMatches, row_numbers: Numbers, column_schema: pa.Schema, budget: _Budget
     ) -> pa.Array:
-        values, begin = [_cast_column(column_schema.empty_table(), column_schema)], 0
-        for batch in self.store.read_batches(join_path(self.path, match.name), column_schema):
-            first, last = np.searchsorted(row_numbers, (begin, begin + batch.num_rows))
-            matching = batch.take(pa.array(row_numbers[first:last] - begin))
-            values.append(budget.charge(_cast_column(pa.Table.from_batches([matching]), column_schema)))
-            begin += batch.num_rows
+        values = [_cast_column(column_schema.empty_table(), column_schema)]
+        for _, batch in read_rows(self.store, join_path(self.path, match.name), column_schema, row_numbers):
+            values.append(budget.charge(_cast_column(pa.Table.from_batches([batch]), column_schema)))
         return pa.concat_arrays(values)
 
 

@@ -6,20 +6,20 @@ up with the values that these changes did not send. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.completion import Completion
+from pgsieve.assets.steps.apply.completion import Completion, MissingValues
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, compute_places
 from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import Mask, Numbers
 from pgsieve.decoding.changes.versions import VALIDITY_SCHEMA, Commits, add_validity
 from pgsieve.resources.lake.delta.conforming import conform
-from pgsieve.resources.lake.stores.store import Reader
+from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class RowSelection:
     - `extent`: tells which changes of the history belong to the batch
     - `stamp`: sets the time at which the rows are applied
     - `places`: the ascending places of the chosen changes; if it is None, all effective INSERTs are chosen
-    - `completions`: the values of columns that the chosen changes did not send
+    - `completions`: values that replace those of the chosen changes, or that these changes did not send
+    - `missing_values`: completes the chosen rows with the values that their changes did not send; None if all were sent
     - `validity`: if it is given, the rows become versions of rows (`scd2`)
     - `shared_rows`: if it is given, the new rows are added to it, and so are the rows that were removed from the replica
     - `side`: `new` for the rows after the changes, `old` for the rows before them
@@ -67,6 +68,7 @@ class RowSelection:
     stamp: Stamp
     places: Numbers | None = None
     completions: Sequence[Completion] = ()
+    missing_values: MissingValues | None = None
     validity: Validity | None = None
     shared_rows: SharedRows | None = None
     side: str = "new"
@@ -74,6 +76,19 @@ class RowSelection:
     def make_file_schema(self, rows: pa.Schema) -> pa.Schema:
         """Return the columns of the files: those of the rows, and those of the validity if versions are written."""
         return rows if self.validity is None else pa.schema([*rows, *VALIDITY_SCHEMA])
+
+    def divide(self, store: Store, groups: Sequence[RowGroup]) -> Iterator["RowSelection"]:
+        """Divide the selection of the changes in `groups`, so that the missing values of each portion fit in memory."""
+        if self.missing_values is None:
+            yield self
+            return
+        all_places = [
+            compute_places(read(["slice", "number"]), self.extent.slices)
+            for _, read in store.iterate_group_readers(groups)
+        ]
+        for places, completions in self.missing_values.read_portions(np.concatenate(all_places)):
+            all_completions = [*completions, *self.completions]
+            yield replace(self, places=places, completions=all_completions, missing_values=None)
 
     def read_rows(self, read: Reader, row_type: pa.DataType) -> pa.RecordBatch | None:
         """Read the chosen rows of the changes; None if there are none. `read` reads columns of the changes."""

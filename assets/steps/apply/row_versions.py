@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.batch import AppliedChanges, AppliedChangesByTable, find_lacking_changes
 from pgsieve.assets.steps.apply.by_files import FilesTask
-from pgsieve.assets.steps.apply.completion import NetRows, read_completions
+from pgsieve.assets.steps.apply.completion import MissingValues, NetRows
 from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes, read_changes
 from pgsieve.assets.steps.apply.row_selection import RowSelection, Validity
@@ -380,24 +380,24 @@ class VersionsWriter:
             if shared_parts is not None:
                 yield self._write_shared_rows(validity, shared_parts, target_file_bytes)
                 continue
-            completion_arguments = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
-            for part_places, part_completions in read_completions(*completion_arguments, rows, table.columns):
-                change_parts = divide_groups(groups, runner.parallelism)
-                extent = Extent(self.pending.slice_ends, self.since_lsn)
-                selection = RowSelection(extent, stamp, part_places, part_completions, validity=validity)
-                task = FilesTask(
-                    lake.store,
-                    table.path,
-                    table.columns,
-                    table.schema,
-                    target_file_bytes,
-                    (),
-                    (),
-                    change_parts,
-                    selection,
-                    self._stored_versions.encodings,
-                )
-                yield runner.run(task, len(change_parts))
+            sources = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
+            missing_values = MissingValues(*sources, table.columns, rows).reduce() if sent_places else None
+            change_parts = divide_groups(groups, runner.parallelism)
+            extent = Extent(self.pending.slice_ends, self.since_lsn)
+            selection = RowSelection(extent, stamp, places, missing_values=missing_values, validity=validity)
+            task = FilesTask(
+                lake.store,
+                table.path,
+                table.columns,
+                table.schema,
+                target_file_bytes,
+                (),
+                (),
+                change_parts,
+                selection,
+                self._stored_versions.encodings,
+            )
+            yield runner.run(task, len(change_parts))
 
     def _write_shared_rows(
         self, validity: Validity, shared_parts: Sequence[NumberedRows], target_file_bytes: int

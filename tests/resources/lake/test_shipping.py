@@ -10,7 +10,7 @@ import pickle, sys
 from importlib import import_module
 from pyspark import cloudpickle
 from pgsieve.resources.lake.session import SHIPPED_PACKAGES
-from pgsieve.assets.steps.apply import by_key_parts
+from pgsieve.assets.steps.apply import key_part_tasks
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.assets.steps.update_transformation.changes import TableSlice, _make_change_function
 from pgsieve.decoding.changes.columns import changes_schema
@@ -37,7 +37,7 @@ filters = [
     parse_row_filter(text, {"t": FilterColumn("t", 25, -1, "C"), "n": FilterColumn("n", 23, -1, "")}, "t")
     for text in ("t = 'x' AND n % 2 = 1", "lower(t) ~ 'a+' AND n + 1 > 2 AND sqrt(n) < 3")
 ]
-batch = by_key_parts._BatchParts(changes_schema([]), Extent((1,)), 1, 1)
+batch = key_part_tasks.BatchParts(changes_schema([]), (), Extent((1,)), 1, 1)
 read = FilterColumns(frozenset(), relation)
 filtered = Transformation(relation, changes_schema([]), (), frozenset(), {"insert": filters}, (), read)
 of_slice = TableSlice(1, ("c20",), changes_schema([]))
@@ -70,9 +70,9 @@ FUNCTIONS = (
     "copy.SelectedRows('', '', ('',), columns).read_batches",
     "messages.make_change_log_rows",
     "_make_change_function(of_slice, filtered)",
-    "by_key_parts._Reader(batch, Store(), 'lake/t', (), (), 1, 2)",
-    "by_key_parts._Decider(batch, False)",
-    "by_key_parts._Writer(batch, None, (), (), True)",
+    "key_part_tasks.KeyReader(batch, Store(), 'lake/t', (), (), 1, 2)",
+    "key_part_tasks.KeyDecider(batch, False)",
+    "key_part_tasks.PartWriter(batch, None, (), (), True)",
     "Store.from_storage(Storage.from_address('s3://lake'))",
     "lambda: write_files('s3a://lake/t', changes_schema([]), (), store=Store.from_storage(Storage.from_address('s3://lake')))",
 )

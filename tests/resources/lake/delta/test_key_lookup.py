@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -165,6 +166,10 @@ def test_keys_that_postgresql_finds_equal_are_found(
         (pa.array(["b", None, "a", "b"]), pa.array(["a", "b", None])),
         (pa.array([1, 2], pa.timestamp("us", "UTC")), pa.array([2, 3], pa.timestamp("us", "UTC"))),
         (pa.array([0.0, None, float("nan")]), pa.array([-0.0, float("nan")])),
+        (pa.array([[0.0], None, [], [1.0, None]]), pa.array([[1.0, None], [-0.0], None, [2.0]])),
+        (pa.array([True, None, False]), pa.array([False])),
+        (pa.array([b"b", None, b""]), pa.array([b"", b"b", b"a"])),
+        (pa.array([Decimal("1.50"), None, Decimal("2.00")]), pa.array([Decimal("2.00"), Decimal("1.51")])),
         (pa.array([1, 2]), pa.array([], pa.int64())),
     ],
     ids=str,
