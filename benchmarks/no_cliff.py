@@ -30,6 +30,7 @@ from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
 from pgsieve.decoding.changes.metadata_columns import TYPE_OID_BY_KIND
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
+from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.work import measure_work
@@ -54,7 +55,8 @@ class Kind:
     """A kind of change: a table, the statement that changes it, and the kind to compare with (`peer`).
 
     The table has a key and one more column, each with its declaration and its value for row `i`. `share`
-    divides the numbers of rows and changes. `layout` is the replica's, as in pgsieve.yaml.
+    divides the numbers of rows and changes. `layout` is the replica's, as in pgsieve.yaml. If `maps_names`, a user has
+    let Delta map the names of the replica's columns.
     """
 
     key: str = "id bigint primary key"
@@ -65,6 +67,7 @@ class Kind:
     change: str = _UPDATE
     share: int = 1
     layout: Mapping[str, object] = field(default_factory=dict)
+    maps_names: bool = False
     peer: str = _PLAIN
 
 
@@ -75,7 +78,8 @@ KINDS = {
     "a float key": Kind("id float8 primary key", "i + 0.5"),
     "an array key": Kind("id int[] primary key", "array[i, i % 7]"),
     "TRUNCATE": Kind(change="truncate {table}; insert into {table} {first}"),
-    "mapped names": Kind(more='"Line No" int', more_of="i % 1000"),
+    "a name with a space": Kind(more='"Line No" int', more_of="i % 1000"),
+    "mapped names": Kind(maps_names=True),
     "metadata columns": Kind(
         layout={"columns": {kind: f"_{kind}" for kind in TYPE_OID_BY_KIND if kind not in DELETED_ROW_COLUMNS}}
     ),
@@ -115,6 +119,10 @@ class TableOfKind:
         copy_tables(
             self._subscription, self._lake, find_tables_to_copy(self._subscription, self._lake), _ignore_line
         )
+        if kind.maps_names:
+            replica = self._lake.paths.replica(self._table, "public", self._table)
+            mapping = "set tblproperties ('delta.columnMapping.mode' = 'name')"
+            self._lake.spark.sql(f"alter table delta.{quote_name(replica)} {mapping}")
 
     def _connect(self) -> psycopg.Connection:
         return psycopg.connect(self._publisher.conninfo(), autocommit=True)

@@ -122,7 +122,7 @@ class _TableExplainer:
         schema, policy = self._make_replica_schema(replicated_table), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
         types_by_column = self.subscription.column_types(replicated_table)
-        if policy.choose_file_committer(path, schema) is not None:
+        if policy.choose_file_committer(path, schema, translates_names=True) is not None:
             reason = "its files are written anew, and this process commits them"
             return self._make_apply_entry(name, reason, DRIVER, self.engine)
         key_types = [types_by_column[column].spark_type for column in replicated_table.key]

@@ -30,6 +30,7 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.row_lookup import find_row_matches
 from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.spark_writes import write_by_spark
+from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.version_guard import add_version_guard
 
 _LOGGER = logging.getLogger(__name__)
@@ -147,7 +148,12 @@ class FileCommitter:
         """The rows of a table that have one of these digests. `key_indices` of the result are indices into the digests."""
         with self.access.translate_errors(path):
             return find_row_matches(
-                self.delta_rs.open_table(path), path, self.delta_rs.store, digests, schema, runner
+                self.delta_rs.open_table(path),
+                path,
+                self.delta_rs.make_table_store(path),
+                digests,
+                schema,
+                runner,
             )
 
     def find_key_matches(
@@ -168,6 +174,11 @@ class FileCommitter:
         """The rows that have a flag, file by file. Only the rows `candidates` are searched; None means the whole table."""
         with self.access.translate_errors(path):
             return self.delta_rs.find_flagged_rows(path, flag, candidates)
+
+    def make_table_store(self, path: str) -> Store:
+        """The store of the lake. It reads and writes the files of a table by the names of the table's columns."""
+        with self.access.translate_errors(path):
+            return self.delta_rs.make_table_store(path)
 
     def read_table_schema(self, path: str) -> pa.Schema:
         """The columns of a table."""

@@ -115,7 +115,8 @@ class Policy:
     def find_delta_rs_writer(self, path: str) -> DeltaRsRecords | None:
         """The access to the lake by delta-rs, if delta-rs can write the table at `path`; None if only Spark can.
 
-        Only Spark writes tables with column mapping, where a column has another name in the files than in the table.
+        Tables with column mapping, where a column has another name in the files than in the table, are left to Spark:
+        delta-rs does not alter them. `choose_file_committer` says how changes are applied to them.
         Only Spark writes tables that require a feature that delta-rs lacks.
         """
         if self.delta_rs is None:
@@ -203,17 +204,22 @@ class Policy:
         return committer if isinstance(committer, InProcessCommitter) else None
 
     def choose_file_committer(
-        self, path: str, schema: pa.Schema, *, overwrite: bool = False
+        self, path: str, schema: pa.Schema, *, overwrite: bool = False, translates_names: bool = False
     ) -> FileCommitter | None:
         """The committer that adds files with this schema to a table, for any number of rows.
 
         A runner has written these files before. None if only Spark can commit rows to the table.
+
+        `translates_names` says whether the caller reads and writes the files by `FileCommitter.make_table_store`. Otherwise
+        tables with column mapping are left to Spark.
         """
-        delta_rs = self.find_delta_rs_writer(path)
+        delta_rs = self.delta_rs if translates_names else self.find_delta_rs_writer(path)
         if delta_rs is None:
             return None
         with self.access.translate_errors(path):
-            can_add_files = delta_rs.can_add_files(path, schema, overwrite=overwrite)
+            can_add_files = delta_rs.can_write(path) and delta_rs.can_add_files(
+                path, schema, overwrite=overwrite
+            )
         return FileCommitter(delta_rs, self.access, self.wants_vectors) if can_add_files else None
 
     def find_reader(self, path: str, byte_count: int | None = None) -> DeltaRsRecords | None:

@@ -168,7 +168,7 @@ def find_stored_changes(
     row_type = stored_slices.schema.field("new").type
     schema = pa.schema([row_type.field(name) for name in definition.names])
     is_emptied = empties_replica(definition, pending)
-    committer = lake.policy.choose_file_committer(path, schema, overwrite=is_emptied)
+    committer = lake.policy.choose_file_committer(path, schema, overwrite=is_emptied, translates_names=True)
     if committer is None:
         return None
     stamp_column = definition.metadata_column(APPLIED_AT)
@@ -356,7 +356,7 @@ class FilesWriter:
             committer.read_table_schema(path),
             committer.find_target_file_bytes(path, {}),
         )
-        runner = lake.policy.choose_runner(self.pending.size_bytes)
+        runner, store = lake.policy.choose_runner(self.pending.size_bytes), committer.make_table_store(path)
         ended_rows = net_change.ended_rows if net_change is not None else ()
 
         def write_parts() -> pa.Table:
@@ -368,7 +368,7 @@ class FilesWriter:
             ]
             parts = divide_groups(changes.groups, runner.parallelism)
             task = FilesTask(
-                lake.store,
+                store,
                 path,
                 changes.schema,
                 replica_schema,
@@ -376,7 +376,7 @@ class FilesWriter:
                 files_to_rewrite,
                 ended_parts,
                 parts,
-                self._select_new_rows(changes),
+                self._select_new_rows(changes, store),
             )
             return runner.run(task, len(files_to_rewrite) + len(ended_parts) + len(parts))
 
@@ -388,14 +388,14 @@ class FilesWriter:
             files = committer.commit(write_parts, path, changes.schema, commit, bytes_by_removed_path)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
-    def _select_new_rows(self, changes: ManyChanges) -> RowSelection:
+    def _select_new_rows(self, changes: ManyChanges, store: Store) -> RowSelection:
         """Select the changes that have the new rows."""
         pending, net_change, stamp = self.pending, changes.net_change, Stamp(changes.stamp_column)
         if net_change is None:
             return RowSelection(pending.extent, stamp)
         rows = net_change.new_rows
         sources = (
-            self.lake.store,
+            store,
             self.path,
             changes.groups,
             pending.slice_ends,

@@ -142,7 +142,11 @@ class KeyPartsWriter:
         plan = self._plan(stored_changes, key_schema)
         if plan is None:
             return None
-        runner, store, files = self.lake.policy.choose_runner(pending.size_bytes), self.lake.store, plan.files
+        runner, store, files = (
+            self.lake.policy.choose_runner(pending.size_bytes),
+            committer.make_table_store(path),
+            plan.files,
+        )
         change_parts = divide_groups(stored_changes.groups, runner.parallelism)
         key_part_count = max(runner.parallelism, -(-_count_changes(pending) // _PART_CHANGES))
         file_part_count = min(len(files), 2 * runner.parallelism)

@@ -248,10 +248,14 @@ def enable_vectors(log: Log, table: DeltaTable, commit_info: Action) -> None:
     # A table without a list of features has writer version 1 or 2. Version 2 implies these two features (Delta protocol,
     # Writer Version Requirements).
     writer_features = set(protocol.writer_features or ("appendOnly", "invariants")) | {VECTORS_FEATURE}
+    # Reader version 2 implies column mapping, whether or not the table uses it.
+    reader_features = set(
+        protocol.reader_features or (["columnMapping"] if protocol.min_reader_version == 2 else ())
+    )
     features = {
         "minReaderVersion": 3,
         "minWriterVersion": 7,
-        "readerFeatures": sorted({*(protocol.reader_features or ()), VECTORS_FEATURE}),
+        "readerFeatures": sorted({*reader_features, VECTORS_FEATURE}),
         "writerFeatures": sorted(writer_features),
     }
     actions = [

@@ -5,6 +5,7 @@ batches. Spark writes large batches, and all tables of a lake that delta-rs cann
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,9 +29,9 @@ from pgsieve.resources.lake.delta.key_lookup import (
 from pgsieve.resources.lake.delta.queries import query_table, quote_column
 from pgsieve.resources.lake.delta.records import SEARCHED_COMMITS, find_version_of_position, has_repair
 from pgsieve.resources.lake.delta.slices import Slices
-from pgsieve.resources.lake.delta.tables import make_arrow_schema
+from pgsieve.resources.lake.delta.tables import find_column_names, make_arrow_schema
 from pgsieve.resources.lake.stores.storage import is_uri
-from pgsieve.resources.lake.stores.store import join_path
+from pgsieve.resources.lake.stores.store import Store, join_path
 
 
 class DeltaRsRecords(Commits):
@@ -57,14 +58,14 @@ class DeltaRsRecords(Commits):
     ) -> list[FileMatches] | None:
         """The rows of a table that have one of these keys, file by file. See `key_lookup.find_key_matches`."""
         return find_key_matches(
-            self.open_table(path), path, self.store, keys, key_masks, max_bytes, null_column
+            self.open_table(path), path, self.make_table_store(path), keys, key_masks, max_bytes, null_column
         )
 
     def find_flagged_rows(
         self, path: str, flag: Flag, candidates: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
         """The rows that have a flag, file by file. See `key_lookup.find_flagged_rows`."""
-        return find_flagged_rows(self.open_table(path), path, self.store, flag, candidates)
+        return find_flagged_rows(self.open_table(path), path, self.make_table_store(path), flag, candidates)
 
     def find_single_value_files(self, path: str, column: str) -> set[str]:
         """The files of a table in which all rows have the same integer in a column.
@@ -72,6 +73,11 @@ class DeltaRsRecords(Commits):
         The names are relative to the table's folder.
         """
         return find_single_value_files(self.open_table(path), column)
+
+    def make_table_store(self, path: str) -> Store:
+        """The store, which knows the names of a table's columns in the table's files. There may be no table yet."""
+        table = self.open_if_exists(path)
+        return self.store if table is None else replace(self.store, names=find_column_names(table, path))
 
     def arrow_schema(self, path: str) -> pa.Schema:
         """The columns of a table, as an Arrow schema."""

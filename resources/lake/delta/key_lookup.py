@@ -10,7 +10,7 @@ Out: the rows that have these keys.
 Raises errors of delta-rs and Arrow.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,7 +27,8 @@ from pgsieve.decoding.changes.equality import to_comparable
 from pgsieve.decoding.changes.keys import SoughtKeys, find_equal_rows, is_orderable, is_text
 from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows
 from pgsieve.resources.lake.delta.queries import quote_column
-from pgsieve.resources.lake.delta.requirements import is_plain
+from pgsieve.resources.lake.delta.requirements import has_plain_rows
+from pgsieve.resources.lake.delta.tables import find_column_names
 from pgsieve.resources.lake.stores.store import Store, has_dataset_names, join_path
 
 #: The least and the greatest value of a column.
@@ -118,7 +119,7 @@ def find_key_matches(
 
     - the files that contain matches have more bytes than `max_bytes`
     - the files that must be read have more than twice as many bytes; in this case no file is read
-    - a file must be read, and the table is not plain (`requirements.is_plain`)
+    - a file must be read, and the table is not plain (`requirements.has_plain_rows`)
 
     Without `max_bytes` there is no limit, and files may have deletion vectors.
     """
@@ -132,7 +133,7 @@ def find_key_matches(
         return list(_find_matched_files(table, path, store, keys, names, find_deleted_rows(table)))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     needed_bytes = sum(file["size_bytes"] for file in files if unquote(file["path"]) in names)
-    if not is_plain(table) or needed_bytes > 2 * max_bytes:
+    if not has_plain_rows(table) or needed_bytes > 2 * max_bytes:
         return None
     matches, needed_bytes = list[FileMatches](), 0
     for match in _find_matched_files(table, path, store, keys, names, {}):
@@ -234,7 +235,8 @@ def find_flagged_rows(
 
 def _count_rows_by_null_file(table: DeltaTable, column: str) -> dict[str, int]:
     """Maps those files that have only NULLs in a column, by their statistics, to their numbers of rows."""
-    files, nulls = pa.table(table.get_add_actions(flatten=True)), f"null_count.{column}"
+    files = pa.table(table.get_add_actions(flatten=True))
+    nulls = f"null_count.{_make_name_translator(table)(column)}"
     if nulls not in files.column_names:
         return {}
     files_of_nulls = files.filter(pc.fill_null(pc.equal(files[nulls], files["num_records"]), False))
@@ -289,11 +291,13 @@ def find_files_within(
 
     Their names are relative to the folder.
     """
-    files = pa.table(table.get_add_actions(flatten=True))
+    files, stored_name = pa.table(table.get_add_actions(flatten=True)), _make_name_translator(table)
+    null_column = null_column and stored_name(null_column)
     is_possible: pa.ChunkedArray = pc.is_valid(files["path"])
     if f"null_count.{null_column}" in files.column_names:
         is_possible = pc.and_kleene(is_possible, pc.greater(files[f"null_count.{null_column}"], 0))
-    for name, (least, greatest) in bounds.items():
+    for column, (least, greatest) in bounds.items():
+        name = stored_name(column)
         if {f"min.{name}", f"max.{name}"} <= set(files.column_names):
             lowest, highest = files[f"min.{name}"], files[f"max.{name}"]
             if not (lowest.type.equals(highest.type) and is_orderable(lowest.type)):
@@ -306,6 +310,12 @@ def find_files_within(
     # A file without statistics may have any value, so it is possible.
     possible_paths = files["path"].filter(pc.fill_null(is_possible, True))
     return [unquote(path) for path in possible_paths.to_pylist()]
+
+
+def _make_name_translator(table: DeltaTable) -> Callable[[str], str]:
+    """A function that returns the name of a column in the table's files. Delta's statistics have these names."""
+    names = find_column_names(table, "")
+    return str if names is None else names.stored_name
 
 
 class StoredFile(NamedTuple):

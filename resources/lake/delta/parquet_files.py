@@ -66,24 +66,27 @@ def write_files(
     group = next(remaining_groups, None)
     while group is not None:
         name = f"part-{uuid.uuid4()}.parquet"
+        stored_schema = store.stored_schema(join_path(folder, name), schema)
         file_system, path = store.find_file_system(join_path(folder, name))
         file_system.create_dir(path.rpartition("/")[0])
         with (
             file_system.open_output_stream(path) as stream,
             pq.ParquetWriter(
                 stream,
-                schema,
+                stored_schema,
                 compression="zstd",
                 compression_level=COMPRESSION_LEVEL,
-                use_dictionary=_find_dictionary_columns(schema),
+                use_dictionary=_find_dictionary_columns(stored_schema),
                 column_encoding=encodings,
-                write_statistics=_find_columns_with_bounds(schema),
+                write_statistics=_find_columns_with_bounds(stored_schema),
             ) as writer,
         ):
             # A file gets at least one row group, however small `target_bytes` is.
             while group is not None:
                 # Spark may declare fields as not nullable, but the table's fields are nullable.
-                writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP_ROWS)
+                rows = pa.Table.from_batches(group).cast(schema)
+                stored_rows = pa.Table.from_arrays(rows.columns, schema=stored_schema)
+                writer.write_table(stored_rows, row_group_size=ROW_GROUP_ROWS)
                 group = next(remaining_groups, None)
                 if stream.tell() >= target_bytes:
                     break

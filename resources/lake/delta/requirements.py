@@ -18,12 +18,11 @@ from pgsieve.resources.lake.delta.tables import make_arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
 #: The features that require nothing of a writer which only adds and removes files.
-_REWRITABLE_FEATURES = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
+_REWRITABLE_FEATURES = {"appendOnly", "columnMapping", "deletionVectors", "invariants", "timestampNtz"}
 #: The features of writers and readers that delta-rs supports.
 _SUPPORTED_FEATURES = _REWRITABLE_FEATURES | {
     "changeDataFeed",
     "checkConstraints",
-    "columnMapping",
     "generatedColumns",
     "v2Checkpoint",
     "variantType",
@@ -48,6 +47,27 @@ def is_unmapped(table: DeltaTable) -> bool:
     return bool(table.metadata().configuration.get(COLUMN_MAPPING, "none") == "none")
 
 
+def has_flat_names(table: DeltaTable) -> bool:
+    """True if this process can translate the names of a table's columns to those in its files.
+
+    Delta must not map them, or map them by name. No column may have fields, whose names Delta maps too.
+    """
+    mode = table.metadata().configuration.get(COLUMN_MAPPING, "none")
+    return mode == "none" or (
+        mode == "name"
+        and not any(map(_has_fields_inside, (field.type for field in make_arrow_schema(table))))
+    )
+
+
+def _has_fields_inside(kind: pa.DataType) -> bool:
+    """True if values of a type have fields with names, at any depth."""
+    if pa.types.is_struct(kind) or pa.types.is_map(kind):
+        return True
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _has_fields_inside(
+        kind.value_type
+    )
+
+
 def can_read(table: DeltaTable) -> bool:
     """True if delta-rs supports all features that a table requires of its readers."""
     return set(table.protocol().reader_features or ()) <= _SUPPORTED_FEATURES
@@ -67,14 +87,21 @@ def can_write(table: DeltaTable) -> bool:
 
 
 def is_plain(table: DeltaTable) -> bool:
-    """True if the rows of a table are exactly the rows of its Parquet files.
+    """True if the rows of a table are exactly the rows of its Parquet files, with the same names of columns.
 
     Such a table has no column mapping, no rows that are marked as deleted, and no partitions.
     """
+    return is_unmapped(table) and has_plain_rows(table)
+
+
+def has_plain_rows(table: DeltaTable) -> bool:
+    """True if the rows of a table are exactly the rows of its files, once the names of columns are translated."""
     if table.metadata().partition_columns:  # The files do not contain these columns.
         return False
     return (
-        is_unmapped(table) and can_read(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
+        has_flat_names(table)
+        and can_read(table)
+        and not pa.table(table.deletion_vectors().read_all()).num_rows
     )
 
 
@@ -98,14 +125,10 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
     The table must have all these columns. If it has other columns, they are NULL in the new rows. For an
     overwrite, the schema must have all columns of the table.
     """
-    if not _accepts_any_row(table):
+    if not (_accepts_any_row(table) and has_flat_names(table)):
         return False
     table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
-    return (
-        bool(table_type == file_type)
-        if overwrite
-        else is_unmapped(table) and _has_fields(table_type, file_type)
-    )
+    return bool(table_type == file_type) if overwrite else _has_fields(table_type, file_type)
 
 
 def lacks_columns(table: DeltaTable, schema: pa.Schema) -> bool:
@@ -141,7 +164,7 @@ def can_have_vectors(table: DeltaTable) -> bool:
     """
     configuration = table.metadata().configuration
     return (
-        is_unmapped(table)
+        has_flat_names(table)
         and table.protocol().min_writer_version in {1, 2, 7}
         and not is_append_only(configuration)
         and configuration.get(VECTORS_PROPERTY) != "false"

@@ -23,7 +23,7 @@ from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Action, Log
 from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, make_kept_position_metadata
-from pgsieve.resources.lake.delta.requirements import can_change_rows, can_have_vectors, is_plain
+from pgsieve.resources.lake.delta.requirements import can_change_rows, can_have_vectors, has_plain_rows
 from pgsieve.resources.lake.stores.storage import is_uri
 
 #: The characters in names of objects that delta-rs encodes twice when it opens a deletion vector. It then does not
@@ -44,7 +44,7 @@ def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> 
     """
     table = commits.open_table(path)
     return (
-        is_plain(table)
+        has_plain_rows(table)
         and all(map(is_removable, pa.table(table.get_add_actions())["path"].to_pylist()))
         and can_change_rows(table, columns)
     )

@@ -31,8 +31,9 @@ from tenacity import retry, retry_if_exception, stop_after_attempt, wait_fixed
 from pgsieve.resources.lake.delta.errors import DamagedTableError, has_missing_entries
 from pgsieve.resources.lake.delta.log_entries import LogEntries, Stamp
 from pgsieve.resources.lake.delta.query_cache import QueryCache
+from pgsieve.resources.lake.stores.column_names import ColumnNames, StoredColumn
 from pgsieve.resources.lake.stores.storage import is_uri
-from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
 #: The largest number of tables in folders that a thread has open, and the largest number of idle tables. A table
@@ -315,6 +316,18 @@ def _load_table(path: str, options: dict[str, str] | None, version: int | None =
 def _has_log(path: str) -> bool:
     """True if there is a Delta log in this folder."""
     return Path(path, "_delta_log").is_dir()
+
+
+def find_column_names(table: DeltaTable, path: str) -> ColumnNames | None:
+    """The names of a table's columns in its files; None if Delta does not map them. `path` is the path of the table."""
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") == "none":
+        return None
+    columns = dict[str, StoredColumn]()
+    for each in table.schema().fields:
+        metadata = each.metadata or {}
+        name = str(metadata["delta.columnMapping.physicalName"])
+        columns[each.name] = StoredColumn(name, int(metadata["delta.columnMapping.id"]))
+    return ColumnNames(join_path(path, "_")[:-1], columns)
 
 
 def make_arrow_schema(table: DeltaTable) -> pa.Schema:

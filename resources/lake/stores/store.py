@@ -24,6 +24,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from pgsieve.resources.lake.stores.column_names import ColumnNames
 from pgsieve.resources.lake.stores.storage import Storage, hide_token, is_uri
 from pgsieve.resources.parts import count_parts
 from pgsieve.resources.prefetch import prefetch
@@ -39,9 +40,14 @@ _WRITE_CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Store:
-    """The place of a lake's files. `options` are the options of delta-rs."""
+    """The place of a lake's files. `options` are the options of delta-rs.
+
+    `names` are the names of the columns of one table in its files, if they differ. Files of this table are read and
+    written by the names of its columns.
+    """
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    names: ColumnNames | None = None
     #: Returns the objects of the store of a path. It exists for object stores that delta-rs can reach. It is None on
     #: executors.
     open_objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
@@ -52,9 +58,9 @@ class Store:
         """Hide a token in the environment of this process. The process may be an executor, so this cannot be done earlier."""
         hide_token(dict(self.options))
 
-    def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
-        """Pickle only the options, because connections cannot be pickled."""
-        return Store, (self.options,)
+    def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...], ColumnNames | None]]:
+        """Pickle only the options and the names, because connections cannot be pickled."""
+        return Store, (self.options, self.names)
 
     @classmethod
     def from_storage(cls, storage: Storage) -> "Store":
@@ -213,6 +219,23 @@ class Store:
 
         Columns that the file does not have are NULL.
         """
+        stored_schema = self.stored_schema(path, schema)
+        if stored_schema is schema:
+            yield from self._read_stored_batches(path, schema, groups)
+        else:
+            for batch in self._read_stored_batches(path, stored_schema, groups):
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+    def stored_schema(self, path: str, schema: pa.Schema) -> pa.Schema:
+        """The schema of a file with these columns. It is `schema` itself if the columns have the same names in the file."""
+        return (
+            self.names.stored_schema(schema) if self.names is not None and self.names.covers(path) else schema
+        )
+
+    def _read_stored_batches(
+        self, path: str, schema: pa.Schema, groups: Sequence[int] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The same as `read_batches`, with the names of the file's columns."""
         if has_dataset_names(schema.names):
             yield from self._read_batches_of_file(path, schema, groups)
             return
