@@ -7,6 +7,7 @@ runs. The versions of rows that are valid at that LSN must be the same rows. Var
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -168,8 +169,11 @@ def compare_versions(
                 pc.less(versions[VALID_FROM_LSN], lsn),
                 pc.fill_null(pc.greater_equal(versions[VALID_TO_LSN], lsn), True),
             )
-            if (valid := versions.filter(is_valid)).num_rows:
-                valid_rows += printed_rows(valid.select(shared), types)
+            if pc.any(is_valid).as_py():
+                # Arrow cannot filter the text views of the reader.
+                valid_rows += itertools.compress(
+                    printed_rows(versions.select(shared), types), is_valid.to_pylist()
+                )
     wanted = [
         tuple(value for name, value in zip(columns, row, strict=True) if name in shared) for row in rows
     ]
