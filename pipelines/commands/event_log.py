@@ -5,28 +5,36 @@ Out: the same storage object, with the same files, and with the methods of `Cach
 
 Dagster opens and closes a connection for each statement. When the last connection to a database is closed, SQLite
 checkpoints its log, and the checkpoint is most of the cost of an event. A run with changes in 200 tables has some
-thousand events. Three changes make it faster:
+thousand events. Four changes make it faster:
 
-- Connections stay open, and the events that plan the steps of a run are stored in one transaction.
+- Connections stay open, and the events that plan the steps of a run are stored in one transaction. So are events that
+  Dagster reports right after each other.
 - Each run has its own database. Dagster's migrations create only the database of the first run. For later runs, its file
   is copied.
-- Many steps read the records of the same assets. A record is read again only after a change.
+- Many steps read the records of the same assets. A record is read again only after a change. A materialization that this
+  process has stored is not parsed again.
+- A materialization is made JSON once. One statement inserts all events, and it is compiled once.
 """
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
+from dagster._core.event_api import AssetRecordsFilter, EventLogRecord, EventRecordsResult
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import EventLogStorage, SqliteEventLogStorage
 from dagster._core.storage.event_log.base import AssetRecord
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
-from sqlalchemy import Connection, Engine, create_engine, text
+from dagster._serdes import deserialize_value
+from dagster._time import datetime_from_timestamp
+from sqlalchemy import Connection, CursorResult, Engine, create_engine, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
@@ -39,6 +47,32 @@ _MAX_OPEN_DATABASES = 3
 _LOCK_SECONDS = 30
 #: The environment variable by which Dagster learns how many events to store at once, and the value for it.
 _BATCH_VARIABLE, _EVENTS_PER_BATCH = "DAGSTER_EVENT_BATCH_SIZE", "1000"
+#: The largest number of materializations that are kept in memory.
+_MAX_KEPT_MATERIALIZATIONS = 500
+#: Dagster reports another event right after an event of these types: of an output the materialization or the check
+#: result, and of a step's success the start of the next step, or the end of the run.
+_FOLLOWED_TYPES = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_SUCCESS}
+#: The types of what a step reports. None is a line that it logs.
+_REPORT_TYPES = {
+    None,
+    dg.DagsterEventType.ASSET_MATERIALIZATION,
+    dg.DagsterEventType.ASSET_CHECK_EVALUATION,
+}
+_INSERT = SqlEventLogStorageTable.insert()
+
+
+class _NotInsertedError(Exception):
+    """An event could not be inserted, so nothing was committed. Its cause is the error."""
+
+
+@dataclass(frozen=True)
+class _RowInsert:
+    """A statement that inserts a row. All of these share a statement of SQLAlchemy's, which is compiled once."""
+
+    row: Mapping[str, Any]
+
+    def _execute_on_connection(self, connection: Connection, *_: object) -> CursorResult[Any]:
+        return connection.execute(_INSERT, self.row)
 
 
 class CachedEventLog(SqliteEventLogStorage):
@@ -54,6 +88,11 @@ class CachedEventLog(SqliteEventLogStorage):
     #: The tables, columns and migrations that are known to exist. Dagster looks for them at each event. It never removes
     #: one, so what was found once need not be looked for again.
     _existing_entries: set[tuple[str, ...]]
+    #: Events that are not stored yet, because Dagster reports another event right after them. They are stored together
+    #: with it, and before anything is read.
+    _unstored_events: list[EventLogEntry]
+    #: True if steps only report work that was done before. See `reports_together`.
+    _is_work_done: bool
     #: Maps assets to their records as they were read last; None if an asset has no record.
     #:
     #: `_database_state` identifies the state of the database at that time. It has SQLite's `data_version`, a number that
@@ -61,6 +100,12 @@ class CachedEventLog(SqliteEventLogStorage):
     #: this process has changed.
     _records_by_key: dict[dg.AssetKey, AssetRecord | None]
     _database_state: tuple[int, int]
+    #: The observations of assets that were read last. They are valid for `_database_state`, too.
+    _observations: dict[tuple[dg.AssetKey, int, bool], EventRecordsResult]
+    #: The last materializations that this process has stored, as JSON and parsed.
+    _own_materializations: dict[dg.AssetKey, tuple[str, EventLogRecord]]
+    #: The event that is being stored, as JSON.
+    _event_json: str
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
@@ -68,42 +113,183 @@ class CachedEventLog(SqliteEventLogStorage):
             if (connection := self._batch_connections.get(shard)) is not None:
                 yield connection
                 return
+            self._store_unstored_events()
             with (connection := self._open_connection(shard)).begin():
                 yield connection
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
         """Store events in one transaction for each database. If that fails, Dagster stores them one by one."""
-        with self._lock, ExitStack() as stack:
-            stack.callback(self._batch_connections.clear)
-            for shard in {INDEX_SHARD_NAME, *(event.run_id for event in events)}:
-                self._batch_connections[shard] = stack.enter_context(self._connect(shard))
-            super().store_event_batch(events)
+        with self._lock:
+            self._store_unstored_events()
+            self._store_together(events)
 
     def store_event(self, event: EventLogEntry) -> None:
-        """Store an event, and forget the record of the event's asset."""
+        """Store an event, together with those before it that are not stored yet.
+
+        If Dagster reports another event right after it, it is stored with that event.
+        """
         with self._lock:
-            change_count = self._count_own_changes()
-            super().store_event(event)
-            if event.dagster_event is not None and event.dagster_event.asset_key is not None:
-                self._records_by_key.pop(event.dagster_event.asset_key, None)
-            if change_count == self._database_state[1]:
-                self._database_state = self._database_state[0], self._count_own_changes()
+            self._unstored_events.append(event)
+            if not self._is_followed(event):
+                self._store_unstored_events()
+
+    def _is_followed(self, event: EventLogEntry) -> bool:
+        """True if Dagster reports another event right after an event."""
+        event_type = event.dagster_event and event.dagster_event.event_type
+        return bool(event.run_id and event.step_key) and (
+            event_type in _FOLLOWED_TYPES or (self._is_work_done and event_type in _REPORT_TYPES)
+        )
+
+    def _store_unstored_events(self) -> None:
+        """Store the events that are not stored yet: in one transaction for each database, or if that fails, one by one."""
+        events, self._unstored_events = self._unstored_events, []
+        if not events:
+            return
+        try:
+            self._store_together(events)
+        except _NotInsertedError:
+            self._store_one_by_one(events)
+
+    def _store_one_by_one(self, events: Sequence[EventLogEntry]) -> None:
+        """Store each event in a transaction of its own. Raises the first error after the last event."""
+        errors = []
+        for event in events:
+            try:
+                self._store_together([event])
+            except _NotInsertedError as error:
+                errors.append(error.__cause__ or error)
+        if errors:
+            raise errors[0]
+
+    def _store_together(self, events: Sequence[EventLogEntry]) -> None:
+        """Store events in one transaction for each database, and forget the records of the events' assets.
+
+        Raises _NotInsertedError if an event cannot be inserted. After another error a database may have the events.
+        """
+        change_count = self._count_own_changes()
+        try:
+            with ExitStack() as stack:
+                stack.callback(self._batch_connections.clear)
+                batch_connections = {
+                    shard: stack.enter_context(self._connect(shard))
+                    for shard in {INDEX_SHARD_NAME, *(event.run_id for event in events)}
+                }
+                self._batch_connections.update(batch_connections)
+                try:
+                    for event in events:
+                        self._insert_event(event)
+                except Exception as error:
+                    raise _NotInsertedError(str(error)) from error
+                except BaseException:  # An interrupt. The transaction is rolled back.
+                    self._unstored_events[:0] = events
+                    raise
+        except BaseException:
+            self._forget_all()
+            raise
+        if change_count == self._database_state[1]:
+            self._database_state = self._database_state[0], self._count_own_changes()
+
+    def _insert_event(self, event: EventLogEntry) -> None:
+        super().store_event(event)
+        dagster_event = event.dagster_event
+        if dagster_event is not None and dagster_event.asset_key is not None:
+            self._records_by_key.pop(dagster_event.asset_key, None)
+            if dagster_event.event_type == dg.DagsterEventType.ASSET_OBSERVATION:
+                self._observations.clear()
+
+    def prepare_insert_event(self, event: EventLogEntry) -> Any:
+        """A statement that inserts an event."""
+        row = self._event_to_row(event)
+        self._event_json = row["event"]
+        return _RowInsert(row)
+
+    def _get_asset_entry_values(
+        self, event: EventLogEntry, event_id: int, has_asset_key_index_cols: bool
+    ) -> dict[str, Any]:
+        """The values of an asset's record that an event changes. A materialization is part of it, as JSON."""
+        assert event.dagster_event is not None
+        if not event.dagster_event.is_step_materialization:
+            return super()._get_asset_entry_values(event, event_id, has_asset_key_index_cols)
+        assert event.dagster_event.asset_key is not None
+        if len(self._own_materializations) >= _MAX_KEPT_MATERIALIZATIONS:
+            self._own_materializations.clear()
+        record_json = f'{{"__class__": "EventLogRecord", "event_log_entry": {self._event_json}, "storage_id": {event_id}}}'
+        self._own_materializations[event.dagster_event.asset_key] = (
+            record_json,
+            EventLogRecord(event_id, event),
+        )
+        values = {"last_materialization": record_json, "last_run_id": event.run_id}
+        if not has_asset_key_index_cols:
+            return values
+        return {**values, "last_materialization_timestamp": datetime_from_timestamp(event.timestamp)}
 
     def get_asset_records(self, asset_keys: Sequence[dg.AssetKey] | None = None) -> Sequence[AssetRecord]:
         """The records of assets. A record that was read before is read again only if it may have changed."""
         if asset_keys is None:
             return super().get_asset_records()
         with self._lock:
-            with self._connect(INDEX_SHARD_NAME) as connection:
-                data_version = connection.exec_driver_sql("PRAGMA data_version").scalar_one()
-            if (database_state := (data_version, self._count_own_changes())) != self._database_state:
-                self._records_by_key, self._database_state = {}, database_state
+            self._forget_if_changed()
             unique_keys = dict.fromkeys(asset_keys)
             if unread_keys := [key for key in unique_keys if key not in self._records_by_key]:
                 records = super().get_asset_records(unread_keys)
                 self._records_by_key.update(dict.fromkeys(unread_keys))
                 self._records_by_key.update((record.asset_entry.asset_key, record) for record in records)
             return [record for key in unique_keys if (record := self._records_by_key[key]) is not None]
+
+    def _get_latest_materialization_records(
+        self, raw_asset_rows: Sequence[Mapping[str, Any]]
+    ) -> Mapping[dg.AssetKey, EventLogRecord | None]:
+        """The last materialization of each asset, by rows of the table of assets.
+
+        Dagster's own method always looks for materializations in an old format, and in addition after a wipe. Here it
+        gets only the rows that may need that.
+        """
+        records, other_rows = dict[dg.AssetKey, EventLogRecord | None](), []
+        for row in raw_asset_rows:
+            key, record_json = dg.AssetKey.from_db_string(row["asset_key"]), row["last_materialization"]
+            record: NamedTuple | None = None
+            if key is not None and record_json and not row["asset_details"]:
+                own_json, record = self._own_materializations.get(key, (None, None))
+                if own_json != record_json:
+                    record = deserialize_value(record_json, NamedTuple)
+            if key is not None and isinstance(record, EventLogRecord):
+                records[key] = record
+            else:
+                other_rows.append(row)
+        return (
+            {**records, **super()._get_latest_materialization_records(other_rows)} if other_rows else records
+        )
+
+    def fetch_observations(
+        self,
+        records_filter: dg.AssetKey | AssetRecordsFilter,
+        limit: int,
+        cursor: str | None = None,
+        ascending: bool = False,
+    ) -> EventRecordsResult:
+        """The observations of an asset. Dagster looks for one of each input that was never materialised, in each step."""
+        if not isinstance(records_filter, dg.AssetKey) or cursor is not None:
+            return super().fetch_observations(records_filter, limit, cursor, ascending)
+        with self._lock:
+            self._forget_if_changed()
+            request = (records_filter, limit, ascending)
+            if request not in self._observations:
+                self._observations[request] = super().fetch_observations(
+                    records_filter, limit, None, ascending
+                )
+            return self._observations[request]
+
+    def _forget_if_changed(self) -> None:
+        """Store the events that are not stored yet, and forget what was read if somebody else has changed the database."""
+        with self._connect(INDEX_SHARD_NAME) as connection:
+            data_version = connection.exec_driver_sql("PRAGMA data_version").scalar_one()
+        if (database_state := (data_version, self._count_own_changes())) != self._database_state:
+            self._forget_all()
+            self._database_state = database_state
+
+    def _forget_all(self) -> None:
+        """Forget what was read."""
+        self._records_by_key, self._observations = {}, {}
 
     def _count_own_changes(self) -> int:
         """The number of rows of the index database that this process has changed (sqlite.org/c3ref/total_changes.html)."""
@@ -172,14 +358,15 @@ class CachedEventLog(SqliteEventLogStorage):
             if shard == INDEX_SHARD_NAME:
                 # A new connection counts its changes from 0. So `_database_state` can no longer tell whether the records are
                 # still valid.
-                self._records_by_key = {}
+                self._forget_all()
         self._connections[shard] = connection
         while len(self._connections) > _MAX_OPEN_DATABASES:
             _close(self._connections.popitem(last=False)[1])
         return connection
 
     def close(self) -> None:
-        """Close all connections."""
+        """Store the events that are not stored yet, and close all connections."""
+        self._store_unstored_events()
         while self._connections:
             _close(self._connections.popitem()[1])
 
@@ -220,13 +407,33 @@ def cache_event_log(storage: EventLogStorage) -> Iterator[None]:
     cached_storage._lock = RLock()  # noqa: SLF001
     cached_storage._batch_connections = {}  # noqa: SLF001
     cached_storage._empty_database, cached_storage._existing_entries = None, set()  # noqa: SLF001
-    cached_storage._records_by_key, cached_storage._database_state = {}, (0, 0)  # noqa: SLF001
+    cached_storage._unstored_events, cached_storage._is_work_done = [], False  # noqa: SLF001
+    cached_storage._database_state, cached_storage._own_materializations = (0, 0), {}  # noqa: SLF001
+    cached_storage._forget_all()  # noqa: SLF001
     is_variable_unset = _BATCH_VARIABLE not in os.environ
     os.environ.setdefault(_BATCH_VARIABLE, _EVENTS_PER_BATCH)
     try:
         yield
     finally:
-        cached_storage.close()
-        if is_variable_unset:
-            del os.environ[_BATCH_VARIABLE]
-        storage.__class__ = SqliteEventLogStorage
+        try:
+            cached_storage.close()
+        finally:
+            if is_variable_unset:
+                del os.environ[_BATCH_VARIABLE]
+            storage.__class__ = SqliteEventLogStorage
+
+
+@contextmanager
+def reports_together(storage: EventLogStorage) -> Iterator[None]:
+    """Within the block, steps only report work that was done before, so their events follow each other quickly.
+
+    What a step reports is stored together, at the latest when the next step begins.
+    """
+    if not isinstance(storage, CachedEventLog):
+        yield
+        return
+    storage._is_work_done = True  # noqa: SLF001 - a friend of the class
+    try:
+        yield
+    finally:
+        storage._is_work_done = False  # noqa: SLF001
