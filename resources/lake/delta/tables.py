@@ -9,13 +9,13 @@ store, opening a table takes several requests, one after the other, and a check 
 reads several tables before it writes checks each of them only once (`Tables.consistent_read`).
 
 Each thread has its own open tables, because delta-rs changes the object of a table when it commits. When the work
-of a thread ends, it releases its tables for other threads (`Tables.release`). Raises OSError, errors of delta-rs,
-and DamagedTableError if the newest log entry of a table is incomplete.
+of a thread ends, it releases its tables for other threads (`Tables.release`). All threads share the results of
+queries. Raises OSError, errors of delta-rs, and DamagedTableError if the newest log entry of a table is incomplete.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,12 +51,24 @@ def share_tables(options: tuple[tuple[str, str], ...]) -> "Tables":
 
 @dataclass(slots=True)
 class _OpenTable:
-    """A table that is open, and the cached results of queries of its version."""
+    """A table that is open, and the cached results of queries of it.
+
+    - `last_check`: the version of the table at the last check, and the stamp of the log entry of this version
+    - `shared_results`: the results for versions that a check has found. All threads share them.
+    - `own_results`: the results for versions that this thread has committed since the last check
+    """
 
     table: DeltaTable
-    #: The version of the table at the last check, and the stamp of the log entry of this version.
     last_check: tuple[int, Stamp]
-    query_cache: QueryCache = field(default_factory=QueryCache)
+    shared_results: QueryCache
+    own_results: QueryCache = field(default_factory=QueryCache)
+
+    def cached_results(self) -> tuple[QueryCache, Hashable]:
+        """The cache for the table's present version, and what identifies this version in the cache."""
+        version = self.table.version()
+        if version == self.last_check[0]:
+            return self.shared_results, self.last_check
+        return self.own_results, version
 
     def update(self, log_entries: LogEntries) -> bool:
         """Update the table to its newest version. Return False if another table is at its path now."""
@@ -92,6 +104,8 @@ class Tables:
         self._lock = threading.Lock()
         #: The open tables that no thread is using.
         self._idle_tables = OrderedDict[str, _OpenTable]()
+        #: The cached results of queries, by path.
+        self._shared_results = OrderedDict[str, QueryCache]()
         #: The paths on an object store where the last check found no table. For these paths, one listing shows whether
         #: there is a table now.
         self._absent_paths = set[str]()
@@ -228,11 +242,20 @@ class Tables:
         stamp = log_entries.read_stamps_since(version, version).get(version)
         if stamp is not None:
             log_entries.raise_if_damaged(version, stamp)
-            open_table = own_tables[path] = _OpenTable(table, (version, stamp))
+            open_table = own_tables[path] = _OpenTable(table, (version, stamp), self._results_of(path))
             self._record_check(path, open_table)
             if not is_uri(path) and len(own_tables) > _MAX_OPEN_TABLES:
                 own_tables.popitem(last=False)
         return table
+
+    def _results_of(self, path: str) -> QueryCache:
+        """The cached results of queries of a table, for all threads."""
+        with self._lock:
+            results = self._shared_results.pop(path, None) or QueryCache()
+            self._shared_results[path] = results
+            while len(self._shared_results) > _MAX_OPEN_TABLES:
+                self._shared_results.popitem(last=False)
+        return results
 
     def release_tables(self) -> None:
         """Let other threads use the tables that this thread has open. This thread must not be using one of them."""
@@ -256,13 +279,15 @@ class Tables:
         open_table = self._own_tables().get(path)
         if open_table is None or open_table.table is not table:
             return run_query()
-        return [dict(row) for row in open_table.query_cache.get(table.version(), query_name, run_query)]
+        results, version = open_table.cached_results()
+        return [dict(row) for row in results.get(version, query_name, run_query)]
 
     def cache_rows(self, path: str, table: DeltaTable, query_name: str, rows: list[dict[str, Any]]) -> None:
         """Cache the result of a query for the version that this thread has just committed."""
         open_table = self._own_tables().get(path)
         if open_table is not None and open_table.table is table:
-            open_table.query_cache.store(table.version(), query_name, rows)
+            results, version = open_table.cached_results()
+            results.store(version, query_name, rows)
 
     def forget_all(self) -> None:
         """Forget all open tables, because some tables have been removed."""

@@ -92,6 +92,31 @@ def test_a_version_is_read_once(tmp_path: Path) -> None:
     assert len(asked) == 2
 
 
+def test_threads_share_what_was_read_of_a_version(tmp_path: Path) -> None:
+    path, kept_tables = str(tmp_path / "t"), Tables(Store())
+    asked = list[int]()
+
+    def cached_rows() -> list[dict[str, int]]:
+        table = kept_tables.open(path)
+        return kept_tables.cached_rows(
+            path, table, "files", lambda: asked.append(1) or table.to_pyarrow_table().to_pylist()
+        )
+
+    append(tmp_path / "t", 1)
+    with ThreadPoolExecutor(1) as pool:
+        assert [cached_rows(), pool.submit(cached_rows).result()] == [[{"n": 1}]] * 2
+        assert len(asked) == 1
+        shutil.rmtree(path)
+        append(tmp_path / "t", 2)
+        assert [pool.submit(cached_rows).result(), cached_rows()] == [[{"n": 2}]] * 2
+        assert len(asked) == 2, "another table at the same path has the same version"
+        table = kept_tables.open(path)
+        write_deltalake(table, pa.table({"n": [2]}), mode="overwrite")
+        kept_tables.cache_rows(path, table, "files", [{"n": 3}])
+        assert kept_tables.cached_rows(path, table, "files", list) == [{"n": 3}]
+        assert pool.submit(cached_rows).result() == [{"n": 2}]
+
+
 def test_another_table_at_the_same_path_is_noticed(tmp_path: Path) -> None:
     path, kept_tables = str(tmp_path / "t"), Tables(Store())
     append(tmp_path / "t", 1)
