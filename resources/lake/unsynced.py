@@ -169,11 +169,21 @@ def _find_folders_on_other_devices(lake: Path) -> list[Path]:
     Only the folders of subscriptions and their subfolders are searched.
     """
     folders_by_device, device = dict[int, Path](), lake.stat().st_dev
-    for pattern in ("*", "*/*"):
-        for folder in lake.glob(pattern):
-            if folder.is_dir() and (other_device := folder.stat().st_dev) != device:
-                folders_by_device.setdefault(other_device, folder)
+    for folder in (lake, *(Path(entry) for entry in _subfolders(lake))):
+        for entry in _subfolders(folder):
+            with suppress(FileNotFoundError):  # Another process has just removed it.
+                if (other_device := entry.stat().st_dev) != device:
+                    folders_by_device.setdefault(other_device, Path(entry))
     return list(folders_by_device.values())
+
+
+def _subfolders(folder: Path) -> list[os.DirEntry[str]]:
+    """The folders in a folder. Empty if there is no such folder, or if it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
 
 
 @contextmanager
