@@ -268,7 +268,7 @@ class _RunReport:
         self._states_to_report = self._choose_states(
             former_cut, find_failed_checks(instance, set(request.key_by_table.values()))
         )
-        self._freshness = measure_freshness(self._subscription, lake)
+        self._freshness = measure_freshness(self._subscription, lake, result.cut)
         #: The metadata entries that all assets of the run get.
         self._run_metadata = {**work_metadata(work), **lag_metadata(self._freshness)}
 

@@ -62,10 +62,13 @@ def cut_data_version(cut: Cut) -> dg.DataVersion:
     return dg.DataVersion(f"{format_lsn(cut.lsn)} {cut.at.isoformat()}")
 
 
-def measure_freshness(subscription: Subscription, lake: Lake) -> Freshness | str:
-    """Measure how far the replicas are behind. If that cannot be measured, return a text with the reason."""
+def measure_freshness(subscription: Subscription, lake: Lake, last_cut: Cut | None = None) -> Freshness | str:
+    """Measure how far the replicas are behind. If that cannot be measured, return a text with the reason.
+
+    A caller that knows the last cut gives it, so that it need not be read.
+    """
     try:
-        return check_freshness(subscription, lake)
+        return check_freshness(subscription, lake, last_cut)
     except PgsieveError as error:
         return error.message
 

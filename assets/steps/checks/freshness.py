@@ -15,7 +15,7 @@ import psycopg
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.protocol.messages import (
     Begin,
@@ -25,6 +25,7 @@ from pgsieve.decoding.protocol.messages import (
     decode,
     timestamp_to_unix_micros,
 )
+from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import LockHeldError, SourceError
 from pgsieve.resources.postgres.present_catalog import read_present_catalog
@@ -70,6 +71,19 @@ _PEEK_RESULT_BY_SLOT: dict[tuple[Source, str], _PeekResult] = {}
 
 
 @dataclass(frozen=True)
+class _SlotPublications:
+    """The publications with which a slot is read, for a stream and a catalog. All subscriptions share these two objects."""
+
+    slot_stream: SlotStream
+    catalog: Catalog
+    names: tuple[str, ...]
+
+
+#: Maps a source and a slot to the publications that were found last.
+_PUBLICATIONS_BY_SLOT: dict[tuple[Source, str], _SlotPublications] = {}
+
+
+@dataclass(frozen=True)
 class Freshness:
     """For how many seconds the oldest commit has been waiting, and the LSN before which everything is applied.
 
@@ -81,15 +95,20 @@ class Freshness:
     problem: str | None = None
 
 
-def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
-    """Find out how far the replicas of a subscription are behind."""
+def check_freshness(subscription: Subscription, lake: Lake, last_cut: Cut | None = None) -> Freshness:
+    """Find out how far the replicas of a subscription are behind.
+
+    A caller that knows the last cut gives it, so that it need not be read.
+    """
     slot_stream = subscription.slot_stream
     log_position = ChangeLog(lake, slot_stream).read_position()
     with slot_stream.source.connect() as connection:
         slot = read_slot_state(connection, slot_stream.slot)
         if log_position is None or slot is None:
             return Freshness(0, log_position or 0, f'replication slot "{slot_stream.slot}" does not exist')
-        applied_lsn, waiting_since = find_unapplied_commit(ReplicaProgress(subscription, lake), log_position)
+        applied_lsn, waiting_since = find_unapplied_commit(
+            ReplicaProgress(subscription, lake), log_position, last_cut
+        )
         if applied_lsn >= log_position:
             waiting_since = find_unread_time(connection, lake, slot_stream, slot)
         return Freshness(compute_seconds_since(connection, waiting_since), applied_lsn)
@@ -105,14 +124,16 @@ def compute_seconds_since(connection: psycopg.Connection[Any], time: datetime | 
     return max(0.0, seconds)
 
 
-def find_unapplied_commit(progress: ReplicaProgress, change_log_lsn: int) -> tuple[int, datetime | None]:
+def find_unapplied_commit(
+    progress: ReplicaProgress, change_log_lsn: int, last_cut: Cut | None = None
+) -> tuple[int, datetime | None]:
     """Find the LSN before which everything is applied, and the time of the first commit after it in the change log.
 
     `change_log_lsn` is the LSN at which the change log ends. The time is None if the change log has nothing more to
     apply.
     """
     subscription, lake = progress.subscription, progress.lake
-    cut = Cuts(lake, subscription.name).read_last()
+    cut = last_cut or Cuts(lake, subscription.name).read_last()
     if cut is not None and cut.lsn >= change_log_lsn:
         return cut.lsn, None  # The cut has all changes of the change log, so no other record has to be read.
     applied_lsn, transformed_lsn = progress.find_applied_lsn(), progress.read_transformed_lsn()
@@ -171,8 +192,7 @@ def _find_first_waiting_time(
     wal_end_lsn = read_flushed_lsn(connection)
     if wal_end_lsn <= state.confirmed_lsn:
         return None  # All WAL is confirmed.
-    catalog = slot_stream.with_defined_publications(read_present_catalog(connection))
-    publication_names = tuple(slot_stream.without_missing_publications(catalog).slot_publications(catalog))
+    publication_names = _find_slot_publications(slot_stream, read_present_catalog(connection))
     result = _PEEK_RESULT_BY_SLOT.get((slot_stream.source, slot_stream.slot))
     if result is None or not result.is_valid_for(state.confirmed_lsn, publication_names, wal_end_lsn):
         with slot_stream.hold_lock(_LOCK_SECONDS):
@@ -181,6 +201,21 @@ def _find_first_waiting_time(
             state.confirmed_lsn, publication_names, wal_end_lsn, waiting_since
         )
     return result.waiting_since
+
+
+def _find_slot_publications(slot_stream: SlotStream, catalog: Catalog) -> tuple[str, ...]:
+    """Find the publications with which a slot is read now. This is done once for all subscriptions of the slot."""
+    slot = slot_stream.source, slot_stream.slot
+    publications = _PUBLICATIONS_BY_SLOT.get(slot)
+    if (
+        publications is None
+        or publications.slot_stream is not slot_stream
+        or publications.catalog is not catalog
+    ):
+        whole_catalog = slot_stream.with_defined_publications(catalog)
+        names = slot_stream.without_missing_publications(whole_catalog).slot_publications(whole_catalog)
+        publications = _PUBLICATIONS_BY_SLOT[slot] = _SlotPublications(slot_stream, catalog, names)
+    return publications.names
 
 
 def _peek_first_waiting_time(
