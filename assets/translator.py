@@ -26,7 +26,7 @@ from pgsieve.resources.lake.delta.layout import TableName
 
 
 class AssetKind(StrEnum):
-    """What an asset stands for. A `translation` in YAML can compare with these values."""
+    """What an asset stands for. The key `translation` of a component in YAML can compare an asset's kind with these values."""
 
     #: A published table at the publisher. Nothing in Dagster materialises it.
     SOURCE_TABLE = "source_table"
@@ -34,7 +34,7 @@ class AssetKind(StrEnum):
     CHANGE_LOG = "change_log"
     TABLE_CHANGES = "table_changes"
     REPLICA = "replica"
-    #: A version of each replica of a subscription, so that together they equal the publisher at one LSN.
+    #: A cut of a subscription: one version of each of its replicas. Together these versions equal the publisher at one LSN.
     CUT = "cut"
     CHANGE_LOG_MAINTENANCE = "change_log_maintenance"
     MAINTENANCE = "maintenance"
@@ -44,11 +44,12 @@ class AssetKind(StrEnum):
 class PgsieveAsset:
     """What an asset stands for, with its names.
 
-    - `name`: the name of the subscription. For the change log and its maintenance it is the name of the slot stream (a slot
-      with its subscriptions): that of the source, or that of the slot if a subscription has a slot of its own.
+    - `name`: the name of the subscription. The change log and its maintenance belong to no subscription. They have the name of
+      their slot stream, which is a slot with its subscriptions. A shared slot stream has the name of the source. The slot
+      stream of a single subscription has the name of the slot.
     - `subscription`, `schema`, `table`: None if the asset does not belong to one
-    - `row_filter`: the row filter as text; None if it is not known, and `none` if there is none
-    - `path`: the path of groups within the group of the source or subscription
+    - `row_filter`: the row filter as text, or the text `none` if the table has no filter; None if this is unknown
+    - `path`: the names of nested groups, the outermost first, within the group of the source or subscription
     - `comment`: the publisher's comment on the table
     """
 
@@ -118,7 +119,7 @@ def source_table_asset(
     return PgsieveAsset(kind, source, source, schema=name[0], table=name[1], path=path, comment=comment)
 
 
-#: Maps what an asset stands for to the kinds that Dagster shows for it. They do not name an engine; each
+#: Maps each kind of asset to the kinds, in Dagster's sense, that Dagster shows for it. They do not name an engine; each
 #: materialization names the engine that made it.
 _DAGSTER_KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},

@@ -1,6 +1,6 @@
 """Stores messages that have to wait, for example those of a transaction that has not committed yet.
 
-In: Arrow batches under a number, such as the number of a transaction.
+In: Arrow batches, each with a number, for example the one of the transaction to which it belongs.
 Out: the same batches.
 
 Each number has a temporary file. The file stays in memory up to `MEMORY_BYTES`; a larger file is on disk.
@@ -16,7 +16,7 @@ from typing import Self
 
 import pyarrow as pa
 
-#: If there are more bytes under a number, they go to a file in the folder for temporary files (TMPDIR).
+#: If a number has more bytes than this, they go to a file in the folder for temporary files (TMPDIR).
 MEMORY_BYTES = 1024 * 1024
 
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -37,7 +37,7 @@ class FileSpool:
         self._files: dict[int, _File] = {}
 
     def append(self, number: int, messages: pa.RecordBatch) -> None:
-        """Add messages under a number. Raises OSError if the disk is full."""
+        """Add messages to those of a number. Raises OSError if the disk is full."""
         if number not in self._files:
             content = SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by drop
             self._files[number] = _File(
@@ -48,7 +48,7 @@ class FileSpool:
         file.writer.write_batch(messages)
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """The messages under a number. The caller must read all of them before the next `append`."""
+        """The messages of a number. The caller must read all of them before the next `append`."""
         file = self._files.get(number)
         if file is None:
             return
@@ -56,7 +56,7 @@ class FileSpool:
         yield from pa.ipc.open_stream(file.content)
 
     def drop(self, number: int) -> None:
-        """Remove the messages under a number, if there are any."""
+        """Remove the messages of a number, if there are any."""
         file = self._files.pop(number, None)
         if file is not None:
             file.content.close()

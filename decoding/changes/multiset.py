@@ -1,7 +1,8 @@
 """Computes which rows to delete and to insert in a replica without a key.
 
-In: changes in order, with the numbers of their rows (`KeyChanges`, in which the key of a row is the entire row). Out: a
-`MultisetChange`. Raises nothing.
+In: the changes in order (`KeyChanges`). A table without a key is treated as if the entire row were its key, so equal rows have
+    the same number.
+Out: a `MultisetChange`. Raises nothing.
 
 A replica without a key is a multiset: it can have several equal rows. A DELETE removes one of them, and an UPDATE
 replaces one of them. A change that finds no equal row has no effect (PostgreSQL documentation, Logical Replication:
@@ -24,8 +25,8 @@ import numpy as np
 
 from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
 
-#: An event (a row is deleted or inserted) is one integer. The high bits are the row's number. This number of low bits has
-#: the index of the change, and whether the change inserts the row.
+#: An event means that a change deletes or inserts a row. It is stored as one integer. Its high bits are the row's number. Its
+#: low bits, as many as this constant says, are the index of the change, and last a 1 if the row is inserted.
 _EVENT_BITS = 33
 
 
@@ -130,6 +131,6 @@ def _mask_changes_without_row(old_rows: Numbers, new_rows: Numbers, present_coun
 
 
 def _find_last_changes(new_rows: Numbers, counts: Numbers) -> Numbers:
-    """Return the last changes that have each new row, as many of them as `counts` says for the row."""
+    """For each row, find the last changes that have it as their new row. `counts` says how many changes each row needs."""
     places = np.flatnonzero(new_rows != NONE)[::-1]
     return np.sort(places[mask_first_occurrences(new_rows[places], counts)])

@@ -2,8 +2,8 @@
 
 In: nodes. Out: the name of the collation that PostgreSQL would use for these nodes, and its case mapping.
 
-pgsieve compares strings by their bytes. Raises RefusedError for a collation under which PostgreSQL's comparison can
-have another result (PostgreSQL documentation, Collation Support; parse_collate.c).
+pgsieve compares strings by their bytes. Raises RefusedError for a collation under which a comparison by PostgreSQL can
+have another result than a comparison of bytes (PostgreSQL documentation, Collation Support; parse_collate.c).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def collation_name(nodes: Sequence[Node]) -> str:
 
 
 def has_ascii_letters(nodes: Sequence[Node]) -> bool:
-    """Whether the collation of these strings, like C, has no letters or digits beyond ASCII."""
+    """True if the collation of these strings knows only the letters and digits of ASCII, as the collation C does."""
     return _find_strongest_collations(nodes)[1] <= {"C", "POSIX"}
 
 

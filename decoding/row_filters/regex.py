@@ -55,8 +55,8 @@ def _write_literal(character: str) -> str:
 def _write_set_with_nul(members: str) -> str:
     """Return a set of these members and of NUL. A text of PostgreSQL never contains NUL.
 
-    Without NUL, RE2 simplifies a set such as [kK] to the letter k without case. In an alternative, this letter also
-    matches the Kelvin sign.
+    Without NUL, RE2 rewrites a set such as [kK] as "k, ignoring case". If such a set is part of an alternation (a|b), RE2
+    then also matches the Kelvin sign, whose lower case is k.
     """
     return f"[{members}\\x00]"
 

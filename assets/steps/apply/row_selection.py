@@ -46,7 +46,7 @@ class Validity:
         return add_validity(rows, self.begin_commits[versions], self.end_commits[versions], self.commits)
 
     def make_batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The batch of `add_to`, as an iterator for `RowWriter`."""
+        """The same as `add_to`. `RowWriter` expects a function that yields batches; this one yields a single batch."""
         yield self.add_to(rows, places)
 
 

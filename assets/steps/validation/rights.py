@@ -1,4 +1,4 @@
-"""Finds the rights that the role of a source needs and does not have, before anything is created.
+"""Finds the privileges that pgsieve's database role needs and does not have, before anything is created.
 
 In: a session of the role, and the tables that the role has to copy
 Out: an error for each missing right, in PostgreSQL's words. The hint has the GRANT (PostgreSQL documentation, 29.11
@@ -33,8 +33,8 @@ select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit en
          - coalesce(current_setting('reserved_connections', true)::int, 0)
   from pg_roles r, pg_database d where r.rolname = current_user and d.datname = current_database()
 """
-#: How many sessions are open at the same time in a `run`, in a `check`, and in a first copy of some tables on few
-#: cores.
+#: The number of sessions that a `run`, a `check` and a first copy have open at the same time. A first copy of many tables on
+#: many cores opens more.
 _RUN_SESSIONS, _CHECK_SESSIONS, _COPY_SESSIONS = 4, 6, 8
 _TABLE_RIGHTS_QUERY = """
 select oid, current_user, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
@@ -98,7 +98,7 @@ def _find_session_limits(connection: psycopg.Connection[Any]) -> Iterator[Pgsiev
 def find_denied_tables(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> dict[tuple[str, str], PgsieveError]:
-    """Map each table that the session's role may not read to the error about the first right that is missing."""
+    """Find the tables that the session's role may not read. Map each of them to an error about the first missing right."""
     problems: dict[tuple[str, str], PgsieveError] = {}
     for table, error in _find_denials(connection, tables):
         problems.setdefault((table.schema, table.name), error)

@@ -50,10 +50,10 @@ FILE_BYTES_PROPERTY = "delta.targetFileSize"
 class TableLayout:
     """The layout of one replica.
 
-    None stands for the value in the subscription's layout. There None stands for pgsieve's default.
+    A field that is None has the value of the subscription's layout. If that value is None, too, pgsieve's default applies.
 
-    `columns` maps each kind of metadata to the name of its column. With `keeps_deleted`, a deleted row stays in
-    the replica, with a mark.
+    `columns` maps each kind of metadata, such as `commit_lsn`, to the name of the replica's column that has it. With
+    `keeps_deleted`, a deleted row stays in the replica, with a mark.
     """
 
     cluster_by: tuple[str, ...] | None = None
@@ -100,7 +100,10 @@ class SubscriptionLayout:
         return self.default_layout if table is None else table.with_defaults(self.default_layout)
 
     def format_properties(self) -> str | None:
-        """The Delta properties of all tables as JSON, to be compared with a record. None if no property is set."""
+        """The Delta properties of all tables as JSON. None if no property is set.
+
+        The lake records this text, so that a later run can see whether the properties have changed.
+        """
         tables = {
             json.dumps(name): self.find_table_layout(name).make_delta_properties()
             for name in sorted(self.layout_by_table)
@@ -119,7 +122,7 @@ def find_target_file_bytes(properties: Mapping[str, str]) -> int:
 
 
 def parse_recorded_properties(text: str | None) -> set[str]:
-    """The names of the properties in a result of `format_properties` that was recorded."""
+    """The names of all properties in a text that `format_properties` made. Empty if the text is None."""
     if text is None:
         return set()
     recorded = json.loads(text)

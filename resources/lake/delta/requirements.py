@@ -17,7 +17,7 @@ from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: The features that require nothing of a writer which only adds and removes files.
+#: A writer that only adds and removes files need not do anything for these table features.
 _REWRITABLE_FEATURES = {"appendOnly", "columnMapping", "deletionVectors", "invariants", "timestampNtz"}
 #: The features of writers and readers that delta-rs supports.
 _SUPPORTED_FEATURES = _REWRITABLE_FEATURES | {
@@ -31,8 +31,8 @@ APPEND_ONLY = "delta.appendOnly"
 #: Properties with boolean values. Spark accepts these values in upper and lower case, but delta-rs and this
 #: process accept them only in lower case.
 _BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", VECTORS_PROPERTY)
-#: The beginnings of the names of constraints on rows. CHECK constraints are properties of the table. Other constraints
-#: are in the metadata of a column.
+#: The properties of a table whose names begin so are its CHECK constraints. The metadata of a column whose names begin as
+#: below say how the column's values are restricted or generated.
 _CONSTRAINT_PREFIX = "delta.constraints."
 _CONSTRAINT_METADATA = (
     "delta.generationExpression",
@@ -159,8 +159,8 @@ def can_change_rows(table: DeltaTable, columns: Collection[str]) -> bool:
 def can_have_vectors(table: DeltaTable) -> bool:
     """True if a table has deletion vectors enabled, or if they can be enabled.
 
-    This excludes tables of the writer versions 3 to 6, because `deletion_vectors.enable_vectors` would not list their
-    features.
+    False for tables of the writer versions 3 to 6. A table with deletion vectors must list all features that it uses, and
+    `deletion_vectors.enable_vectors` does not know the features that these versions imply.
     """
     configuration = table.metadata().configuration
     return (
