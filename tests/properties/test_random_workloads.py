@@ -94,6 +94,8 @@ def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
     subscriber_server: EmbeddedServer,
     tmp_path: Path,
 ) -> None:
+    """It may take long: the drawn writer may start Spark, or a cluster."""
+
     def compared(seed: int) -> int:
         folder = tmp_path / str(seed)
         named = os.environ.get("PGSIEVE_WRITER")

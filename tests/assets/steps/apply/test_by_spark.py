@@ -74,6 +74,7 @@ def _outcome(apply: Callable[[], TableResult]) -> TableResult | str:
 @pytest.mark.drawn
 @pytest.mark.parametrize("key", [("k",), ("t", "k")])
 def test_random_changes_leave_the_rows_and_counts_of_files(tmp_path: Path, key: tuple[str, ...]) -> None:
+    """It takes long: each batch of random changes is a MERGE by Spark."""
     applied = 0
     for seed in range(_SEEDS):
         rows, changes = _random(random.Random(seed))
