@@ -165,8 +165,11 @@ clean: ## remove .venv, caches and build leftovers; data stays
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis build spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-INSTALL = python=$$(PYTHON='$(PYTHON)' sh scripts/prerequisites.sh python) && "$$python" -m venv .venv \
-    && $(PIP_ENVIRONMENT) $(BIN)/python scripts/install.py
+# An environment that works stays, whichever Python made it: another Python's `-m venv` would keep the link to the first one
+# beside a library of its own.
+ENVIRONMENT = { $(BIN)/python -c 'import ssl' 2>/dev/null \
+    || { python=$$(PYTHON='$(PYTHON)' sh scripts/prerequisites.sh python) && "$$python" -m venv --clear .venv; }; }
+INSTALL = $(ENVIRONMENT) && $(PIP_ENVIRONMENT) $(BIN)/python scripts/install.py
 .venv/.installed: pyproject.toml constraints.txt
 	@echo 'Installing pgsieve, as a user does, into .venv (about a minute the first time) ...'
 	@$(INSTALL) demo,ui
