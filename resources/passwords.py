@@ -1,6 +1,7 @@
 """Removes passwords from messages, including messages of libpq, ADBC, Spark or a server.
 
-In: - the connection strings and passwords in use (`remember_secrets`)
+In: - the connection strings and passwords in use (`remember_conninfo`, `remember_password`)
+    - other secrets, for example keys of an object store (`remember_secrets`)
     - texts (`conceal_passwords`)
 Out: the texts, in which no fragment of a password is left.
 
@@ -10,7 +11,8 @@ between the user's name and the last @ is treated as a secret. Raises nothing.
 """
 
 import re
-from collections import deque
+import time
+from operator import itemgetter
 from urllib.parse import unquote
 
 import psycopg
@@ -18,22 +20,36 @@ from psycopg.conninfo import conninfo_to_dict
 
 #: The length of the fragments of a password that no text may show.
 FRAGMENT_LENGTH = 4
-#: How many passwords are remembered. The number is limited because a password command makes a new password for
-#: each connection.
-_MAX_SECRETS = 64
+#: How many passwords are remembered: those that were used last. The number is limited because a password command
+#: makes a new password for each connection.
+_MAX_PASSWORDS = 64
 
 _PASSWORD_KEYWORDS = ("password", "sslpassword", "oauth_client_secret")
 _URI_PASSWORD = re.compile(r"\s*postgres(?:ql)?://[^:@/]*:(.*)@", re.DOTALL)
 _PLACEHOLDER = "..."
 
-_secrets: deque[str] = deque(maxlen=_MAX_SECRETS)
+# Other threads may add secrets at any time. A lock could not be sent to the executors of a cluster, which get these
+# variables with the functions that use them; so each line below is one operation of a built-in type.
+_secrets: set[str] = set()
+#: Maps each remembered password to the time when it was last used.
+_last_use_by_password: dict[str, float] = {}
 
 
 def remember_secrets(*secrets: str | None) -> None:
-    """Remember these secrets, so that `conceal_passwords` removes them from texts."""
-    for secret in secrets:
-        if secret and secret not in _secrets:
-            _secrets.append(secret)
+    """Remember these secrets, so that `conceal_passwords` removes them from texts. They are never forgotten."""
+    _secrets.update(filter(None, secrets))
+
+
+def remember_password(password: str | None) -> None:
+    """Remember the password of a session, so that `conceal_passwords` removes it from texts.
+
+    If there are too many passwords, the one that was not used for the longest time is forgotten.
+    """
+    if password:
+        _last_use_by_password[password] = time.monotonic()
+        passwords = tuple(_last_use_by_password.items())
+        for oldest_password, _ in sorted(passwords, key=itemgetter(1))[:-_MAX_PASSWORDS]:
+            _last_use_by_password.pop(oldest_password, None)
 
 
 def remember_conninfo(conninfo: str) -> None:
@@ -42,9 +58,12 @@ def remember_conninfo(conninfo: str) -> None:
         parameters = conninfo_to_dict(conninfo)
     except psycopg.Error:
         parameters = {}
-    remember_secrets(*(str(parameters[keyword]) for keyword in _PASSWORD_KEYWORDS if parameters.get(keyword)))
+    for keyword in _PASSWORD_KEYWORDS:
+        if parameters.get(keyword):
+            remember_password(str(parameters[keyword]))
     if authority := _URI_PASSWORD.match(conninfo):
-        remember_secrets(authority[1], unquote(authority[1]))
+        remember_password(authority[1])
+        remember_password(unquote(authority[1]))
 
 
 def conceal_passwords(text: str) -> str:
@@ -53,7 +72,7 @@ def conceal_passwords(text: str) -> str:
     A part is a fragment of four characters of the password, or the whole password if it is shorter.
     """
     are_secret = [False] * len(text)  # For each character.
-    for secret in tuple(_secrets):  # A copy, because other threads may add secrets meanwhile.
+    for secret in (*tuple(_secrets), *tuple(_last_use_by_password)):
         for begin, end in _find_occurrences(text, secret):
             are_secret[begin:end] = [True] * (end - begin)
     spans = re.finditer("1+|0+", "".join("01"[is_secret] for is_secret in are_secret))

@@ -30,7 +30,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.resources.passwords import conceal_passwords, remember_conninfo, remember_secrets
+from pgsieve.resources.passwords import conceal_passwords, remember_conninfo, remember_password
 from pgsieve.resources.postgres.errors import find_connection_sqlstate
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ class Conninfo:
 
     def _read_password(self) -> str | None:
         password = _run_password_command(self.password_command) if self.password_command else self.password
-        remember_secrets(password)
+        remember_password(password)
         return password
 
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -20,7 +19,12 @@ from psycopg.conninfo import conninfo_to_dict
 from pgsieve.resources import passwords
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
-from pgsieve.resources.passwords import conceal_passwords, remember_conninfo
+from pgsieve.resources.passwords import (
+    conceal_passwords,
+    remember_conninfo,
+    remember_password,
+    remember_secrets,
+)
 from pgsieve.resources.postgres import sessions
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -42,7 +46,8 @@ TIMEOUTS = {
 @pytest.fixture(autouse=True)
 def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process remembers every password. A password of another test may contain letters of messages here."""
-    monkeypatch.setattr(passwords, "_secrets", deque(maxlen=64))
+    monkeypatch.setattr(passwords, "_secrets", set())
+    monkeypatch.setattr(passwords, "_last_use_by_password", {})
 
 
 @pytest.fixture
@@ -302,12 +307,20 @@ def test_a_missing_password_command_is_reported(with_passwords: str) -> None:
         ("host=db", "nothing is secret", "nothing is secret"),
     ],
 )
-def test_four_characters_of_a_password_are_not_shown(
-    conninfo: str, message: str, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pgsieve.resources.passwords._secrets", deque[str](maxlen=9))
+def test_four_characters_of_a_password_are_not_shown(conninfo: str, message: str, shown: str) -> None:
     remember_conninfo(conninfo)
     assert conceal_passwords(message) == shown
+
+
+def test_many_passwords_of_a_command_displace_no_secret_that_is_in_use() -> None:
+    """A password command makes a password for each connection: these would fill the memory of a follower."""
+    remember_secrets("key of the store")
+    for number in range(300):
+        remember_conninfo("host=db password=of-the-source")
+        remember_password(f"{number:04}-{number:04}")
+    message = "of-the-source, key of the store, 0299-0299"
+    assert conceal_passwords(message) == "..., ..., ..."
+    assert conceal_passwords("0004-0004") == "0004-0004"
 
 
 @pytest.mark.parametrize(
