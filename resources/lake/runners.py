@@ -21,6 +21,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from threading import Event, Thread, Timer
 from typing import Protocol
+from weakref import WeakSet
 from zipimport import zipimporter
 
 import pyarrow as pa
@@ -224,6 +225,10 @@ def _receive(
     return receivers.receive(*messages_by_receiver[number], guard)
 
 
+#: The sessions that have run a job. Spark starts executors only for the first job of a session.
+_started_sessions: WeakSet[SparkSession] = WeakSet()
+
+
 def run_first_job(session: SparkSession, part_count: int) -> None:
     """Run a job that does nothing. It starts the Python workers of a session."""
     numbers = session.range(0, part_count, 1, part_count)
@@ -242,7 +247,7 @@ class SparkRunner:
 
     def __init__(self, get_session: Callable[[], SparkSession], cores: int | None = None) -> None:
         self._get_session, self._cores = get_session, cores
-        self._has_begun = self._is_preparing = False
+        self._is_preparing = False
 
     @property
     def parallelism(self) -> int:
@@ -250,11 +255,10 @@ class SparkRunner:
         if self._cores is not None:
             return self._cores
         session = self._get_session()
-        if not self._has_begun:
-            # Spark starts executors only for the first job.
+        if session not in _started_sessions:
             with _warn_after(_SILENT_SECONDS):
                 session.range(1).collect()
-            self._has_begun = True
+            _started_sessions.add(session)
         (plan,) = session.sql(f"explain select id from range({_RANGE_LENGTH})").collect()
         splits = _SPLITS.search(plan[0])
         return int(splits[1]) if splits else 1
@@ -351,7 +355,10 @@ class SparkRunner:
         Errors are ignored, because the next caller that needs the session gets them.
         """
         with suppress(Exception):
-            run_first_job(self._get_session(), self.parallelism)
+            session = self._get_session()
+            if session not in _started_sessions:
+                run_first_job(session, self.parallelism)
+                _started_sessions.add(session)
 
     def stop(self) -> None:
         """Begin no further shared job. Spark itself ends the jobs that are running."""

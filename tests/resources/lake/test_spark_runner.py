@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
@@ -15,6 +16,7 @@ import pytest
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.runners import SparkRunner, forget_archives
 from pgsieve.resources.parts import Guard
+from tests.fixtures.oracle import wait_until
 from tests.fixtures.pgsieve_replica import engine
 
 
@@ -28,6 +30,22 @@ def test_a_session_says_how_many_parts_it_runs_at_a_time() -> None:
         cores,
         7,
     )
+
+
+@pytest.mark.spark
+def test_a_session_that_has_run_a_job_is_prepared_by_no_other() -> None:
+    """A process opens a lake for each of its projects, and all of these use its one session."""
+    session = engine().session
+    run_counts = []
+    for _ in range(2):
+        executors = SparkRunner(lambda: session)
+        executors.prepare()
+        wait_until(
+            lambda: "pgsieve-spark" not in {thread.name for thread in threading.enumerate()},
+            lambda: "the session is still being prepared",
+        )
+        run_counts.append(len(session.sparkContext.statusTracker().getJobIdsForGroup(None)))
+    assert run_counts[0] == run_counts[1]
 
 
 def test_modules_of_a_removed_archive_are_still_imported(
