@@ -1,6 +1,6 @@
 """Stores messages that have to wait, for example those of a transaction that has not committed yet.
 
-In: Arrow batches, each with a number, for example the one of the transaction to which it belongs.
+In: Arrow batches, each with a number, for example the number of its transaction.
 Out: the same batches.
 
 Each number has a temporary file. The file stays in memory up to `MEMORY_BYTES`; a larger file is on disk.
@@ -16,7 +16,7 @@ from typing import Self
 
 import pyarrow as pa
 
-#: If a number has more bytes than this, they go to a file in the folder for temporary files (TMPDIR).
+#: If the messages of a number have more bytes than this, they go to a file in the folder for temporary files (TMPDIR).
 MEMORY_BYTES = 1024 * 1024
 
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")

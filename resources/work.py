@@ -1,7 +1,7 @@
-"""Gives the jobs of a step names in Spark's UI, and measures what the step costs: engines, tasks, bytes and seconds.
+"""Names Spark's jobs in Spark's UI, and measures what a step of pgsieve costs: engines, tasks, bytes and seconds.
 
-In: - blocks of a step
-    - the engines that ran parts of the step; an engine is what executes the parts, for example Spark or threads
+In: - the code of a step, as `with` blocks
+    - the engines that did the work of the step; an engine is what executes tasks, for example Spark or threads
 Out: - Spark jobs with a group and a description
      - the costs, as a `Work`
 

@@ -40,8 +40,8 @@ class FilterColumns:
     """The columns that row filters read, in the default types of `values.types`.
 
     The user may have chosen other types for the replica. Objects of this class are the keys of a cache of decoded
-    messages. So `columns` and `added` are compared, but not hashed. `key` has the columns that identify a row in an
-    error.
+    messages, so they must be hashable. `columns` and `added` can contain values that are not. So these two fields are
+    compared, but not hashed. `key` has the columns that identify a row in an error.
     """
 
     names: frozenset[str]
@@ -82,7 +82,7 @@ def decode_batch(
 def _append_columns(
     rows: pa.StructArray, added_columns: Sequence[AddedColumn], is_complete: pa.Array
 ) -> pa.StructArray:
-    """Append the added columns; they are NULL in rows that are not complete, that is in old keys."""
+    """Append the added columns. They are NULL in a row that is not complete, such as an old tuple with only the key."""
     if not added_columns:
         return rows
     values = [
@@ -101,7 +101,7 @@ def _decode_key(message: pa.Array, columns: RelationColumns, key: Sequence[str])
         rows = change.old if change.old.null_count == 0 else change.new
         if rows.null_count == 0:
             return {
-                field.name: list_texts(pc.struct_field(rows, [place]))[0]
-                for place, field in enumerate(rows.type)
+                field.name: list_texts(pc.struct_field(rows, [index]))[0]
+                for index, field in enumerate(rows.type)
             }
     return {}

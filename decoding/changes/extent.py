@@ -1,10 +1,10 @@
-"""Selects the changes that a batch applies, and orders them.
+"""Selects the changes of a table that one commit applies to the replica, and orders them.
 
 In: columns of changes. Out: masks, and places (defined below). Raises nothing.
 
-A slice is a part of the WAL, and its name is the LSN at its end. A batch applies the changes of some slices. The place
-of a change is one integer that orders the changes of a batch. Its high bits are the number of the change's slice in the
-batch, and its low bits are the number of the change in its slice.
+A slice is a part of the WAL. It is identified by the LSN at its end. A batch is some slices whose changes are applied
+together, in one commit. The place of a change is one integer that orders the changes of a batch. Its high bits are the
+number of the change's slice in the batch, and its low bits are the number of the change in its slice.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from pgsieve.decoding.changes.digests import HASH_FACTOR, encode_as_words
 from pgsieve.decoding.changes.equality import is_text_or_binary, to_comparable
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 
-#: Integer keys are looked up in an array with an element for each integer from the least key to the greatest. The array may
-#: have the first number of elements for each key, plus the second number. For larger arrays a hash table is used instead.
+#: Integer keys are looked up in an array with an element for each integer from the least key to the greatest. The array has
+#: at most 16 elements per key, plus a fixed number of elements. If it would be larger, a hash table is used instead.
 _ARRAY_ELEMENTS_PER_KEY, _EXTRA_ARRAY_ELEMENTS = 16, 1 << 20
 #: Integers are numbered with an array, which has an element for each integer from the least to the greatest. The array may
 #: have this number of elements for each value. For larger arrays a hash table is used instead.
@@ -177,10 +177,10 @@ def is_text(data_type: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class PresentKeys:
-    """The rows of a replica that have a key of a batch.
+    """The rows of a replica whose keys occur in the changes of a batch (the changes that are applied together).
 
     - `numbers` has the number of each row's key.
-    - `keys` has the keys as these rows store them. The batch may have other values for an equal key: 0.0 equals -0.0.
+    - `keys` has the keys as these rows store them. A change may have another value for an equal key: 0.0 equals -0.0.
     - `is_living` is false for rows that have ended, and that the replica retains.
     """
 

@@ -25,8 +25,8 @@ class MergeSource:
     - `last_changes` is, for each key, the change that has the new row.
     - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
       the column's value for each key, or to `NONE` if no change has it.
-    - `base_keys` is the key of the replica's row that has the values that no change has. It is set if the row moved from
-      another key, and otherwise `NONE`.
+    - `base_keys` is set if the row moved from another key, and lacks values that no change sent. Then it is the key of
+      the replica's row with these values. Otherwise it is `NONE`.
     - `retains_value_by_column` maps the same columns to the mask of the keys whose row in the replica keeps its present
       value.
     - `end_changes` is the change that ended a row that the replica retains.

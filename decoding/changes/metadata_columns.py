@@ -178,7 +178,7 @@ def mask_living_rows(
 ) -> pa.BooleanArray | pa.ChunkedArray:
     """Return the mask of the rows that the column named `deleted_column` does not mark.
 
-    All rows are masked if `deleted_column` is None, because the replica has no such column.
+    If `deleted_column` is None, the replica has no such column, and the mask is true for all rows.
     """
     if deleted_column is None:
         return pa.repeat(pa.scalar(True), rows.num_rows)

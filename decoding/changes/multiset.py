@@ -25,8 +25,8 @@ import numpy as np
 
 from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
 
-#: An event means that a change deletes or inserts a row. It is stored as one integer. Its high bits are the row's number. Its
-#: low bits, as many as this constant says, are the index of the change, and last a 1 if the row is inserted.
+#: An event means that a change deletes or inserts a row. It is stored as one integer. The high bits are the row's number. The
+#: lowest bit is 1 if the row is inserted. The bits between are the index of the change. This is the number of all low bits.
 _EVENT_BITS = 33
 
 
@@ -108,8 +108,8 @@ def mask_first_occurrences(rows: Numbers, remaining_counts: Numbers) -> Mask:
 
 def _encode_events(rows: Numbers, inserts: int) -> Numbers:
     """Return one integer per event, which has the row, the index of the change, and whether it inserts the row."""
-    places = np.flatnonzero(rows != NONE)
-    return (rows[places] << _EVENT_BITS) | (places << 1) | inserts
+    change_indexes = np.flatnonzero(rows != NONE)
+    return (rows[change_indexes] << _EVENT_BITS) | (change_indexes << 1) | inserts
 
 
 def _mask_changes_without_row(old_rows: Numbers, new_rows: Numbers, present_counts: Numbers) -> Mask:
@@ -132,5 +132,5 @@ def _mask_changes_without_row(old_rows: Numbers, new_rows: Numbers, present_coun
 
 def _find_last_changes(new_rows: Numbers, counts: Numbers) -> Numbers:
     """For each row, find the last changes that have it as their new row. `counts` says how many changes each row needs."""
-    places = np.flatnonzero(new_rows != NONE)[::-1]
-    return np.sort(places[mask_first_occurrences(new_rows[places], counts)])
+    change_indexes = np.flatnonzero(new_rows != NONE)[::-1]
+    return np.sort(change_indexes[mask_first_occurrences(new_rows[change_indexes], counts)])

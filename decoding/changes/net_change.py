@@ -48,7 +48,8 @@ _LEAVE, _ARRIVE = 3, 4
 _REPLICA, _NOTHING, _CONTINUED = -1, -2, -3
 #: Stands for "no key", "no change" and "no row" in arrays of numbers.
 NONE = -1
-#: Events are sorted as integers: the high bits are the key, and this number of low bits is the place of the event.
+#: Events are sorted as integers. The high bits are the key. This number of low bits is the place of the event: twice the index
+#: of its change, plus 1 if the event is the arrival of a move.
 _PLACE_BITS = 33
 
 
@@ -242,8 +243,8 @@ class RowVersions:
 def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: Mask) -> RowVersions:
     """Return the versions that changes make; the changes must have no conflict.
 
-    `commits` has the number of each change's commit. A commit makes at most one version of a row. Other transactions
-    never see a row that the same transaction has replaced.
+    `commits` has the number of each change's commit. A commit makes at most one version of a row, because other
+    transactions never see a row that the transaction itself has replaced.
     """
     change_keys = np.where(changes.operations == DELETE, changes.old_keys, changes.new_keys)
     if not changes.is_move.any() and np.bincount(change_keys).max(initial=0) <= 1:
@@ -405,9 +406,10 @@ def _inherit(
     Returns for each tenure where its row comes from, the key of the replica's row that the chain begins with, and the
     changes that have the values of the columns.
 
-    This is done by pointer doubling. In each round, every tenure takes over the columns that its parent has so far, and
-    then points to its parent's parent. So a chain of n moves takes log2(n) rounds. For example, a row moves from tenure
-    a to b, c, d and e. After each round the tenures point to:
+    This is done by pointer doubling. At first a tenure points to the tenure before it, its parent. In each round, every
+    tenure takes over the columns that its parent has so far, and then points to its parent's parent. So a chain of n
+    moves takes log2(n) rounds. For example, a row moves from tenure a to b, c, d and e. After each round the tenures
+    point to:
 
         round    b       c                 d                 e
         0        a       b                 c                 d
@@ -522,7 +524,7 @@ def _find_first_indexes(keys: Numbers, count: int) -> Numbers:
     """
     first_indexes = np.full(count, len(keys), np.int64)
     indexes = np.flatnonzero(keys != NONE)[::-1]
-    # The places descend. If a key occurs several times, NumPy keeps the value that is assigned last: the first place.
+    # The indexes descend. If a key occurs several times, NumPy keeps the value that is assigned last: the first index.
     first_indexes[keys[indexes]] = indexes
     return first_indexes
 

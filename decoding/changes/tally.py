@@ -65,7 +65,7 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 
 @dataclass
 class ChangeCounts:
-    """Counts of changes in one part of a transformation; `sum` adds up the counts of several parts.
+    """Counts of the changes that one task or thread has transformed; `sum` adds up the counts of several tasks.
 
     `sent_as` counts the changes that pgsieve received, by `ChangeKind`. `sent` is the tally of the changes that remain
     after row filters, with their size in memory.
@@ -80,7 +80,7 @@ class ChangeCounts:
 
     @classmethod
     def sum(cls, texts: Iterable[str]) -> ChangeCounts:
-        """Add up the counts of several parts; `texts` has the JSON of each part."""
+        """Add up the counts of several tasks; `texts` has the JSON of each task's counts."""
         parts, total = [json.loads(text) for text in texts], cls()
         for part in parts:
             total.sent_as.update(counts_from_rows(part["sent_as"]))

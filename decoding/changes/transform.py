@@ -1,8 +1,8 @@
 """Transforms messages into the changes that a subscription receives, and applies row filters as pgoutput does.
 
 In: batches of stored messages (`ENCODED_COLUMNS`), all of one relation version (one description of the relation's
-columns). Out: batches of changes in the replica's columns, and counts of changes by the operation and by the operation
-that is sent.
+columns). Out: batches of changes in the replica's columns, and counts of changes by their operation before and after
+row filters.
 
 Raises the errors of decoding. If a filter raises an error for a row, raises the error that PostgreSQL would raise.
 
@@ -84,7 +84,7 @@ class Transformation:
     - `operations` are the operations that the publications send.
     - `filter_columns` has the columns that the filters read. It is None if there are no filters.
     - `origin` is the relation under which changes are counted.
-    - `metadata` are the metadata columns in `schema`. The table does not have these.
+    - `metadata` are the metadata columns in `schema`. The publisher's table does not have these.
     """
 
     columns: RelationColumns

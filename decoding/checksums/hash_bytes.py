@@ -5,7 +5,7 @@ In: an Arrow binary array, and a seed. Out: 64-bit numbers.
 The function is Bob Jenkins' lookup3 over blocks of twelve bytes, as little-endian servers compute it:
 hash_bytes_extended() in src/common/hashfn.c. All values are hashed together: first their first blocks, then their
 second blocks, and so on. The values are sorted by length, the longest first. So the values that have an n-th block are
-always at the begin of the arrays.
+always at the beginning of the arrays.
 """
 
 from __future__ import annotations

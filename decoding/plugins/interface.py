@@ -5,7 +5,7 @@ corresponds to the struct that _PG_output_plugin_init fills, with None for NULL.
 `DecodingContext` and writes its output to it. Most callbacks also get the `Transaction`.
 `pgsieve.decoding.plugins.driver` calls the callbacks in this order:
 
-- startup, once at the begin; shutdown, once at the end
+- startup, once at the beginning; shutdown, once at the end
 - for a transaction: begin, (change | truncate | message)*, commit
 - for a prepared transaction: begin_prepare, (change | truncate | message)*, prepare, and later
   commit_prepared or rollback_prepared
@@ -16,8 +16,8 @@ corresponds to the struct that _PG_output_plugin_init fills, with None for NULL.
 - filter_by_origin before a transaction begins, filter_prepare before a transaction is prepared
 
 A plugin must have begin, change and commit. The callbacks for streaming and those for two-phase commit are two
-groups. If a plugin has any callback of a group, the group is on. In that case an error is raised when a required
-callback of the group is missing and should be called. All errors are subclasses of OutputPluginError, with the
+groups. If a plugin has any callback of a group, the group is on. In that case an error is raised when a callback should be
+called that the group requires and the plugin lacks. All errors are subclasses of OutputPluginError, with the
 server's messages and codes (src/backend/replication/logical/logical.c).
 
 PostgreSQL documentation, Logical Decoding Output Plugins.

@@ -3,7 +3,7 @@
 Raises ProtocolError for these messages. The error says where such a message may come.
 
 - a change outside a transaction
-- the begin of a transaction inside another transaction
+- the beginning of a transaction inside another transaction
 - the end of a transaction that is not open
 - a later block of a streamed transaction whose first block has not come
 

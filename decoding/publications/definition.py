@@ -170,24 +170,25 @@ class DefinedPublication:
     def _list_column_errors(
         self, table: Table, columns: tuple[str, ...], server_version: int
     ) -> Iterator[PublicationError]:
-        generation_by_column = {a.name: a.generated for a in table.attributes}
+        # The kind of a generated column is 's' (stored) or 'v' (virtual); '' stands for any other column.
+        generated_kind_by_column = {a.name: a.generated for a in table.attributes}
         earlier_names: set[str] = set()
         for column in columns:
             if column in _SYSTEM_COLUMNS:
                 yield self._make_error(
                     f'cannot use system column "{column}" in publication column list', "42P10"
                 )
-            elif column not in generation_by_column:
+            elif column not in generated_kind_by_column:
                 yield self._make_error(
                     f'column "{column}" of relation "{table.name}" does not exist',
                     "42703",
-                    f"the table has {', '.join(generation_by_column)}",
+                    f"the table has {', '.join(generated_kind_by_column)}",
                 )
-            elif generation_by_column[column] == "v":
+            elif generated_kind_by_column[column] == "v":
                 yield self._make_error(
                     f'cannot use virtual generated column "{column}" in publication column list', "42P10"
                 )
-            elif generation_by_column[column] and server_version < 180000:
+            elif generated_kind_by_column[column] and server_version < 180000:
                 yield self._make_error(
                     f'cannot use generated column "{column}" in publication column list', "42P10"
                 )

@@ -61,16 +61,16 @@ class ArrayTextConverter:
             letters, is_unquoted, len(starts), ord(self.delimiter)
         )
         elements = _unquote_elements(letters, is_value, left_delimiters + 1, right_delimiters)
-        first_elements = np.searchsorted(left_delimiters, np.append(starts, size)).astype(np.int32)
+        element_offsets = np.searchsorted(left_delimiters, np.append(starts, size)).astype(np.int32)
         return _build_lists(
-            target, is_valid, first_elements, self.element_converter(elements, target.value_type)
+            target, is_valid, element_offsets, self.element_converter(elements, target.value_type)
         )
 
 
 def _find_quote_masks(letters: TextBytes, closing_positions: Positions) -> tuple[Mask | None, Mask | None]:
     """Return a mask of the letters outside quotes, and a mask of the letters that belong to a value.
 
-    A mask is None if it contains all letters. A backslash escapes the next letter, so in a run of backslashes every
+    If a mask would contain all letters, it is None. A backslash escapes the next letter, so in a run of backslashes every
     other backslash escapes one. `closing_positions` has the positions of the closing braces of the arrays. Raises ValueError if
     such a brace is inside quotes, because in that case the quotes do not end within the array.
     """
@@ -104,11 +104,13 @@ def _find_element_delimiters(
     if not array_count:
         return delimiter_positions, delimiter_positions
     left_delimiters, right_delimiters = delimiter_positions[:-1], delimiter_positions[1:]
-    is_last = letters[left_delimiters] == _CLOSE
-    if (is_last != (letters[right_delimiters] == _OPEN)).any() or letters[delimiter_positions[-1]] != _CLOSE:
+    is_between_arrays = letters[left_delimiters] == _CLOSE
+    if (is_between_arrays != (letters[right_delimiters] == _OPEN)).any() or letters[
+        delimiter_positions[-1]
+    ] != _CLOSE:
         raise ValueError("not an array")
     # Two adjacent braces have no element between them. An element that is an empty text would have quotes.
-    has_element = ~is_last & ~(
+    has_element = ~is_between_arrays & ~(
         (right_delimiters == left_delimiters + 1)
         & (letters[left_delimiters] == _OPEN)
         & (letters[right_delimiters] == _CLOSE)

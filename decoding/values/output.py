@@ -161,7 +161,7 @@ def _print_valid_uuids(binary: pa.Array) -> pa.Array:
     octet_values = np.frombuffer(octets.buffer, np.uint8).reshape(count, _UUID_BYTES)
     letters = np.full((count, _UUID_LETTERS), ord("-"), np.uint8)
     digits = np.stack([_HEX[octet_values >> 4], _HEX[octet_values & 15]], axis=2).reshape(count, -1)
-    letters[:, [place for place in range(_UUID_LETTERS) if place not in _DASH_POSITIONS]] = digits
+    letters[:, [index for index in range(_UUID_LETTERS) if index not in _DASH_POSITIONS]] = digits
     offsets = np.arange(0, _UUID_LETTERS * (count + 1), _UUID_LETTERS, dtype=np.int32)
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(letters)])
 

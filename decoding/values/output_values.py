@@ -162,8 +162,8 @@ def print_tsvector(value: bytes) -> str:
     for _ in range(cursor.check_count(cursor.i32("a count"), "lexemes", item_size=3)):
         lexeme = _print_lexeme(cursor)
         entries = [cursor.u16("a place") for _ in range(cursor.u16("a count"))]
-        places = ",".join(f"{entry & 0x3FFF}{'DCBA'[entry >> 14]}".rstrip("D") for entry in entries)
-        lexemes.append(f"{lexeme}:{places}" if places else lexeme)
+        positions = ",".join(f"{entry & 0x3FFF}{'DCBA'[entry >> 14]}".rstrip("D") for entry in entries)
+        lexemes.append(f"{lexeme}:{positions}" if positions else lexeme)
     return " ".join(lexemes)
 
 

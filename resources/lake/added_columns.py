@@ -1,7 +1,7 @@
 """Adds columns that a table lacks, by a commit of delta-rs without rows.
 
 In: a table, and the columns that its new rows have
-Out: at most one commit, which keeps the table's position
+Out: at most one commit, which keeps the table's position (the LSN up to which the table has all changes)
 
 Raises LakeError.
 """

@@ -1,7 +1,8 @@
 """Commits rows or files to the tables of a lake, by delta-rs in this process or by Delta in Spark.
 
 In: the path of a table, and rows or files.
-Out: one commit. A position is committed only once, so a commit that is repeated has no effect.
+Out: one commit. Usually it stores a position: the LSN up to which the table then has all changes. A position is
+     committed only once, so a commit that is repeated has no effect.
 
 Raises a `LakeError` that names the table. Raises OvertakenError if the table has another version or another
 position than the caller's plan expects. `pgsieve.resources.lake.policy` chooses the committer.
@@ -69,7 +70,9 @@ class InProcessCommitter:
 
 @dataclass(frozen=True)
 class FileCommitter:
-    """Commits files that a runner has written. It suits many rows that need no Spark expression.
+    """Commits files that a runner (Spark, or a pool of threads) has written.
+
+    It suits many rows that need no Spark expression.
 
     `wants_vectors` says whether the user wants deletion vectors in large tables.
     """

@@ -124,9 +124,10 @@ def read_rows(
 
 @dataclass(frozen=True)
 class RowWriter:
-    """Writes batches into files of about `file_bytes` bytes in a folder, part by part, on executors.
+    """Writes batches into files of about `file_bytes` bytes in a folder, on executors.
 
-    `encodings` as in `write_files`.
+    `parts` has, for each task of a runner, the functions whose batches the task writes. `encodings` has the same meaning as
+    in `write_files`.
     """
 
     store: Store
@@ -137,10 +138,10 @@ class RowWriter:
     encodings: Mapping[str, str] | None = None
 
     def write_on(self, runner: Runner) -> pa.Table:
-        """Let a runner write all parts. Return a row (`FILE_SCHEMA`) for each file."""
+        """Let the tasks of a runner write all files. Return a row (`FILE_SCHEMA`) for each file."""
         return runner.run(self, len(self.parts))
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write the files of one part."""
+        """Write the files of the task with this number. The guard ends the task if nobody needs its result any more."""
         rows = chain.from_iterable(read_batches() for read_batches in self.parts[number])
         return write_files(self.folder, self.schema, guard(rows), self.store, self.file_bytes, self.encodings)

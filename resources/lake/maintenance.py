@@ -26,7 +26,7 @@ from pgsieve.resources.lake.delta.compaction import cluster_files, compact
 from pgsieve.resources.lake.delta.deletion_vectors import is_vector_file
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, find_target_file_bytes
-from pgsieve.resources.lake.delta.records import make_kept_position_metadata, quote_name
+from pgsieve.resources.lake.delta.records import make_unchanged_position_metadata, quote_name
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import METADATA_SETTING
@@ -194,7 +194,7 @@ class _DeltaRsMaintenance:
         return len(unneeded_files)
 
     def _commit_properties(self) -> CommitProperties:
-        metadata = make_kept_position_metadata(self.lake.records.position(self.path))
+        metadata = make_unchanged_position_metadata(self.lake.records.position(self.path))
         return CommitProperties(custom_metadata={"userMetadata": metadata})
 
 
@@ -255,7 +255,7 @@ class _SparkMaintenance:
         conf = self.lake.spark.conf
         settings = {
             **(further_settings or {}),
-            METADATA_SETTING: make_kept_position_metadata(self.lake.records.position(self.path)),
+            METADATA_SETTING: make_unchanged_position_metadata(self.lake.records.position(self.path)),
             _RETENTION_CHECK_SETTING: "false",
             _LISTING_TASKS_SETTING: str(conf.get("spark.sql.shuffle.partitions")),
         }

@@ -64,7 +64,11 @@ class LakePaths:
         )
 
     def _slot_stream_folder(self, slot_owner: str) -> str:
-        """The folder of a stream. A part of a stream has a name with slashes, and its folder is in the folder of the stream."""
+        """The folder of a stream.
+
+        A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`. It has
+        the slices that the publisher has decoded again for the subscription `orders`.
+        """
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
     def change_log(self, slot_owner: str) -> str:
@@ -72,9 +76,10 @@ class LakePaths:
         return f"{self._slot_stream_folder(slot_owner)}/change_log"
 
     def slices(self, slot_owner: str) -> str:
-        """What each slice of the change log contains besides row changes.
+        """What each slice of the change log contains besides row changes: descriptions of relations, and TRUNCATEs.
 
-        Rows that are missing in this table can be derived from the change log again.
+        A slice is the changes from one position of the slot to another. Rows that are missing in this table can be
+        derived from the change log again.
         """
         return f"{self._slot_stream_folder(slot_owner)}/slices"
 
@@ -87,7 +92,10 @@ class LakePaths:
         return f"{self._slot_stream_folder(slot_owner)}/catalogs"
 
     def altered_slices(self, slot_owner: str) -> str:
-        """The slices in which the catalog may have been altered, by subscription (`as_published`)."""
+        """The slices in which the catalog may have been altered, by subscription.
+
+        The publisher decodes these slices again (`as_published`).
+        """
         return f"{self._slot_stream_folder(slot_owner)}/altered"
 
     def replica(self, subscription: str, schema: str, table: str) -> str:
@@ -137,7 +145,7 @@ class LakePaths:
         return f"{self.uri}/{subscription}/_sequences"
 
     def slot_stream(self, slot_owner: str) -> str:
-        """The cluster whose LSNs a slot has delivered. The newest row counts."""
+        """The claim of a slot by this lake, with the cluster whose LSNs the slot delivers. The newest row counts."""
         return f"{self.uri}/{OWN_FOLDER}/{escape(slot_owner)}/feed"
 
     def cuts(self, subscription: str) -> str:

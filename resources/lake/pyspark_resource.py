@@ -22,7 +22,7 @@ from pgsieve.resources.lake.session import (
     SESSION_SETTINGS,
     SparkEngine,
     make_storage_settings,
-    ship_by_value,
+    send_code_in_plans,
     silence_client,
     verify_delta,
     verify_log_store,
@@ -89,7 +89,7 @@ def _project_session(project: PySparkResource | LazyPySparkResource, engine: Spa
     SparkUnavailableError if there is no session, or if it does not support Delta.
     """
     silence_client()
-    ship_by_value()
+    send_code_in_plans()
     try:
         base_session = project.process_config_and_initialize().spark_session
         # A session of Spark Connect has no `newSession`. From Spark 4.1 on it has `cloneSession` instead. A session that

@@ -134,7 +134,7 @@ _DELTA_STATEMENT = "describe history delta.`/pgsieve/no such table`"
 _DATABRICKS_SETTING = "spark.databricks.clusterUsageTags.clusterId"
 
 #: The packages whose functions run on executors.
-SHIPPED_PACKAGES = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
+SENT_PACKAGES = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
 
 
 #: Delta's setting that chooses one log store for all kinds of stores. A log store is the class that writes
@@ -253,13 +253,13 @@ def silence_client() -> None:
                 PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
-def ship_by_value() -> None:
-    """Make Spark send the code of pgsieve's functions within the plan.
+def send_code_in_plans() -> None:
+    """Make Spark send the code of pgsieve's functions to executors, as a part of the plan, and not only their names.
 
     Executors may have no pgsieve, or another version of it.
     """
     cache_module_search()
-    for package in SHIPPED_PACKAGES:
+    for package in SENT_PACKAGES:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
 
 
@@ -314,7 +314,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def _open_session(self) -> SparkSession:
         silence_client()
         if not self.spark_master.startswith("local"):
-            ship_by_value()
+            send_code_in_plans()
         if self.master.startswith("sc://"):
             # If pgsieve.yaml has no storage options, the server uses its own access to the store.
             storage = find_storage(self.lake)
@@ -341,7 +341,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def cores(self) -> int | None:
-        """The number of parts that Spark runs at the same time; None if the address of its master does not show it."""
+        """The number of tasks that Spark runs at the same time; None if the address of its master does not show it."""
         return parse_core_count(self.spark_master)
 
     @property
@@ -408,7 +408,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         """A new session of the warm engine, or the one that this object already has."""
         assert self._engine_use is not None
         if not self._engine_use.has_same_code:
-            ship_by_value()
+            send_code_in_plans()
         # Only the settings of the store are set here; the engine has all others. It does not have these, because they
         # contain secrets, and its settings are in a file of its folder.
         settings = make_storage_settings(find_storage(self.lake), self.spark_config)

@@ -1,8 +1,8 @@
 """Writes to tables of a lake by Spark: rows together with a position, properties of tables, and deletion vectors.
 
 In: a session, the paths of tables, and the contents of the commit.
-Out: commits. The position of a commit is in Delta's `txn` action (application id and version), and in the user
-     metadata.
+Out: commits. The position of a commit (the LSN up to which the table then has all changes) is in Delta's `txn` action
+     (application id and version), and in the user metadata.
 
 Raises Spark's errors.
 """
@@ -18,7 +18,7 @@ from pgsieve.resources.lake.delta.records import (
     APPLICATION_ID,
     Commit,
     commit_metadata,
-    make_kept_position_metadata,
+    make_unchanged_position_metadata,
     quote_name,
     quote_text,
 )
@@ -142,7 +142,7 @@ def write_comments_by_spark(
 def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], position: int | None) -> None:
     """Run ALTER TABLE with each of these changes. The commits keep the table's position."""
     settings = {
-        METADATA_SETTING: make_kept_position_metadata(position),
+        METADATA_SETTING: make_unchanged_position_metadata(position),
         # Without this setting, Spark refuses the property for the size of files, which only delta-rs and Databricks know.
         _ANY_PROPERTY_SETTING: "true",
     }

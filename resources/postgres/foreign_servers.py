@@ -13,6 +13,7 @@ Raises ForeignServerError if one does not.
 
 import select
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,9 @@ ANSWER_SECONDS = 5.0
 #: How long a request to cancel the check may take.
 _CANCEL_SECONDS = 1.0
 
-#: The root of a tree and the tables to read, so that each foreign leaf is reached. For a leaf that the role may
-#: not read, the root is read instead.
+#: The tables of a tree to query, so that the server connects to the foreign server of each foreign leaf. If the role may not
+#: read a leaf, the root is queried instead, and the server then reads its leaves. Each row has the oid of the root, and the
+#: quoted name of a table to query.
 _FOREIGN_LEAVES_QUERY = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from pg_class c join pg_namespace n on n.oid = relnamespace where (nspname, relname) = (%s, %s)
@@ -63,19 +65,20 @@ def verify_foreign_servers(source: Source, root_name: tuple[str, str]) -> None:
     Other errors are ignored here, because a query of the table raises them, too.
     """
     with source.connect() as connection:
-        leaves = connection.execute(_FOREIGN_LEAVES_QUERY, list(root_name)).fetchall()
-        if not leaves:
+        rows = connection.execute(_FOREIGN_LEAVES_QUERY, list(root_name)).fetchall()
+        if not rows:
             return
+        root_oid, table_names = rows[0][0], [name for _, name in rows]
         # If a check is abandoned, the server process goes on until its connection to the foreign server ends. The mark,
         # a comment in the query, identifies the processes of abandoned checks in pg_stat_activity.
-        comment = f"/* pgsieve asks for the foreign leaves of {leaves[0][0]} */"
+        comment = f"/* pgsieve asks for the foreign leaves of {root_oid} */"
         if connection.execute(
             _IS_TOO_EARLY_QUERY, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": comment}
         ).fetchone() == (True,):
-            raise _make_no_answer_error(", ".join(leaf for _, leaf in leaves))
+            raise _make_no_answer_error(table_names)
         # A foreign scan connects to the foreign server before it requests a row, so `limit 0` suffices. The
         # lock_timeout is shorter than ANSWER_SECONDS, so that a locked table is not taken for a silent server.
-        queries = [f"select from {leaf} limit 0" for _, leaf in leaves]
+        queries = [f"select from {name} limit 0" for name in table_names]
         results = _fetch_results(
             connection.pgconn, f"{comment} set lock_timeout = '1s'; " + "; ".join(queries)
         )
@@ -83,7 +86,7 @@ def verify_foreign_servers(source: Source, root_name: tuple[str, str]) -> None:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=_CANCEL_SECONDS)
             connection.close()
-            raise _make_no_answer_error(", ".join(leaf for _, leaf in leaves))
+            raise _make_no_answer_error(table_names)
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
                 error = psycopg.errors.error_from_result(result, connection.info.encoding)
@@ -109,7 +112,7 @@ def _fetch_results(pgconn: "PGconn", statements: str) -> "list[PGresult] | None"
         results.append(result)
 
 
-def _make_no_answer_error(leaves: str) -> ForeignServerError:
+def _make_no_answer_error(table_names: Iterable[str]) -> ForeignServerError:
     return ForeignServerError(
-        f"the server of {leaves} does not answer", hint=FOREIGN_SERVER_HINT, sqlstate="08001"
+        f"the server of {', '.join(table_names)} does not answer", hint=FOREIGN_SERVER_HINT, sqlstate="08001"
     )

@@ -1,4 +1,4 @@
-"""Provides SQL that shows whether an object was renamed that a stored value may name.
+"""Provides SQL that detects renamed objects, because stored values may print the names of these objects.
 
 Some types store the oid of an object, and print its name. For example, a value of regclass prints the name of a
 table. If the table is renamed, the value prints another name, although no row has changed.

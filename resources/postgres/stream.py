@@ -7,7 +7,7 @@ Out: `StreamStart` and `ReceivedMessages` items, in order.
 Raises SourceError and its subclasses if another attempt cannot help, or did not help in time.
 
 A consumer that gets `StreamStart` must discard the messages that it has received but not confirmed, because the server
-sends them again. It sends all transactions that commit at or after the last confirmed LSN, which is the LSN of
+sends them again: the server sends all transactions that commit at or after the last confirmed LSN, which is the LSN of
 `StreamStart` (PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION; Replication Slots).
 """
 

@@ -1,9 +1,10 @@
-"""Clones a version of a Delta table: creates a separate table with the same rows, the same position and properties.
+"""Clones a version of a Delta table: creates a separate table with the same rows and the same properties.
 
 In: - the path of the table, and one of its versions
     - the path of the clone
     - the stores of both paths
-Out: at the path of the clone, the log up to the version, and the files of the version.
+Out: at the path of the clone, the log up to the version, and the files of the version. So the clone also has the
+     table's position, an LSN that the log stores.
 
 Within one file system, a file of the clone is a second name (a hard link) of the table's file. It needs no space,
 and is safe because Delta never changes a file. Otherwise the file is copied. Raises OSError, and the error of

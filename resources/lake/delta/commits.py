@@ -1,7 +1,7 @@
 """Commits to Delta tables by delta-rs. A commit is atomic, and is made only once per position.
 
 In: rows, files or a net change; and the version of the table from which they were planned.
-Out: one commit, with the position in Delta's `txn` action.
+Out: one commit. It stores the position (the LSN up to which the table then has all changes) in Delta's `txn` action.
 
 If another writer was faster, the commit is repeated. If a repeated commit would need a new plan, OvertakenError is
 raised. Also raises CommitFailedError and other errors of delta-rs.
@@ -31,7 +31,7 @@ from pgsieve.resources.lake.delta.records import (
     TableHead,
     add_version_column,
     commit_metadata,
-    make_kept_position_metadata,
+    make_unchanged_position_metadata,
 )
 from pgsieve.resources.lake.delta.tables import Tables, make_arrow_schema, share_tables
 from pgsieve.resources.lake.stores.store import Store
@@ -277,7 +277,7 @@ class Commits:
     def set_comments(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Set the descriptions of a table and of some of its columns. Its rows and its position stay as they are."""
         table = self.open_table(path)
-        user_metadata = {"userMetadata": make_kept_position_metadata(self.position(path))}
+        user_metadata = {"userMetadata": make_unchanged_position_metadata(self.position(path))}
         properties = CommitProperties(custom_metadata=user_metadata)
         if description is not None:
             table.alter.set_table_description(description, commit_properties=properties)
@@ -293,7 +293,7 @@ class Commits:
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         """Set Delta properties of a table. Its rows and its position stay as they are."""
-        user_metadata = {"userMetadata": make_kept_position_metadata(self.position(path))}
+        user_metadata = {"userMetadata": make_unchanged_position_metadata(self.position(path))}
         self.open_table(path).alter.set_table_properties(
             dict(properties),
             raise_if_not_exists=False,
@@ -302,7 +302,7 @@ class Commits:
 
     def drop_constraints(self, path: str, names: Iterable[str]) -> None:
         """Drop CHECK constraints of a table. Its rows and its position stay as they are."""
-        user_metadata = {"userMetadata": make_kept_position_metadata(self.position(path))}
+        user_metadata = {"userMetadata": make_unchanged_position_metadata(self.position(path))}
         for name in names:
             self.open_table(path).alter.drop_constraint(
                 name, commit_properties=CommitProperties(custom_metadata=user_metadata)

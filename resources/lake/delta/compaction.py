@@ -30,7 +30,7 @@ from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_commit
 from pgsieve.resources.lake.delta.layout import find_target_file_bytes
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP_ROWS, write_files
-from pgsieve.resources.lake.delta.records import make_kept_position_metadata
+from pgsieve.resources.lake.delta.records import make_unchanged_position_metadata
 from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.delta.z_order import sort_by_z_order
 from pgsieve.resources.lake.stores.store import join_path
@@ -143,7 +143,7 @@ def _replace_files(
     ]
 
     def commit() -> None:
-        metadata = make_kept_position_metadata(delta_rs.position(path))
+        metadata = make_unchanged_position_metadata(delta_rs.position(path))
         # The commit must follow this version, because only this version is checked.
         table = delta_rs.open_table(path)
         # If another process has marked some rows of a file as deleted, the file still has the same name. So check also

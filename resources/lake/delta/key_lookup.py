@@ -203,9 +203,10 @@ class Flag:
 def find_flagged_rows(
     table: DeltaTable, path: str, store: Store, flag: Flag, candidates: Sequence[FileMatches] | None
 ) -> list[FileMatches]:
-    """The rows that have a flag, file by file, in order. All of them have the key 0.
+    """The rows that have a flag, file by file, in order.
 
-    `candidates` are the rows that are searched; None means the whole table. With `candidates`, rows keep their keys.
+    `candidates` are the rows that are searched; None means the whole table. With `candidates`, each row keeps its element of
+    `key_indices`. Otherwise all of these are 0.
     """
     if candidates is not None and not candidates:
         return []

@@ -82,7 +82,7 @@ def _format_assignments(values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Merge:
-    """A net change of a table that has a key. Each row of the source has an action.
+    """A net change of a table that has a key: for each changed key, one row of the source with an action.
 
     The actions are delete, update, upsert and end. The action end updates only the columns `ended_columns`.
 

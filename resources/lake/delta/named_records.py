@@ -1,4 +1,7 @@
-"""Wraps `Records` so that its errors name the table. The errors of both engines become LakeErrors."""
+"""Wraps `Records`, the interface to pgsieve's small tables, so that its errors name the table.
+
+The errors of both engines, delta-rs and Spark, become LakeErrors.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -85,7 +85,7 @@ def commit_metadata(position: int | None, extra: Mapping[str, Any] | None = None
 def find_version_of_position(commits: Iterable[Mapping[str, Any]], position: int) -> int | None:
     """The version of the newest commit that wrote a position. None if there is none.
 
-    A commit that only kept the position does not count (see `make_kept_position_metadata`).
+    A commit that only kept the position does not count (see `make_unchanged_position_metadata`).
     """
     return next(
         (int(c["version"]) for c in commits if parse_position(c.get("userMetadata")) == (position, False)),
@@ -96,19 +96,19 @@ def find_version_of_position(commits: Iterable[Mapping[str, Any]], position: int
 def parse_position(metadata: str | None) -> tuple[int | None, bool]:
     """The position in the user metadata of a commit, and whether the commit only kept the table's position.
 
-    See `make_kept_position_metadata` about kept positions.
+    See `make_unchanged_position_metadata` about kept positions.
     """
-    metadata_of_pgsieve = _make_pgsieve_metadata(metadata)
+    metadata_of_pgsieve = _parse_pgsieve_metadata(metadata)
     lsn = metadata_of_pgsieve.get("lsn")
     return (lsn if isinstance(lsn, int) else None), bool(metadata_of_pgsieve.get("kept"))
 
 
 def has_repair(commits: Iterable[Mapping[str, Any]]) -> bool:
     """True if one of these commits is a repair."""
-    return any(REPAIRED_KEY in _make_pgsieve_metadata(commit.get("userMetadata")) for commit in commits)
+    return any(REPAIRED_KEY in _parse_pgsieve_metadata(commit.get("userMetadata")) for commit in commits)
 
 
-def _make_pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
+def _parse_pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
     """The part of a commit's user metadata that pgsieve has written."""
     try:
         document = json.loads(metadata or "null")
@@ -118,7 +118,7 @@ def _make_pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
     return metadata_of_pgsieve if isinstance(metadata_of_pgsieve, dict) else {}
 
 
-def make_kept_position_metadata(position: int | None) -> str:
+def make_unchanged_position_metadata(position: int | None) -> str:
     """The user metadata of a commit that changes neither the rows nor the position.
 
     Spark finds the position of a table by searching its newest commits. So this commit repeats the position that
@@ -175,8 +175,8 @@ class Records(Protocol):
 
         So the order of the rows does not depend on a clock, and survives compaction and vacuum. If another writer
         commits at the same time, the version would be wrong, and an error is raised. `expected_version` is the version
-        from which the rows were planned; it is also 0 if there is no table. If the table has another version,
-        OvertakenError is raised.
+        from which the rows were planned. If the table has another version, OvertakenError is raised. A table that does
+        not exist is created first, and then has the version 0.
         """
 
     def position(self, path: str) -> int | None:
@@ -205,7 +205,10 @@ class Records(Protocol):
         """
 
     def is_repaired(self, path: str, since_version: int) -> bool:
-        """True if a commit after this version is a repair. The rows of a repair do not come from changes."""
+        """True if a commit after this version is a repair, which `check --repair` has made.
+
+        The rows of a repair come from a comparison with the publisher, and not from changes.
+        """
 
     def entry_bytes(self, path: str, version: int) -> int | None:
         """The size in bytes of the log entry of a version. None if a request to an object store would be needed."""

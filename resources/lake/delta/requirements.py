@@ -31,9 +31,9 @@ APPEND_ONLY = "delta.appendOnly"
 #: Properties with boolean values. Spark accepts these values in upper and lower case, but delta-rs and this
 #: process accept them only in lower case.
 _BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", VECTORS_PROPERTY)
-#: The properties of a table whose names begin so are its CHECK constraints. The metadata of a column whose names begin as
-#: below say how the column's values are restricted or generated.
+#: A property of a table whose name begins so is a CHECK constraint.
 _CONSTRAINT_PREFIX = "delta.constraints."
+#: An entry in the metadata of a column whose key begins so restricts or generates the values of the column.
 _CONSTRAINT_METADATA = (
     "delta.generationExpression",
     "delta.identity.",
@@ -50,7 +50,8 @@ def is_unmapped(table: DeltaTable) -> bool:
 def has_flat_names(table: DeltaTable) -> bool:
     """True if this process can translate the names of a table's columns to those in its files.
 
-    Delta must not map them, or map them by name. No column may have fields, whose names Delta maps too.
+    This is so if Delta does not map the names. It is also so if Delta maps them by name, and no column has fields: Delta
+    would map the names of fields, too.
     """
     mode = table.metadata().configuration.get(COLUMN_MAPPING, "none")
     return mode == "none" or (
@@ -132,9 +133,9 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
 
 
 def lacks_columns(table: DeltaTable, schema: pa.Schema) -> bool:
-    """True if a table would have all columns of a schema, once the columns that it lacks were added.
+    """True if a table lacks columns of a schema, or fields of structs, and if all others have the types of the schema.
 
-    It may lack whole columns, or fields of structs. False if it lacks none, or if one has another type.
+    So the table would have all columns of the schema once the missing ones were added.
     """
     table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
     return not _has_fields(table_type, file_type) and _has_fields(

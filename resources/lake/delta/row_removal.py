@@ -22,7 +22,7 @@ from pgsieve.resources.lake.delta.commits import Commits, has_position, is_remov
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Action, Log
-from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, make_kept_position_metadata
+from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, make_unchanged_position_metadata
 from pgsieve.resources.lake.delta.requirements import can_change_rows, can_have_vectors, has_plain_rows
 from pgsieve.resources.lake.stores.storage import is_uri
 
@@ -37,7 +37,7 @@ def has_hidden_vectors(path: str) -> bool:
 
 
 def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """True if files of a table may be rewritten with fewer rows: the table is plain, and `can_change_rows`.
+    """True if files of a table may be rewritten with fewer rows: if it is plain (`requirements.is_plain`), and `can_change_rows`.
 
     So the table must have exactly these columns. If a user has added columns, only a MERGE would keep their
     values.
@@ -70,7 +70,7 @@ def enable_marking(commits: Commits, path: str) -> None:
     log, table = _log(commits, path), commits.open_table(path)
     log.files.verify_creation()
     commit_info = _make_commit_info(
-        "SET TBLPROPERTIES", table.version(), make_kept_position_metadata(commits.position(path))
+        "SET TBLPROPERTIES", table.version(), make_unchanged_position_metadata(commits.position(path))
     )
     deletion_vectors.enable_vectors(log, table, commit_info)
 

@@ -1,6 +1,7 @@
 """Reads slices of a change log, or of a change history, from as few files as the statistics of the files allow.
 
-A slice is the changes from one position of the slot to another. Each row has the LSN where its slice ends.
+A change log has the raw messages of a slot. A change history has the decoded changes of one table. Both consist of
+slices: a slice is the changes from one position of the slot to another. Each row has the LSN where its slice ends.
 
 In: such a table, at one of its versions.
 Out: its slices, and their files and rows.

@@ -6,7 +6,7 @@ In: a function that reads a row group, and a key that identifies the row group.
 Out: the batch that the function returns. It is cached if the cache has room for it.
 
 A full cache keeps its first batches, because each reader begins with the same row groups. A Python worker of Spark
-has its own cache. The readers of one part share this cache, and so do later tasks of the run. Raises the errors of
+has its own cache. The readers of one task share this cache, and so do later tasks of the run. Raises the errors of
 the function.
 """
 

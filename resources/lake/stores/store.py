@@ -42,8 +42,8 @@ _WRITE_CHUNK_BYTES = 64 * 1024
 class Store:
     """The place of a lake's files. `options` are the options of delta-rs.
 
-    `names` are the names of the columns of one table in its files, if they differ. Files of this table are read and
-    written by the names of its columns.
+    `names` is set for a table whose columns have other names in the table's files. Files of this table are read and
+    written by the names that the columns have in the table.
     """
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -139,10 +139,10 @@ class Store:
     def read_row_group_bounds(
         self, path: str, columns: Mapping[str, pa.DataType]
     ) -> dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]:
-        """The least and the greatest value of columns in each row group of a Parquet file that has values of the column.
+        """The bounds of columns in the row groups of a Parquet file: the least and the greatest value in a row group.
 
-        `columns` maps the columns to the types of their values, which must be types that have bounds
-        (`keys.has_bounds`). A column may be a field of a struct ("new.id"). None stands for bounds that are
+        Row groups without a value of the column are left out. `columns` maps the columns to the types of their values,
+        which must be types that have bounds (`keys.has_bounds`). A column may be a field of a struct ("new.id"). None stands for bounds that are
         unknown.
         """
         with self._open_parquet(path) as file:

@@ -11,7 +11,7 @@ from pyspark import cloudpickle
 
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, compute_row_digests, digest_sides
-from pgsieve.resources.lake.session import ship_by_value
+from pgsieve.resources.lake.session import send_code_in_plans
 
 NAN = float("nan")
 #: By type: values that all differ.
@@ -84,7 +84,7 @@ def test_rows_have_the_same_digest_if_all_values_are_the_same(kind: str) -> None
 
 def test_a_search_can_be_sent_to_executors_without_pgsieve() -> None:
     """It is sent by value, with its class. Before Python 3.12 a cached_property has a lock, which cannot be pickled."""
-    ship_by_value()
+    send_code_in_plans()
     rows = pa.record_batch({"0": pa.array(["a", "b", "c"])})
     sought = WantedDigests(compute_row_digests(rows.slice(1)))
     for _ in range(2):  # also after a search

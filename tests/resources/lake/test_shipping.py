@@ -9,7 +9,7 @@ SENT = """
 import pickle, sys
 from importlib import import_module
 from pyspark import cloudpickle
-from pgsieve.resources.lake.session import SHIPPED_PACKAGES
+from pgsieve.resources.lake.session import SENT_PACKAGES
 from pgsieve.assets.steps.apply import key_part_tasks
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.assets.steps.update_transformation.changes import TableSlice, _make_change_function
@@ -26,7 +26,7 @@ from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 
-for package in SHIPPED_PACKAGES:
+for package in SENT_PACKAGES:
     cloudpickle.register_pickle_by_value(import_module(package))
 types = tuple(column_type(oid, -1) for oid in BUILTIN_TYPES)
 names = tuple(f"c{oid}" for oid in BUILTIN_TYPES)
