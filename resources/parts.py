@@ -1,8 +1,8 @@
 """Divides work into parts by the number of its bytes, so that parallel workers get equal shares.
 
-A part is what one task of Spark, or one thread, does at a time. The module also defines messages, by which parts hand over
-their results to receivers. For example, each part reads some changes, and sends each change to the receiver of the
-change's key. When all parts have ended, the receivers continue the work.
+A part is what one task of Spark, or one thread, does at a time. The module also defines messages, by which parts hand
+over their results to receivers. For example, each part reads some changes, and sends each change to the receiver of
+the change's key. When all parts have ended, the receivers continue the work.
 
 In: the bytes of the work, the largest size of a part, and the number of parts that run at the same time.
 Out: the number of parts.
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-#: Guards against work whose result nobody needs. It yields the batches that it gets. Once the result of the part is no
-#: longer needed, because another part has failed or the run ends, it raises CancelledError instead, which ends the part.
+#: Guards against work whose result nobody needs. It yields the batches that it gets. Once the result of the part is
+#: no longer needed, because another part has failed or the run ends, it raises CancelledError instead, which ends the
+#: part.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: Does the part of the work with the given number. It passes its rows through the guard, and yields its results.
 #: If it writes files, the results are a row for each file (`FILE_SCHEMA`).

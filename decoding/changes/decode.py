@@ -82,7 +82,7 @@ def decode_batch(
 def _append_columns(
     rows: pa.StructArray, added_columns: Sequence[AddedColumn], is_complete: pa.Array
 ) -> pa.StructArray:
-    """Append the added columns. They are NULL in a row that is not complete, such as an old tuple with only the key."""
+    """Append the added columns. They are NULL in rows that are not complete: in old tuples with only the key."""
     if not added_columns:
         return rows
     values = [

@@ -6,8 +6,8 @@ PostgreSQL. The result is only for comparisons. Raises Arrow's errors.
 In PostgreSQL NaN equals NaN, and 0.0 equals -0.0. Arrow compares and groups values by their bits, and it cannot compare
 or group lists. So all NaN get the same bits, all zeros get the same bits, and a list becomes bytes.
 
-`encode_rows` turns entire rows into bytes. It can use this equality, or the equality of the values' texts, in which 0.0
-differs from -0.0.
+`encode_rows` turns entire rows into bytes. It can use this equality, or the equality of the values' texts, in which
+0.0 differs from -0.0.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _encode_lists(lists: pa.Array) -> pa.Array:
 
 
 def _encode_values(column: pa.Array, *, unify_zeros: bool) -> pa.Array:
-    """Return the bytes of each value, also of NULL. The bytes of a value are never the beginning of another value's bytes."""
+    """Return the bytes of each value, also of NULL. No value's bytes are the beginning of another value's bytes."""
     presence = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
     parts = []
     if (lengths := measure_lengths(column)) is not None:

@@ -18,8 +18,9 @@ from pgsieve.decoding.changes.digests import HASH_FACTOR, encode_as_words
 from pgsieve.decoding.changes.equality import is_text_or_binary, to_comparable
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 
-#: Integer keys are looked up in an array with an element for each integer from the least key to the greatest. The array has
-#: at most 16 elements per key, plus a fixed number of elements. If it would be larger, a hash table is used instead.
+#: Integer keys are looked up in an array with an element for each integer from the least key to the greatest. The
+#: array has at most 16 elements per key, plus a fixed number of elements. If it would be larger, a hash table is used
+#: instead.
 _ARRAY_ELEMENTS_PER_KEY, _EXTRA_ARRAY_ELEMENTS = 16, 1 << 20
 #: Integers are numbered with an array, which has an element for each integer from the least to the greatest. The array may
 #: have this number of elements for each value. For larger arrays a hash table is used instead.

@@ -48,8 +48,8 @@ _LEAVE, _ARRIVE = 3, 4
 _REPLICA, _NOTHING, _CONTINUED = -1, -2, -3
 #: Stands for "no key", "no change" and "no row" in arrays of numbers.
 NONE = -1
-#: Events are sorted as integers. The high bits are the key. This number of low bits is the place of the event: twice the index
-#: of its change, plus 1 if the event is the arrival of a move.
+#: Events are sorted as integers. The high bits are the key. This number of low bits is the place of the event: twice
+#: the index of its change, plus 1 if the event is the arrival of a move.
 _PLACE_BITS = 33
 
 
@@ -406,10 +406,10 @@ def _inherit(
     Returns for each tenure where its row comes from, the key of the replica's row that the chain begins with, and the
     changes that have the values of the columns.
 
-    This is done by pointer doubling. At first a tenure points to the tenure before it, its parent. In each round, every
-    tenure takes over the columns that its parent has so far, and then points to its parent's parent. So a chain of n
-    moves takes log2(n) rounds. For example, a row moves from tenure a to b, c, d and e. After each round the tenures
-    point to:
+    This is done by pointer doubling. At first a tenure points to the tenure before it, its parent. In each round,
+    every tenure takes over the columns that its parent has so far, and then points to its parent's parent. So a chain
+    of n moves takes log2(n) rounds. For example, a row moves from tenure a to b, c, d and e. After each round the
+    tenures point to:
 
         round    b       c                 d                 e
         0        a       b                 c                 d

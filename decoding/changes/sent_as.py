@@ -79,13 +79,18 @@ class Origin:
 
 def count_received(counts: SentCounts) -> dict[str, int]:
     """Return the number of changes by the operation before row filters."""
-    return {o: sum(n for kind, n in counts.items() if kind.operation == o) for o in ROW_OPERATIONS}
+    return {
+        operation: sum(count for kind, count in counts.items() if kind.operation == operation)
+        for operation in ROW_OPERATIONS
+    }
 
 
 def count_by_result(counts: SentCounts, operation: str = "update") -> dict[str | None, int]:
     """Return the number of changes that have one operation, by the operation that is sent (None if nothing is sent)."""
     return {
-        sent: sum(n for kind, n in counts.items() if (kind.operation, kind.sent_as) == (operation, sent))
+        sent: sum(
+            count for kind, count in counts.items() if (kind.operation, kind.sent_as) == (operation, sent)
+        )
         for sent in (*ROW_OPERATIONS, None)
     }
 

@@ -104,11 +104,18 @@ class RelationDescriptions:
         first_uses = self._find_first_uses(octets, kind, data) if self._stale_ids else {}
         begin = 0
         for index in sorted({*map(int, np.flatnonzero(is_description)), *first_uses}):
-            missing_ids = [i for i in first_uses.get(index, ()) if i in self._stale_ids]
+            missing_ids = [
+                relation_id for relation_id in first_uses.get(index, ()) if relation_id in self._stale_ids
+            ]
             if missing_ids:
                 yield data.slice(begin, index - begin)
                 begin = index
-                yield pa.array([m for i in missing_ids for m in self._descriptions[i].messages], data.type)
+                messages = [
+                    message
+                    for relation_id in missing_ids
+                    for message in self._descriptions[relation_id].messages
+                ]
+                yield pa.array(messages, data.type)
                 self._stale_ids.difference_update(missing_ids)
             if is_description[index]:
                 descriptions: dict[int, Description] = {}
@@ -136,6 +143,6 @@ class RelationDescriptions:
             message = decode(data[index].as_py())
             assert isinstance(message, Truncate)
             used_ids_by_index.setdefault(index, []).extend(
-                i for i in message.relation_ids if i in self._stale_ids
+                relation_id for relation_id in message.relation_ids if relation_id in self._stale_ids
             )
         return used_ids_by_index

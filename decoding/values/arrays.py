@@ -70,9 +70,9 @@ class ArrayTextConverter:
 def _find_quote_masks(letters: TextBytes, closing_positions: Positions) -> tuple[Mask | None, Mask | None]:
     """Return a mask of the letters outside quotes, and a mask of the letters that belong to a value.
 
-    If a mask would contain all letters, it is None. A backslash escapes the next letter, so in a run of backslashes every
-    other backslash escapes one. `closing_positions` has the positions of the closing braces of the arrays. Raises ValueError if
-    such a brace is inside quotes, because in that case the quotes do not end within the array.
+    If a mask would contain all letters, it is None. A backslash escapes the next letter, so in a run of backslashes
+    every other backslash escapes one. `closing_positions` has the positions of the closing braces of the arrays.
+    Raises ValueError if such a brace is inside quotes, because in that case the quotes do not end within the array.
     """
     is_quote, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
     if not len(backslashes) and not is_quote.any():

@@ -74,8 +74,8 @@ def _decode_valid_decimals(binary: pa.Array, target_type: pa.DataType) -> pa.Arr
     if ((signs != 0) & (signs != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     digit_counts = (headers >> 48).astype(np.int64)
-    # The power of 10000 of the first digit. Powers are counted from the last digit that belongs to the scale: this digit
-    # has the power 0. In numeric_send the digit before the decimal point has it.
+    # The power of 10000 of the first digit. Powers are counted from the last digit that belongs to the scale: this
+    # digit has the power 0. In numeric_send the digit before the decimal point has it.
     first_powers = (headers >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(
         -target_type.scale // 4
     )

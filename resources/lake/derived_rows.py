@@ -126,8 +126,8 @@ def read_rows(
 class RowWriter:
     """Writes batches into files of about `file_bytes` bytes in a folder, on executors.
 
-    `parts` has, for each task of a runner, the functions whose batches the task writes. `encodings` has the same meaning as
-    in `write_files`.
+    `parts` has, for each task of a runner, the functions whose batches the task writes. `encodings` has the same
+    meaning as in `write_files`.
     """
 
     store: Store
@@ -142,6 +142,6 @@ class RowWriter:
         return runner.run(self, len(self.parts))
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write the files of the task with this number. The guard ends the task if nobody needs its result any more."""
+        """Write the files of the task with this number. The guard ends the task if its result is no longer needed."""
         rows = chain.from_iterable(read_batches() for read_batches in self.parts[number])
         return write_files(self.folder, self.schema, guard(rows), self.store, self.file_bytes, self.encodings)

@@ -68,7 +68,7 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
     ):
         entry_path_by_version = _list_entry_paths(log_folder)
         for version in sorted(
-            (each for each in entry_path_by_version if each >= first_incomplete_version), reverse=True
+            (number for number in entry_path_by_version if number >= first_incomplete_version), reverse=True
         ):
             entry_path_by_version[version].unlink()
         for path in log_folder.iterdir():

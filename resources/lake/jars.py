@@ -277,12 +277,16 @@ def _list_own_packages(package_sets: Iterable[Packages], conf: Mapping[str, str]
     user_artifacts = {
         _find_artifact_name(coordinate) for coordinate in _split_setting(conf, _PACKAGES_SETTING)
     }
-    return [each for each in package_sets if _find_artifact_name(each.coordinates[0]) not in user_artifacts]
+    return [
+        packages
+        for packages in package_sets
+        if _find_artifact_name(packages.coordinates[0]) not in user_artifacts
+    ]
 
 
 def _split_setting(conf: Mapping[str, str], name: str) -> list[str]:
     """The values of a setting that has values separated by commas."""
-    return [part for each in conf.get(name, "").split(",") if (part := each.strip())]
+    return [value for text in conf.get(name, "").split(",") if (value := text.strip())]
 
 
 def _find_artifact_name(coordinate: str) -> str:
@@ -322,7 +326,7 @@ def main() -> None:
     With arguments, resolve one set of packages into a file of resolutions, with settings from standard input.
     """
     if len(sys.argv) > 1:
-        (packages,) = (each for each in list_all_packages() if each.name == sys.argv[1])
+        (packages,) = (candidate for candidate in list_all_packages() if candidate.name == sys.argv[1])
         record_jars(packages.name, _resolve(packages, json.load(sys.stdin)), Path(sys.argv[2]))
         return
     fetch_packages(list_all_packages(), {})

@@ -154,8 +154,8 @@ class Lake:
         self.release_tables()
         with release_strand(), ThreadPoolExecutor(self.parallelism) as pool:
             return [
-                each.result()
-                for each in [pool.submit(copy_context().run, act_and_release, item) for item in items]
+                future.result()
+                for future in [pool.submit(copy_context().run, act_and_release, item) for item in items]
             ]
 
     def consistent_read(self, *paths: str) -> AbstractContextManager[None]:

@@ -66,8 +66,8 @@ class LakePaths:
     def _slot_stream_folder(self, slot_owner: str) -> str:
         """The folder of a stream.
 
-        A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`. It has
-        the slices that the publisher has decoded again for the subscription `orders`.
+        A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`.
+        It has the slices that the publisher has decoded again for the subscription `orders`.
         """
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 

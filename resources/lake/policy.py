@@ -1,8 +1,8 @@
 """Chooses where pgsieve computes rows, and how it commits them to a Delta table.
 
-A runner calls functions that compute rows; it is the calling thread, a pool of threads, or Spark. It divides large work
-into parts, which run in parallel. A committer writes the rows to a table in one commit. All choices of runners and
-committers are made in this module, so that the steps of pgsieve do not depend on them.
+A runner calls functions that compute rows; it is the calling thread, a pool of threads, or Spark. It divides large
+work into parts, which run in parallel. A committer writes the rows to a table in one commit. All choices of runners
+and committers are made in this module, so that the steps of pgsieve do not depend on them.
 
 In: - the access to the lake (the folder or bucket with the Delta tables)
     - the number of bytes of the work
@@ -45,7 +45,7 @@ _LOGGER = logging.getLogger(__name__)
 
 def has_exact_equality(types: Iterable[str]) -> bool:
     """True if, for all of these Spark types, Arrow calls two values equal exactly if PostgreSQL does."""
-    return not any(each.startswith(_INEXACT_TYPES) for each in types)
+    return not any(spark_type.startswith(_INEXACT_TYPES) for spark_type in types)
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Policy:
       them. In larger replicas it rewrites these files only if they are few for the size of the changes; otherwise it
       marks the rows in deletion vectors. With -1 it rewrites files only in tables whose rows it may not mark.
     - `wants_vectors`: whether the user wants deletion vectors in large tables
-    - `min_parted_changes`: if a table has at least this many changes, the runner computes the rows that result from the
-      changes. Each part of this work is for some of the keys. With fewer changes the driver (pgsieve's own process)
-      computes these rows.
+    - `min_parted_changes`: if a table has at least this many changes, the runner computes the rows that result from
+      the changes. Each part of this work is for some of the keys. With fewer changes the driver (pgsieve's own
+      process) computes these rows.
     """
 
     access: LakeAccess

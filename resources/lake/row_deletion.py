@@ -34,9 +34,9 @@ class DeletedRows:
     def nbytes(self) -> int:
         """The bytes of memory that the arrays take."""
         return sum(
-            each.nbytes
-            for m in self.matches
-            for each in (m.row_numbers, m.key_indices, m.deleted_row_numbers)
+            numbers.nbytes
+            for match in self.matches
+            for numbers in (match.row_numbers, match.key_indices, match.deleted_row_numbers)
         )
 
     @property

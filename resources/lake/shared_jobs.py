@@ -66,8 +66,8 @@ class SharedJobs:
         """
         if job := self._wait_for_turn(request):
             try:
-                for each, rows in zip(job, run_requests(job), strict=True):
-                    each.rows_future.set_result(rows)
+                for job_request, rows in zip(job, run_requests(job), strict=True):
+                    job_request.rows_future.set_result(rows)
             finally:
                 self._end_job(job)
         return request.rows_future.result()
@@ -92,9 +92,9 @@ class SharedJobs:
 
     def _end_job(self, job: Sequence[Request]) -> None:
         """Let the next job begin. Requests of `job` that got no rows get None, so that their callers stop waiting."""
-        for each in job:
-            if not each.rows_future.done():
-                each.rows_future.set_result(None)
+        for request in job:
+            if not request.rows_future.done():
+                request.rows_future.set_result(None)
         with self._condition:
             self._is_running = False
             self._condition.notify_all()

@@ -48,7 +48,8 @@ def find_selections_with_removed_rows(
     have_removed_rows = _compare_entries(connection, selections)
     if any(have_removed_rows):
         _fetch_last_value(
-            connection, _INDEX_SCAN_SETTINGS + ";".join(f"select count(*) from {each}" for each in selections)
+            connection,
+            _INDEX_SCAN_SETTINGS + ";".join(f"select count(*) from {selection}" for selection in selections),
         )
         have_removed_rows = _compare_entries(connection, selections)
     return have_removed_rows
@@ -64,24 +65,24 @@ def find_removed_oids(connection: psycopg.Connection[Any], catalog: str) -> list
     oid_ranges = [range(2**32)]
     while oid_ranges and len(oid_ranges[0]) > 1:
         pieces = [
-            each[index : index + len(each) // _PIECES_PER_RANGE]
-            for each in oid_ranges
-            for index in range(0, len(each), len(each) // _PIECES_PER_RANGE)
+            oid_range[index : index + len(oid_range) // _PIECES_PER_RANGE]
+            for oid_range in oid_ranges
+            for index in range(0, len(oid_range), len(oid_range) // _PIECES_PER_RANGE)
         ]
         have_removed_rows = _compare_entries(
-            connection, [f"{catalog} where oid between '{r[0]}' and '{r[-1]}'" for r in pieces]
+            connection, [f"{catalog} where oid between '{piece[0]}' and '{piece[-1]}'" for piece in pieces]
         )
         oid_ranges = [
             piece for piece, is_removed in zip(pieces, have_removed_rows, strict=True) if is_removed
         ]
         if len(oid_ranges) > _MAX_OIDS:
             return None
-    return [each[0] for each in oid_ranges]
+    return [oid_range[0] for oid_range in oid_ranges]
 
 
 def _compare_entries(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
     """For each selection True if its index has more entries than the selection has rows."""
-    counts = " union all ".join(f"select count(*) from {each}" for each in selections)
+    counts = " union all ".join(f"select count(*) from {selection}" for selection in selections)
     statement = "explain (analyze, costs off, timing off, summary off, format json) " + counts
     plan = _fetch_last_value(connection, _BITMAP_SCAN_SETTINGS + statement)
     plans = json.loads(plan) if isinstance(plan, str) else plan
@@ -96,7 +97,7 @@ def _compare_entries(connection: psycopg.Connection[Any], selections: Sequence[s
 def _compare_bitmap_scans(node: dict[str, Any]) -> Iterator[bool]:
     """For each bitmap scan of a plan, in order, True if its index has more entries than its heap has rows."""
     children = node.get("Plans", [])
-    if node["Node Type"] == "Bitmap Heap Scan" and [b["Node Type"] for b in children] == [
+    if node["Node Type"] == "Bitmap Heap Scan" and [child["Node Type"] for child in children] == [
         "Bitmap Index Scan"
     ]:
         yield children[0]["Actual Rows"] != node["Actual Rows"]

@@ -67,7 +67,7 @@ class Texts:
             case str():
                 return self._escape(value)
             case list():
-                return [self._escape_all(each) for each in value]
+                return [self._escape_all(element) for element in value]
         return value
 
 

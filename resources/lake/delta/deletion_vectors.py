@@ -130,7 +130,7 @@ def commit_marked_files(
     Raises CommitFailedError if another writer was faster.
     """
     partly_deleted_files = [file for file in marked_files if not file.is_fully_deleted]
-    actions = [*other_actions, *({"add": each} for each in add_actions)]
+    actions = [*other_actions, *({"add": action} for action in add_actions)]
     for file in marked_files:
         identity = {key: file.add_action[key] for key in _IDENTITY_FIELDS if key in file.add_action}
         actions.append(
@@ -241,7 +241,9 @@ def enable_vectors(log: Log, table: DeltaTable, commit_info: Action) -> None:
     variants, which many readers do not support. Raises OSError, CommitFailedError and UnmarkableError.
     """
     version, protocol = table.version(), table.protocol()
-    newest_metadata = next((a for each in log.read_backwards(version, "metaData", None) for a in each), None)
+    newest_metadata = next(
+        (action for actions in log.read_backwards(version, "metaData", None) for action in actions), None
+    )
     if newest_metadata is None:
         raise UnmarkableError(f"the log of {log.path} lacks the table's metadata")
     configuration = {**dict(newest_metadata.get("configuration") or {}), VECTORS_PROPERTY: "true"}

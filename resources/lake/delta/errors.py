@@ -223,10 +223,10 @@ def find_refusal_code(error: BaseException) -> int | None:
 def is_spark_lost(error: BaseException) -> bool:
     """True if Spark itself has failed: it has lost an executor, or its driver no longer runs."""
     return any(
-        isinstance(each, Py4JNetworkError)
-        or _is_jvm_gone(each)
-        or ("SQLSTATE: 22" not in str(each) and _SPARK_LOST.search(str(each)))
-        for each in list_causes(error)
+        isinstance(cause, Py4JNetworkError)
+        or _is_jvm_gone(cause)
+        or ("SQLSTATE: 22" not in str(cause) and _SPARK_LOST.search(str(cause)))
+        for cause in list_causes(error)
     )
 
 

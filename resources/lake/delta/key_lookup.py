@@ -205,8 +205,8 @@ def find_flagged_rows(
 ) -> list[FileMatches]:
     """The rows that have a flag, file by file, in order.
 
-    `candidates` are the rows that are searched; None means the whole table. With `candidates`, each row keeps its element of
-    `key_indices`. Otherwise all of these are 0.
+    `candidates` are the rows that are searched; None means the whole table. With `candidates`, each row keeps its
+    element of `key_indices`. Otherwise all of these are 0.
     """
     if candidates is not None and not candidates:
         return []

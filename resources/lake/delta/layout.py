@@ -126,4 +126,4 @@ def parse_recorded_properties(text: str | None) -> set[str]:
     if text is None:
         return set()
     recorded = json.loads(text)
-    return {name for each in (recorded["every"], *recorded["tables"].values()) for name in each}
+    return {name for names in (recorded["every"], *recorded["tables"].values()) for name in names}

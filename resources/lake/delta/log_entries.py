@@ -41,8 +41,8 @@ class LogEntries:
         The result may contain other entries, too.
         """
         if self._objects is None:
-            stamps = ((each, self.read_stamp(each)) for each in (version, newest_version + 1))
-            return {each: stamp for each, stamp in stamps if stamp is not None}
+            stamps = ((number, self.read_stamp(number)) for number in (version, newest_version + 1))
+            return {number: stamp for number, stamp in stamps if stamp is not None}
         # The order of the names is the order of the versions.
         stamps_by_name = self._objects.list_stamps(
             self._folder, after_name=_make_entry_name(version - 1) if version else None

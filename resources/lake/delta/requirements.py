@@ -50,8 +50,8 @@ def is_unmapped(table: DeltaTable) -> bool:
 def has_flat_names(table: DeltaTable) -> bool:
     """True if this process can translate the names of a table's columns to those in its files.
 
-    This is so if Delta does not map the names. It is also so if Delta maps them by name, and no column has fields: Delta
-    would map the names of fields, too.
+    This is so if Delta does not map the names. It is also so if Delta maps them by name, and no column has fields:
+    Delta would map the names of fields, too.
     """
     mode = table.metadata().configuration.get(COLUMN_MAPPING, "none")
     return mode == "none" or (

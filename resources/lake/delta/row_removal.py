@@ -37,7 +37,9 @@ def has_hidden_vectors(path: str) -> bool:
 
 
 def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """True if files of a table may be rewritten with fewer rows: if it is plain (`requirements.is_plain`), and `can_change_rows`.
+    """True if files of a table may be rewritten with fewer rows.
+
+    The table must be plain (`requirements.is_plain`), and its rows may be changed (`requirements.can_change_rows`).
 
     So the table must have exactly these columns. If a user has added columns, only a MERGE would keep their
     values.

@@ -348,10 +348,10 @@ def find_column_names(table: DeltaTable, path: str) -> ColumnNames | None:
     if table.metadata().configuration.get("delta.columnMapping.mode", "none") == "none":
         return None
     columns = dict[str, StoredColumn]()
-    for each in table.schema().fields:
-        metadata = each.metadata or {}
+    for table_field in table.schema().fields:
+        metadata = table_field.metadata or {}
         name = str(metadata["delta.columnMapping.physicalName"])
-        columns[each.name] = StoredColumn(name, int(metadata["delta.columnMapping.id"]))
+        columns[table_field.name] = StoredColumn(name, int(metadata["delta.columnMapping.id"]))
     return ColumnNames(join_path(path, "_")[:-1], columns)
 
 

@@ -134,32 +134,35 @@ class Store:
         """The row groups of a Parquet file."""
         with self._open_parquet(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-        return [RowGroup(path, n, g.num_rows, g.total_byte_size) for n, g in enumerate(groups)]
+        return [
+            RowGroup(path, number, group.num_rows, group.total_byte_size)
+            for number, group in enumerate(groups)
+        ]
 
     def read_row_group_bounds(
         self, path: str, columns: Mapping[str, pa.DataType]
     ) -> dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]:
         """The bounds of columns in the row groups of a Parquet file: the least and the greatest value in a row group.
 
-        Row groups without a value of the column are left out. `columns` maps the columns to the types of their values,
-        which must be types that have bounds (`keys.has_bounds`). A column may be a field of a struct ("new.id"). None stands for bounds that are
-        unknown.
+        The result has a list for each column, without the row groups that have no value of the column. None stands for
+        bounds that are unknown. `columns` maps the columns to the types of their values, which must be types that have
+        bounds (`keys.has_bounds`). A column may be a field of a struct ("new.id").
         """
         with self._open_parquet(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             bounds = dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]()
             for index, name in enumerate(file.schema.column(n).path for n in range(len(file.schema))):
                 if (value_type := columns.get(name)) is not None:
-                    statistics = [group.column(index).statistics for group in groups]
+                    group_statistics = [group.column(index).statistics for group in groups]
                     bounds[name] = [
                         (
-                            _parse_stored_value(each.min_raw, value_type),
-                            _parse_stored_value(each.max_raw, value_type),
+                            _parse_stored_value(statistics.min_raw, value_type),
+                            _parse_stored_value(statistics.max_raw, value_type),
                         )
-                        if each is not None and each.has_min_max
+                        if statistics is not None and statistics.has_min_max
                         else None
-                        for each in statistics
-                        if each is None or each.num_values
+                        for statistics in group_statistics
+                        if statistics is None or statistics.num_values
                     ]
             return bounds
 
