@@ -39,7 +39,8 @@ def has_hidden_vectors(path: str) -> bool:
 def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
     """True if files of a table may be rewritten with fewer rows.
 
-    The table must be plain (`requirements.is_plain`), and its rows may be changed (`requirements.can_change_rows`).
+    The rows of the table must be those of its files (`requirements.has_plain_rows`), and they may be changed
+    (`requirements.can_change_rows`).
 
     So the table must have exactly these columns. If a user has added columns, only a MERGE would keep their
     values.
