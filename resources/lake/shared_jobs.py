@@ -34,7 +34,7 @@ _CALLER_COLUMN, _FAILED_COLUMN = "caller", "failed"
 class Request:
     """The work that one caller requests.
 
-    - `run_part`: the function of a part's number that does the work of the part
+    - `run_part`: the function that does one part of the work; it gets the number of the part
     - `part_count`: the number of parts
     - `name`: the name for the job in Spark's web interface
     - `rows_future`: receives the rows of all parts. It receives None if a part failed in a job with other callers; in
@@ -131,9 +131,9 @@ def divide_into_tasks(job: Sequence[Request], parallelism: int) -> Sequence[Sequ
 
 @dataclass(frozen=True)
 class SharedParts:
-    """The work of a shared job: a function of a task's number, which Spark's executors call.
+    """The work of a shared job: a function that Spark's executors call with the number of a task.
 
-    - `part_by_caller`: the function of each caller's parts
+    - `part_by_caller`: for each caller the function that does one of the caller's parts
     - `tasks`: the tasks of the job, as `divide_into_tasks` returns them
     - `schema`: the columns of the rows that the parts yield
 

@@ -57,7 +57,7 @@ class UndefinedObjectError(SourceError):
     """An object that a statement names does not exist, or no longer exists."""
 
 
-def set_own_search_path(connection: psycopg.Connection[Any]) -> str:
+def read_own_search_path(connection: psycopg.Connection[Any]) -> str:
     """The search_path that a session of the role has by default."""
     row = connection.execute(_OWN_SEARCH_PATH_QUERY).fetchone()
     assert row is not None
@@ -94,7 +94,7 @@ def execute_ddl(
     - `lock_timeout_seconds`: how long a statement may wait for a lock; after that LockedTableError is raised. With 0 a
       statement waits without a limit.
     """
-    search_path = set_own_search_path(connection)
+    search_path = read_own_search_path(connection)
     try:
         with connection.transaction(force_rollback=dry_run):
             connection.execute(f"set local lock_timeout = '{lock_timeout_seconds:g}s'")

@@ -82,7 +82,7 @@ def make_unfiltered_statements(
     ]
     operations = frozenset(operation for p in publishing_publications for operation in p.operations)
     generated_columns = "s" if any(p.generated_columns == "s" for p in publishing_publications) else "n"
-    column_lists = {table.oid: _format_column_list(table, publishing_publications) for table in tables}
+    column_lists = {table.oid: _find_column_list(table, publishing_publications) for table in tables}
     if (
         existing is not None
         and {t.oid: t.columns for t in existing.tables} == column_lists
@@ -100,7 +100,7 @@ def make_unfiltered_statements(
     ]
 
 
-def _format_column_list(table: Table, publications: Sequence[Publication]) -> frozenset[str] | None:
+def _find_column_list(table: Table, publications: Sequence[Publication]) -> frozenset[str] | None:
     """The column list of a table; None if the table is published with all columns.
 
     It is the same in all publications, because pgoutput refuses to decode a table with different column lists.

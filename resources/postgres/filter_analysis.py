@@ -27,7 +27,7 @@ from pgsieve.decoding.publications.filter_rules import (
     find_refusal_reason,
 )
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
-from pgsieve.resources.postgres.ddl import find_failed_trigger, set_own_search_path
+from pgsieve.resources.postgres.ddl import find_failed_trigger, read_own_search_path
 from pgsieve.resources.postgres.errors import is_transient, remove_values_from_message
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import LOCK_SECONDS
@@ -76,7 +76,7 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
                 raise
             # An event trigger on CREATE VIEW may rely on the role's own search_path, so try again under this path. A
             # filter that uses objects of users in the path is refused all the same.
-            search_path = f"pg_catalog, pg_temp, {set_own_search_path(connection)}"
+            search_path = f"pg_catalog, pg_temp, {read_own_search_path(connection)}"
             expression, reason = _analyse_filter(connection, table, where, search_path)
     except psycopg.errors.LockNotAvailable as error:
         raise UncheckedFilterError(

@@ -149,15 +149,15 @@ def execute(cursor: "dbapi.Cursor", query: str) -> None:
         cursor.execute(query)
         return
     with ThreadPoolExecutor(1, "pgsieve-query") as pool:
-        query_result = pool.submit(cursor.execute, query)
+        query_future = pool.submit(cursor.execute, query)
         try:
-            query_result.result()
+            query_future.result()
         finally:
-            while not query_result.done():
+            while not query_future.done():
                 # A cancel request before the query begins has no effect, so the request is repeated.
                 with suppress(adbc_driver_manager.Error):
                     cursor.adbc_cancel()
-                wait([query_result], _CANCEL_INTERVAL_SECONDS)
+                wait([query_future], _CANCEL_INTERVAL_SECONDS)
 
 
 def _is_refused_by_limit(error: BaseException) -> bool:

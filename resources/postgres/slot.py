@@ -354,7 +354,7 @@ def peek_query(
     first commit after this many messages.
     """
     arguments = ", ".join(
-        quote_literal(o) for option in options.make_arguments(server_version).items() for o in option
+        quote_literal(text) for option in options.make_arguments(server_version).items() for text in option
     )
     return (
         f"select data from pg_logical_slot_peek_binary_changes({_SQL_ASCII_CASE} {quote_literal(slot)} end,"

@@ -268,7 +268,7 @@ select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_act
 def find_tables_with_hidden_rows(connection: psycopg.Connection[Any], oids: Collection[int]) -> set[int]:
     """The oids of the tables in which row-level security may hide rows from the role.
 
-    The slot delivers the changes of these hidden rows all the same, so a copy without them would not fit to the
+    The slot delivers the changes of these hidden rows all the same, so a copy without them would not fit the
     changes.
     """
     return {oid for (oid,) in connection.execute(_HIDDEN_ROWS_QUERY, [list(oids)])}

@@ -32,7 +32,8 @@ POLL_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 _LOGGER = logging.getLogger(__name__)
 
-#: The holders of the locks `held`: server processes, or prepared transactions, which have no process.
+#: The holders of the locks `held`: server processes, or prepared transactions, which have no process. Each
+#: transaction has a lock on its own id. This lock, `own`, shows which prepared transaction holds another lock.
 _HOLDERS_TEMPLATE = """
 select distinct held.relation::bigint, held.virtualtransaction, a.pid, coalesce(a.datname, p.database), a.application_name,
        p.gid, date_trunc('second', coalesce(a.xact_start, p.prepared))

@@ -64,15 +64,20 @@ def find_rows(
     of `keys` and `schema` have the names of the table's columns. The rows have the columns of `schema`.
     """
     key_indices, row_parts = [np.empty(0, np.int64)], [schema.empty_table()]
-    labels = [f"k{number}" for number in range(keys.num_columns)]
-    labelled_keys = keys.rename_columns(labels)
+    safe_names = _make_safe_names(keys)
+    renamed_keys = keys.rename_columns(safe_names)
     for rows in _read_candidates(table, path, store, keys, schema):
         matched_rows, matched_keys = find_equal_rows(
-            rows.select(keys.column_names).rename_columns(labels), labelled_keys
+            rows.select(keys.column_names).rename_columns(safe_names), renamed_keys
         )
         key_indices.append(matched_keys)
         row_parts.append(rows.take(pa.array(matched_rows)))
     return np.concatenate(key_indices), pa.concat_tables(row_parts)
+
+
+def _make_safe_names(keys: pa.Table) -> list[str]:
+    """Names for the columns of keys. The join of `find_equal_rows` has columns of its own, `left` and `right`."""
+    return [f"k{number}" for number in range(keys.num_columns)]
 
 
 @dataclass(frozen=True)
@@ -159,12 +164,12 @@ def _find_matched_files(
 
     The columns of `keys` and of the files have the names of the table's columns.
     """
-    labels = [f"k{number}" for number in range(keys.num_columns)]
-    sought_keys, no_rows = SoughtKeys.from_keys(keys.rename_columns(labels)), np.empty(0, np.int64)
+    safe_names = _make_safe_names(keys)
+    sought_keys, no_rows = SoughtKeys.from_keys(keys.rename_columns(safe_names)), np.empty(0, np.int64)
 
     def find_matches(name: str, log_path: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.read_batches(join_path(path, name), keys.schema), keys.schema)
-        row_numbers, key_indices = sought_keys.find_rows(rows.rename_columns(labels))
+        row_numbers, key_indices = sought_keys.find_rows(rows.rename_columns(safe_names))
         if (np.diff(row_numbers) < 0).any():
             order = np.argsort(row_numbers)
             row_numbers, key_indices = row_numbers[order], key_indices[order]
@@ -300,13 +305,15 @@ def find_files_within(
     for column, (least, greatest) in bounds.items():
         name = stored_name(column)
         if {f"min.{name}", f"max.{name}"} <= set(files.column_names):
-            lowest, highest = files[f"min.{name}"], files[f"max.{name}"]
-            if not (lowest.type.equals(highest.type) and is_orderable(lowest.type)):
+            file_least, file_greatest = files[f"min.{name}"], files[f"max.{name}"]
+            if not (file_least.type.equals(file_greatest.type) and is_orderable(file_least.type)):
                 continue
-            lowest, highest = lowest.cast(least.type), highest.cast(least.type)
+            file_least, file_greatest = file_least.cast(least.type), file_greatest.cast(least.type)
             if pa.types.is_timestamp(least.type):
-                highest = pc.add_checked(highest, _MAX_ROUNDING)
-            is_within = pc.and_kleene(pc.less_equal(lowest, greatest), pc.greater_equal(highest, least))
+                file_greatest = pc.add_checked(file_greatest, _MAX_ROUNDING)
+            is_within = pc.and_kleene(
+                pc.less_equal(file_least, greatest), pc.greater_equal(file_greatest, least)
+            )
             is_possible = pc.and_kleene(is_possible, is_within)
     # A file without statistics may have any value, so it is possible.
     possible_paths = files["path"].filter(pc.fill_null(is_possible, True))
@@ -350,7 +357,8 @@ def _read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of these files within the bounds, and perhaps other rows, with the columns of the schema.
 
-    If rows are marked as deleted, or if the files lack a column, all files of the table are read.
+    All files of the table are read if rows are marked as deleted, if the table has partitions, or if one of the
+    columns has a name that Arrow datasets use themselves.
     """
     marked = pa.table(table.deletion_vectors().read_all()).num_rows
     if marked or table.metadata().partition_columns or has_dataset_names(schema.names):
@@ -359,7 +367,9 @@ def _read_batches(
         yield from pa.RecordBatchReader.from_stream(rows)
         return
     # Files from a MERGE of delta-rs declare text as string views, which Arrow cannot compare with text.
-    comparable_bounds = {name: each for name, each in bounds.items() if not is_text(each[0].type)}
+    comparable_bounds = {
+        name: column_bounds for name, column_bounds in bounds.items() if not is_text(column_bounds[0].type)
+    }
     conditions = [ds.field(name) >= least for name, (least, _) in comparable_bounds.items()]
     conditions += [ds.field(name) <= greatest for name, (_, greatest) in comparable_bounds.items()]
     condition = conditions[0] if conditions else None

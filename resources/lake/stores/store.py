@@ -145,8 +145,8 @@ class Store:
         """The bounds of columns in the row groups of a Parquet file: the least and the greatest value in a row group.
 
         The result has a list for each column, without the row groups that have no value of the column. None stands for
-        bounds that are unknown. `columns` maps the columns to the types of their values, which must be types that have
-        bounds (`keys.has_bounds`). A column may be a field of a struct ("new.id").
+        bounds that are unknown. `columns` maps the columns to the types of their values, which must be orderable
+        (`pgsieve.decoding.changes.keys.is_orderable`). A column may be a field of a struct ("new.id").
         """
         with self._open_parquet(path) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
