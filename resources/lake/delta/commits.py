@@ -150,7 +150,7 @@ class Commits:
         """
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
-            AddAction(f["path"], f["size"], {}, now_ms, True, f["stats"]) for f in files
+            AddAction(file["path"], file["size"], {}, now_ms, True, file["stats"]) for file in files
         ]
         actions += [
             make_removal(name, size, now_ms, changes=True)

@@ -193,18 +193,19 @@ class DeltaRsRecords(Commits):
     def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
         """True if a table was set back, as `Records` describes. If the version is the newest, only two files are checked."""
         log_entries = self._tables.log_entries(path)
-        entries = log_entries.read_stamps_since(since_version, since_version)
-        if since_version in entries:
-            log_entries.raise_if_damaged(since_version, entries[since_version], entry_bytes)
-        if {since_version, since_version + 1} & entries.keys() == {since_version}:
+        stamp_by_version = log_entries.read_stamps_since(since_version, since_version)
+        if since_version in stamp_by_version:
+            log_entries.raise_if_damaged(since_version, stamp_by_version[since_version], entry_bytes)
+        if {since_version, since_version + 1} & stamp_by_version.keys() == {since_version}:
             return False
         table = self.open_table(path)
         later_versions = table.version() - since_version
         for later_version in range(since_version + 1, table.version()):
-            if (stamp := entries.get(later_version) or log_entries.read_stamp(later_version)) is not None:
+            stamp = stamp_by_version.get(later_version) or log_entries.read_stamp(later_version)
+            if stamp is not None:
                 log_entries.raise_if_damaged(later_version, stamp)
         return later_versions < 0 or any(
-            c.get("operation") == "RESTORE" for c in table.history(later_versions) if later_versions
+            commit.get("operation") == "RESTORE" for commit in table.history(later_versions) if later_versions
         )
 
     def is_repaired(self, path: str, since_version: int) -> bool:

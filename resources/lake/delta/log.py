@@ -245,6 +245,8 @@ def _to_json_action(action: Mapping[str, Any]) -> Action:
             json_action[key] = dict(value)
         elif isinstance(value, dict):
             json_action[key] = {
-                k: dict(v) if k in _MAP_FIELDS else v for k, v in value.items() if v is not None
+                inner_key: dict(inner_value) if inner_key in _MAP_FIELDS else inner_value
+                for inner_key, inner_value in value.items()
+                if inner_value is not None
             }
     return json_action

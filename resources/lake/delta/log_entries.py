@@ -47,14 +47,14 @@ class LogEntries:
         stamps_by_name = self._objects.list_stamps(
             self._folder, after_name=_make_entry_name(version - 1) if version else None
         )
-        entries: dict[int, Stamp] = {
+        stamp_by_version: dict[int, Stamp] = {
             int(match[1]): stamp
             for name, stamp in stamps_by_name.items()
             if (match := _ENTRY.fullmatch(name))
         }
-        if version not in entries and (stamp := self.read_stamp(version)) is not None:
-            entries[version] = stamp
-        return entries
+        if version not in stamp_by_version and (stamp := self.read_stamp(version)) is not None:
+            stamp_by_version[version] = stamp
+        return stamp_by_version
 
     def read_stamp(self, version: int) -> Stamp | None:
         """The stamp of the entry of a version. None if the entry does not exist."""

@@ -168,22 +168,28 @@ def _format_statistics(footer: pq.FileMetaData) -> str:
     They are the number of rows and, for columns that are not nested, the number of NULLs and exact bounds. Long
     texts have no bounds, because their bounds would have to be truncated.
     """
-    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     min_values, max_values, null_counts = dict[str, str](), dict[str, str](), dict[str, str]()
-    for i in range(footer.num_columns):
-        column = footer.schema.column(i)
-        statistics = [group.column(i).statistics for group in groups]
-        if column.path != column.name or not groups or any(s is None for s in statistics):
+    for column_index in range(footer.num_columns):
+        column = footer.schema.column(column_index)
+        group_statistics = [group.column(column_index).statistics for group in groups]
+        if (
+            column.path != column.name
+            or not groups
+            or any(statistics is None for statistics in group_statistics)
+        ):
             continue
-        if i < _INDEXED_COLUMNS and all(s.has_null_count for s in statistics):
-            null_counts[column.name] = str(sum(s.null_count for s in statistics))
-        if (read_bound := _find_bound_converter(column, i)) is None or not all(
-            s.has_min_max for s in statistics
+        if column_index < _INDEXED_COLUMNS and all(
+            statistics.has_null_count for statistics in group_statistics
+        ):
+            null_counts[column.name] = str(sum(statistics.null_count for statistics in group_statistics))
+        if (read_bound := _find_bound_converter(column, column_index)) is None or not all(
+            statistics.has_min_max for statistics in group_statistics
         ):
             continue
         lower_bounds, upper_bounds = (
-            [read_bound(s.min_raw) for s in statistics],
-            [read_bound(s.max_raw) for s in statistics],
+            [read_bound(statistics.min_raw) for statistics in group_statistics],
+            [read_bound(statistics.max_raw) for statistics in group_statistics],
         )
         if None not in (*lower_bounds, *upper_bounds):
             min_values[column.name], max_values[column.name] = (

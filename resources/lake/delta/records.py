@@ -88,7 +88,11 @@ def find_version_of_position(commits: Iterable[Mapping[str, Any]], position: int
     A commit that only kept the position does not count (see `make_unchanged_position_metadata`).
     """
     return next(
-        (int(c["version"]) for c in commits if parse_position(c.get("userMetadata")) == (position, False)),
+        (
+            int(commit["version"])
+            for commit in commits
+            if parse_position(commit.get("userMetadata")) == (position, False)
+        ),
         None,
     )
 

@@ -40,10 +40,8 @@ def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> 
     """True if files of a table may be rewritten with fewer rows.
 
     The rows of the table must be those of its files (`requirements.has_plain_rows`), and they may be changed
-    (`requirements.can_change_rows`).
-
-    So the table must have exactly these columns. If a user has added columns, only a MERGE would keep their
-    values.
+    (`requirements.can_change_rows`). So the table must have exactly these columns. If a user has added columns, only
+    a MERGE would keep their values.
     """
     table = commits.open_table(path)
     return (
@@ -54,9 +52,10 @@ def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> 
 
 
 def can_mark_rows(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """True if `mark_rows` may mark rows of a table: it can add log entries, and the table `can_change_rows`.
+    """True if `mark_rows` may mark rows of a table.
 
-    So the table must have exactly these columns, as for `can_rewrite_files`.
+    This process must be able to add entries to the table's log, and the rows may be changed
+    (`requirements.can_change_rows`). So the table must have exactly these columns, as for `can_rewrite_files`.
     """
     return can_enable_marking(commits, path) and can_change_rows(commits.open_table(path), columns)
 
@@ -115,7 +114,7 @@ def mark_matches(files: Mapping[str, Action], matches: Sequence[FileMatches]) ->
 def mark_rows(
     commits: Commits,
     path: str,
-    marked: Sequence[MarkedFile],
+    marked_files: Sequence[MarkedFile],
     files: Iterable[Mapping[str, Any]],
     position: int | None,
     expected_version: int,
@@ -150,7 +149,7 @@ def mark_rows(
         if table is None or has_position(path, commits.read_head(path, table), commit):
             return
         deletion_vectors.commit_marked_files(
-            _log(commits, path), expected_version, marked, add_actions, other_actions, now_ms
+            _log(commits, path), expected_version, marked_files, add_actions, other_actions, now_ms
         )
         _write_checkpoint(commits.open_table(path))
 

@@ -123,8 +123,8 @@ class Slices:
             [
                 schema.empty_table(),
                 *(
-                    conform(self.store.read_rows(f, columns=columns, filters=is_in_slices), schema)
-                    for f in files
+                    conform(self.store.read_rows(file, columns=columns, filters=is_in_slices), schema)
+                    for file in files
                 ),
             ]
         )

@@ -73,24 +73,26 @@ class _OpenTable:
     def update(self, log_entries: LogEntries) -> bool:
         """Update the table to its newest version. Return False if another table is at its path now."""
         version, stamp = self.last_check
-        entries = log_entries.read_stamps_since(version, self.table.version())
-        if entries.get(version) != stamp:
+        stamp_by_version = log_entries.read_stamps_since(version, self.table.version())
+        if stamp_by_version.get(version) != stamp:
             return False
         # If this thread has committed by delta-rs, the table is at the version of this commit already.
-        if self.table.version() + 1 in entries:
+        if self.table.version() + 1 in stamp_by_version:
             try:
                 self.table.update_incremental()
             except DeltaError:
                 return False
         newest_version = self.table.version()
-        entry = (
-            entries[newest_version] if newest_version in entries else log_entries.read_stamp(newest_version)
+        newest_stamp = (
+            stamp_by_version[newest_version]
+            if newest_version in stamp_by_version
+            else log_entries.read_stamp(newest_version)
         )
-        if entry is None:
+        if newest_stamp is None:
             return False
         if newest_version != version:
-            log_entries.raise_if_damaged(newest_version, entry)
-        self.last_check = newest_version, entry
+            log_entries.raise_if_damaged(newest_version, newest_stamp)
+        self.last_check = newest_version, newest_stamp
         return True
 
 
