@@ -303,7 +303,7 @@ def connecting(tree: ast.AST) -> list[int]:
 
 def test_sessions_are_opened_in_one_place() -> None:
     opening = {path: connecting(ast.parse(path.read_text(encoding="utf-8"))) for path in modules()}
-    assert len(opening.pop(SESSIONS)) == 3
+    assert len(opening.pop(SESSIONS)) == 2
     assert {str(path): lines for path, lines in opening.items() if lines} == {}
 
 

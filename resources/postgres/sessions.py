@@ -19,8 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,7 @@ from psycopg.pq import ExecStatus
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.passwords import conceal_passwords, remember_conninfo, remember_password
 from pgsieve.resources.postgres.errors import find_connection_sqlstate
+from pgsieve.resources.postgres.idle_sessions import IdleSessions
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
@@ -188,12 +189,13 @@ class Conninfo:
     """How to open sessions of a database: the conninfo of libpq, and where the password comes from.
 
     The repr shows neither the conninfo nor the password. `password_command` is a program and its arguments. It is
-    run for each new session, without a shell.
+    run for each new session, without a shell. `idle_sessions` are the sessions of ADBC that `connect_adbc` uses again.
     """
 
     text: str = field(repr=False)
     password: str | None = field(default=None, repr=False)
     password_command: tuple[str, ...] = field(default=(), repr=False)
+    idle_sessions: IdleSessions | None = field(default=None, repr=False, compare=False)
 
     def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """Open an autocommit session.
@@ -231,8 +233,35 @@ class Conninfo:
 
     @contextmanager
     def connect_adbc(self) -> Iterator["dbapi.Connection"]:
-        """An ADBC session with an open transaction. This conninfo must be a result of `complete_for_executors`."""
-        from adbc_driver_postgresql import dbapi
+        """An ADBC session with an open transaction. This conninfo must be a result of `complete_for_executors`.
+
+        The transaction is rolled back after the block.
+        """
+        idle_sessions = self.idle_sessions
+        session = idle_sessions.take(_set_for_transaction) if idle_sessions else None
+        if session is None:
+            session = self._open_adbc()
+        try:
+            yield session
+        except BaseException:
+            session.close()
+            raise
+        if idle_sessions is None:
+            session.close()
+        else:
+            idle_sessions.add(session)
+
+    @contextmanager
+    def keep_adbc_sessions(self) -> Iterator["Conninfo"]:
+        """A conninfo with the same parameters, whose `connect_adbc` uses sessions again until the block ends.
+
+        A session knows only the types that existed when it was opened.
+        """
+        with closing(IdleSessions()) as idle_sessions:
+            yield replace(self, idle_sessions=idle_sessions)
+
+    def _open_adbc(self) -> "dbapi.Connection":
+        from adbc_driver_postgresql.dbapi import connect
 
         remember_conninfo(self.text)
         password = self._read_password()
@@ -241,15 +270,16 @@ class Conninfo:
         # refuse to send a name with invalid bytes, and there would be no session.
         uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **password_parameter)
         try:
-            connection = _connect_within_limits(lambda: dbapi.connect(uri))
+            session: dbapi.Connection = _connect_within_limits(lambda: connect(uri))
         except adbc_driver_manager.Error as error:
             text = conceal_passwords(str(error))
             raise type(error)(text, status_code=error.status_code, sqlstate=error.sqlstate) from None
-        with connection:
-            with connection.cursor() as cursor:
-                cursor.execute(f"set search_path = {_SEARCH_PATH}")
-                cursor.execute(f"set client_encoding = {OUTPUT_SETTINGS['client_encoding']}")
-            yield connection
+        try:
+            _set_for_transaction(session)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def complete_for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
         """The conninfo of an open session, complete enough for other machines.
@@ -325,6 +355,16 @@ class Conninfo:
         password = _run_password_command(self.password_command) if self.password_command else self.password
         remember_password(password)
         return password
+
+
+def _set_for_transaction(session: "dbapi.Connection") -> None:
+    """Give an ADBC session the settings of every session, for its open transaction.
+
+    A pooler may give each transaction another session of the server, so the settings of the last one do not count.
+    """
+    with session.cursor() as cursor:
+        cursor.execute(f"set search_path = {_SEARCH_PATH}")
+        cursor.execute(f"set client_encoding = {OUTPUT_SETTINGS['client_encoding']}")
 
 
 def parse_conninfo(conninfo: str) -> Mapping[str, Any]:

@@ -226,11 +226,12 @@ def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterato
             drain_slot(slot_stream, lake, [subscription], log, target_lsn=snapshot.lsn)
             transform(subscription, lake, log)
             apply(subscription, lake, log)
+        conninfo = stack.enter_context(slot_stream.source.make_executor_conninfo().keep_adbc_sessions())
         yield SubscriptionAtLsn(
             subscription,
             lake,
             connection,
-            slot_stream.source.make_executor_conninfo(),
+            conninfo,
             catalog,
             table_by_name,
             TableStates(lake, subscription.name).read_newest(),

@@ -148,8 +148,9 @@ class BatchCopy:
                 reach(Failpoint.COPY_PLANNED)
                 # Each read needs a session on the publisher, and the role may be allowed only a few.
                 read_limit = Semaphore(_MAX_READERS)
-                copy = SnapshotCopy(self.subscription, self.lake, snapshot, conninfo, self.log, read_limit)
-                results, copy_faults = self._copy_in_parallel(copy, planned_tables)
+                with conninfo.keep_adbc_sessions() as kept:
+                    copy = SnapshotCopy(self.subscription, self.lake, snapshot, kept, self.log, read_limit)
+                    results, copy_faults = self._copy_in_parallel(copy, planned_tables)
             # The first connection was idle during the copy, and may have been closed. So a new one is used.
             with source.connect() as connection:
                 catalog_after = self.subscription.slot_stream.with_defined_publications(

@@ -39,6 +39,7 @@ from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.snapshot import Snapshot, export_snapshot
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.oracle import wait_until
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import own_database
 
@@ -351,3 +352,30 @@ def test_a_lake_at_a_uri_is_compared_and_repaired_by_spark(replicated: Replicate
     with hold_at_one_lsn(replicated.subscription, lake, _quiet) as moment:
         chosen = [moment.make_sides(name).find_differing_segments() for name in NAMES]
     assert not any(c.is_selected.any() for c in chosen if c is not None)
+
+
+def test_tables_share_the_sessions_that_read_them(replicated: Replicated) -> None:
+    """A session of ADBC reads all types of the database first. With 1,000 tables this takes longer than a small table."""
+
+    def count_sessions() -> int:
+        others = "select from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        wait_until(
+            lambda: not replicated.database.execute(others).fetchall(), lambda: "a session is still open"
+        )
+        query = "select sessions from pg_stat_database where datname = current_database()"
+        ((count,),) = replicated.database.execute(query).fetchall()
+        return int(count)
+
+    added_sessions = []
+    for first, last in ((1, 2), (3, 14)):
+        before = count_sessions()
+        tables = [f"t{number}" for number in range(first, last + 1)]
+        replicated.publish(
+            *(f"create table {table} (id int primary key)" for table in tables),
+            *(f"insert into {table} values (1)" for table in tables),
+            f"{'create' if first == 1 else 'alter'} publication p {'for' if first == 1 else 'add'} table {', '.join(tables)}",
+        )
+        results = check_consistency(replicated.subscription, replicated.lake(10**9), _quiet)
+        assert [result.equal for result in results] == [True] * last
+        added_sessions.append(count_sessions() - before)
+    assert added_sessions[1] - added_sessions[0] < 12, added_sessions
