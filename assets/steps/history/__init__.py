@@ -5,8 +5,8 @@ which have the time in which each version is valid.
 
 - `copied_rows` begins a change history with the rows of a copy.
 - `versions` writes the table of versions.
-- `shared_rows` keeps rows that an apply has in memory, and `ends_in_memory` ends the versions of these rows, so that the
-  rows need not be read again.
+- `shared_rows` keeps in memory the rows that were written to the replica. `ends_in_memory` ends the versions of the rows
+  that were removed from it. So these rows need not be read again.
 - `repaired_tables` finds replicas in which `check --repair` has corrected rows. Their histories lack the corrections.
 - `expected_histories` describes the histories that the next run will keep.
 """

@@ -1,7 +1,10 @@
 """Begins the change history of a table with the rows of its copy.
 
+The change history is a Delta table that has all changes of one of the publisher's tables, and a row for each change.
+
 In: a replica that has just been copied, so it has exactly the transactions that committed before the copy's LSN
-Out: one commit to the change history, which has the replica's rows, and the copy's LSN as its position
+Out: one commit to the change history. It has the replica's rows as INSERTs, and the copy's LSN as its position (the LSN up
+     to which the table has all changes).
 
 Raises LakeError.
 """
@@ -93,7 +96,7 @@ def _begin_by_spark(
 def _make_change_function(
     copied_rows: CopiedRows, column_names: list[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function that turns batches of the replica's rows into changes; `column_names` are the replica's columns."""
+    """Make a function that turns batches of the replica's rows into changes; `column_names` are the replica's columns."""
 
     def make_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return (copied_rows.to_changes(batch.rename_columns(column_names)) for batch in batches)

@@ -1,10 +1,13 @@
-"""Ends versions of rows without reading the rows again, because the apply of the replica has the rows in memory.
+"""Ends versions of rows (`history: scd2`) without reading the whole rows again.
 
-Only the columns that say when a version began are read from the files of versions.
+The table of versions has each row that the replica has had, with the times from when to when it was valid. If a batch of
+changes removes a row from the replica, the present version of this row ends. It is written again, with its end. The row
+itself is still in memory, as it was just removed from the replica (`shared_rows`). So only the columns that say when
+the version began are read from the files of the table of versions.
 
-In: - the rows that the apply has removed from the replica, by the numbers of their keys
-    - for each file of versions, the row numbers of the versions with the same keys
-Out: ended versions
+In: - the rows that were removed from the replica, by the numbers of their keys: the keys of a batch are numbered
+    - for each file of the table of versions, the row numbers of the versions with the same keys
+Out: the ended versions
 
 Raises OSError and Arrow's errors.
 """
@@ -30,7 +33,10 @@ def _bound_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) ->
 
 
 def mask_keys_in_memory(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> Mask:
-    """The mask of the keys that have a row in `rows`. It is long enough to have an element for each key in `matches`, too."""
+    """Return a mask that has True for the number of each key with a row in `rows`.
+
+    It is long enough to have an element for each key in `matches`, too.
+    """
     has_row = np.zeros(_bound_keys(rows, matches), np.bool_)
     for keys, _ in rows:
         has_row[keys] = True
@@ -39,10 +45,11 @@ def mask_keys_in_memory(rows: Sequence[NumberedRows], matches: Sequence[FileMatc
 
 @dataclass(frozen=True)
 class EndsInMemory:
-    """Versions that end, and whose rows are in memory.
+    """Versions that end, and whose rows are in memory. A call yields them.
 
     - `rows` are the rows, with the numbers of their keys.
-    - `beginnings` has the time and the LSN at which each version began.
+    - `beginnings` has a row for each version: the time and the LSN at which the version began. Versions that began with
+      the same commit may share a row.
     - `beginning_indices` has an element for each key number: the index in `beginnings` of the key's version, or `NONE` if
       no version of the key ends.
     - `ending_commits` has an element for each key number: the number in `commits` of the commit that ends the version, or
@@ -67,11 +74,11 @@ class EndsInMemory:
         single_commit_files: Collection[str],
         commits: Commits,
     ) -> "EndsInMemory":
-        """Read from the files of versions when the versions began that end now.
+        """Find out when the versions began that end now, from the files of the table of versions in `folder`.
 
-        `ended_versions` has a pair for each file: the versions in the file that end, and the number of the commit that
-        ends each of them. `single_commit_files` are the names of the files in which all versions began with the same
-        commit. For such a file it suffices to read its first version.
+        `ended_versions` has a pair for each file: which of its versions end, and for each of these the number of the commit
+        that ends it. `single_commit_files` are the names of the files in which all versions began with the same commit.
+        For such a file it suffices to read its first version.
         """
         beginning_schema = pa.schema([schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
         key_count = _bound_keys(rows, [match for match, _ in ended_versions])
@@ -109,7 +116,7 @@ class EndsInMemory:
                 )
 
     def _make_present_versions(self, rows: pa.RecordBatch, beginnings: pa.RecordBatch) -> pa.RecordBatch:
-        """Combine rows and the beginnings of their versions to present versions. All other columns are NULL."""
+        """Make present versions of rows: their columns, and those of their beginnings. All other columns are NULL."""
         columns = [
             rows[field.name]
             if field.name in rows.schema.names

@@ -1,7 +1,10 @@
 """Finds replicas that `check --repair` has corrected since the newest cut. Their histories lack the corrections.
 
-In: the newest cut, and the replicas. Out: the repaired tables, and states that record that a change history is no longer
-whole. Versions of rows need no such record: they begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
+A cut is an LSN, with the Delta version of each replica that has exactly the changes before this LSN.
+
+In: the newest cut, and the replicas. Out: the repaired tables, and states of tables which record that the change history
+is no longer whole, so that it lacks a change of some row. Versions of rows (`history: scd2`) need no such record: for a
+repaired table they begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +22,10 @@ from pgsieve.resources.lake.lake import Lake
 def find_repaired_tables(
     subscription: Subscription, lake: Lake, states: Mapping[Name, TableState], cut: Cut | None
 ) -> set[Name]:
-    """The tables with a history that were repaired after the cut; or after their copy, if the copy is later than the cut."""
+    """Find the tables with a history that were repaired after the cut.
+
+    If a table was copied after the cut, only repairs after its copy count.
+    """
     repaired_names = set[Name]()
     for name, state in states.items():
         if not state.is_applied or not _has_history(subscription, lake, state):

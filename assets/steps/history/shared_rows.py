@@ -1,9 +1,16 @@
-"""Keeps the rows that an apply has in memory, so that the versions of rows need not decode them again.
+"""Keeps rows of a replica in memory, because two Delta tables need them.
 
-In: the rows that this process adds to the files of a replica and removes from them, batch by batch
-Out: the new rows by the places of their changes (`pgsieve.decoding.changes.extent`), and the removed rows by their keys
+A replica is the copy of a publisher's table in the lake. If the user has asked for the history of its rows (`history:
+scd2`), a second Delta table has all former and present versions of them. A batch of changes is written to the replica
+first, and then to the table of versions. The rows that the first write has read are kept here for the second one.
 
-Rows are missing if all rows together need too much memory, or if executors of Spark wrote the files.
+In: - the rows that a batch adds to the replica. Each has the place of its change, a number that orders the changes of a
+      batch (`pgsieve.decoding.changes.extent`).
+    - the rows that a batch removes from the replica. Each has the number of its key: the keys of a batch are numbered.
+Out: the same rows, as far as they were kept
+
+Only this process can add rows here. Rows that Spark executors write are not kept, and neither are rows that do not fit
+into the memory that is reserved for them. The table of versions reads such rows from the files again.
 """
 
 from dataclasses import dataclass, field
@@ -13,10 +20,10 @@ import pyarrow as pa
 
 from pgsieve.decoding.changes.net_change import Numbers
 
-#: The most bytes of shared rows of all tables of a batch.
+#: The memory in bytes for the rows that are kept while a batch is written. All tables of the batch together use it.
 SHARED_BYTES = 192 * 1024 * 1024
 
-#: Rows, and a number for each: its place or the number of its key.
+#: Rows, and an array with a number for each of them: the place of its change, or the number of its key.
 NumberedRows = tuple[Numbers, pa.RecordBatch]
 
 
@@ -26,11 +33,11 @@ def _make_none() -> None:
 
 @dataclass
 class SharedRows:
-    """The rows that a batch adds to a replica (`new_rows`) and removes from it (`removed_rows`).
+    """The rows that one batch adds to one replica (`new_rows`) and removes from it (`removed_rows`).
 
-    New rows have the places of their changes, and removed rows have the numbers of their keys. All rows together take at
-    most `max_bytes`. If there is not enough room for all new rows, none of them is kept. Removed rows are kept as long as
-    there is room.
+    All rows together take at most `max_bytes`. New rows are only of use if all of them are here. So if one does not fit,
+    all new rows are dropped, and `lacks_new_rows` becomes True. Each removed row is of use by itself: those that fit are
+    kept.
     """
 
     max_bytes: int
@@ -41,11 +48,15 @@ class SharedRows:
     nbytes: int = 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle to None: rows that an executor adds would not reach this process."""
+        """Make None of this object where it is pickled, which Spark does to send a task to an executor.
+
+        The executor would add rows to a copy of this object, and they would not reach this process. With None, the task
+        adds no rows.
+        """
         return _make_none, ()
 
     def add_new_rows(self, places: Numbers, rows: pa.RecordBatch) -> None:
-        """Add new rows, by the places of their changes."""
+        """Add new rows; `places` has the place of the change that made each row."""
         if not self.lacks_new_rows and self._fits(rows):
             self.new_rows.append((places, rows))
         else:
@@ -54,7 +65,7 @@ class SharedRows:
             self.new_rows.clear()
 
     def add_removed_rows(self, keys: Numbers, rows: pa.RecordBatch) -> None:
-        """Add removed rows, by the numbers of their keys."""
+        """Add removed rows; `keys` has the number of each row's key."""
         if self._fits(rows):
             self.removed_rows.append((keys, rows))
 
@@ -67,18 +78,19 @@ class SharedRows:
         return True
 
     def select_new_rows(self, places: Numbers, columns: pa.Schema) -> list[NumberedRows] | None:
-        """The new rows in the order of their places.
+        """Return the new rows, in the order of the places of their changes.
 
-        None if these are not exactly the rows at `places`, which ascend, or if a row has other columns than `columns`.
+        `places` has the wanted places in ascending order, and `columns` the wanted columns. Returns None if the kept rows
+        have other places or other columns.
         """
-        parts = sorted(self.new_rows, key=lambda part: int(part[0][0]))
-        if not parts or not np.array_equal(np.concatenate([numbers for numbers, _ in parts]), places):
+        batches = sorted(self.new_rows, key=lambda batch: int(batch[0][0]))
+        if not batches or not np.array_equal(np.concatenate([numbers for numbers, _ in batches]), places):
             return None
-        return parts if all(rows.schema.equals(columns) for _, rows in parts) else None
+        return batches if all(rows.schema.equals(columns) for _, rows in batches) else None
 
     def select_removed_rows(self, columns: pa.Schema) -> list[NumberedRows]:
-        """The removed rows with only these columns; empty if some rows lack one, or have it with another type."""
+        """Return the removed rows, with only these columns; empty if a column is missing or has another type."""
         if not all(set(columns.names) <= set(rows.schema.names) for _, rows in self.removed_rows):
             return []
-        parts = [(keys, rows.select(columns.names)) for keys, rows in self.removed_rows]
-        return parts if all(rows.schema.equals(columns) for _, rows in parts) else []
+        batches = [(keys, rows.select(columns.names)) for keys, rows in self.removed_rows]
+        return batches if all(rows.schema.equals(columns) for _, rows in batches) else []

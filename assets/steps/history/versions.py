@@ -1,13 +1,13 @@
 """Writes the versions of a table's rows (`scd2`) to a Delta table of their own, and begins them anew after a copy.
 
-A version of a row is valid from one commit to another. A present version has not ended yet.
+A version of a row is valid from one of the publisher's commits to another. A present version has not ended yet.
 
 In: a copied table and its replica
-Out: one commit with the replica's position. It ends all present versions, and begins a version for each row of the
-replica.
+Out: one Delta commit with the replica's position (the LSN up to which it has all changes). It ends all present versions,
+and begins a version for each row of the replica.
 
-This module also has `VersionChange`, which ends versions. `pgsieve.assets.steps.apply.row_versions` uses it to write the
-changes between copies. Raises LakeError and OvertakenError.
+This module also has `VersionChange`, which ends some versions. `pgsieve.assets.steps.apply.row_versions` uses it for the
+changes that follow the copy. Raises LakeError and OvertakenError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -66,7 +66,10 @@ _MOVE_HINT = "move its folder elsewhere: a copy of the table begins it anew"
 
 
 def find_versions_problem(lake: Lake, definition: Definition, replica_path: str) -> tuple[str, str] | None:
-    """Why no versions of a table's rows can be kept, and what to do; None if they can. `replica_path` is the replica's path."""
+    """Say why no versions of a table's rows can be kept, and what to do; None if they can be kept.
+
+    `replica_path` is the path of the table's replica.
+    """
     if not definition.key:
         return (
             "it has no key, so it is unknown which rows are versions of the same row",
@@ -93,7 +96,10 @@ def find_versions_problem(lake: Lake, definition: Definition, replica_path: str)
 
 @dataclass(frozen=True)
 class StoredVersions:
-    """A Delta table of versions to write to: its path, the columns of new versions (`schema`), and the names of the key."""
+    """A Delta table of versions to write to.
+
+    `schema` has the columns of new versions, and `key` the names of the columns of the replica's key.
+    """
 
     lake: Lake
     path: str
@@ -116,7 +122,7 @@ class StoredVersions:
 
 @dataclass(frozen=True)
 class VersionTable:
-    """The versions of one table's rows; `columns` are the replica's."""
+    """The versions of the rows of the publisher's table `name`. `columns` are the columns of its replica."""
 
     lake: Lake
     subscription: str
@@ -138,7 +144,10 @@ class VersionTable:
 
     @property
     def path(self) -> str:
-        """The path of the table."""
+        """The path of the Delta table of versions.
+
+        If a column gets another type, a new Delta table is begun, and `generation` grows by one.
+        """
         generation = self.definition.history.generation
         return self.lake.paths.row_versions(self.subscription, *self.name, generation)
 
@@ -158,7 +167,7 @@ class VersionTable:
 
     @property
     def label(self) -> str:
-        """The words for these versions in messages."""
+        """What messages call these versions."""
         return f"the versions of {quote_qualified(*self.name)}"
 
     def begin_and_log(self, log: Log, lsn: int, time: datetime | None, *, skips_reached: bool) -> None:
@@ -171,8 +180,8 @@ class VersionTable:
     def begin_anew(self, lsn: int, time: datetime | None, *, skips_reached: bool = True) -> bool:
         """End all present versions just before an LSN, and begin a version for each row of the replica.
 
-        The replica is at this LSN. With `skips_reached`, nothing is done if the versions have reached this position
-        already. Returns True if versions were written.
+        The replica has exactly the changes before this LSN. With `skips_reached`, nothing is done if the table of versions
+        has reached this position already. Returns True if versions were written.
         """
         self._end_former_generation(lsn, time)
         self.add_new_columns()
@@ -229,7 +238,7 @@ class VersionTable:
 
 
 def describe_versions_failure(lake: Lake, error: Exception, name: Name, path: str) -> str:
-    """Why a table's versions at `path` cannot be kept, and what to do.
+    """Say why a table's versions at `path` cannot be kept, and what to do.
 
     A copy of the table does not replace a table of versions: the user has to move it away first. Raises the errors that
     `describe_error_fully` raises.
@@ -250,24 +259,27 @@ def _make_altered_table_error(path: str) -> LakeError:
 def find_present_versions(
     committer: FileCommitter, path: str, candidates: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
-    """The present versions among `candidates`, file by file.
+    """Find the present versions among `candidates`, file by file.
 
-    If `candidates` is None, these are all present versions of the table, in order, and their key numbers are 0.
+    If `candidates` is None, find all present versions of the table, in the order of its files. Their keys are not known,
+    so the number of each key is 0.
     """
     return committer.find_flagged_rows(
         path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), candidates
     )
 
 
-#: The versions in a file that end, and for each version the number of the commit that ends it.
+#: Which versions in a file end, and for each of these the number of the commit that ends it (an index of `Commits`).
 _Ends = tuple[FileMatches, Numbers]
 
 
 @dataclass(frozen=True)
 class _FileWithEnds:
-    """A file with versions that end: their ascending row numbers, and for each the number of the commit that ends it.
+    """A file with versions that end.
 
-    `is_replaced` is True if the file is rewritten, so that its other rows are written again too.
+    - `row_numbers`: the numbers of these versions in the file, ascending
+    - `ending_commits`: for each of these versions, the number of the commit that ends it
+    - `is_replaced`: True if the file is rewritten, so that its other versions are written again too
     """
 
     name: str
@@ -278,10 +290,10 @@ class _FileWithEnds:
 
 @dataclass(frozen=True)
 class _EndingTask:
-    """Writes versions that end into new files. If a file is rewritten, its other rows go into further files.
+    """Writes versions that end into new files. If a file is rewritten, its other versions go into further files.
 
-    The task is sent to executors. `file_bytes` is the size in bytes at which a new file begins. `encodings` as in
-    `write_files`.
+    The task is sent to executors. `file_bytes` is the size in bytes at which a new file begins, and `encodings` are the
+    Parquet encodings of columns (`write_files`).
     """
 
     store: Store
@@ -346,9 +358,10 @@ class _EndingTask:
 class VersionChange:
     """Present versions that end, by file.
 
-    `ended_rows` are the versions, and `ending_commits` has for each of them the number in `commits` of the commit that
-    ends it. `replica_rows` are the rows that the apply has removed from the replica, by the same key numbers. They are
-    used instead of reading the rows of the versions.
+    - `ended_rows`: the versions
+    - `ending_commits`: for each of them, the number in `commits` of the commit that ends it
+    - `replica_rows`: rows that were just removed from the replica, by the same key numbers. If the row of a version is
+      among them, it need not be read again.
     """
 
     ended_rows: DeletedRows
@@ -445,7 +458,7 @@ class VersionChange:
         committer.commit_marked_files(write_all_files, path, marked_files, position, expected_version)
 
     def _divide_by_memory(self, rows: Sequence[NumberedRows]) -> tuple[list[_Ends], list[_Ends]]:
-        """Divide the files: those for which `rows` has the rows of all ended versions, and the others."""
+        """Divide the files into two lists: those for which `rows` has the rows of all ended versions, and the others."""
         ends = list(zip(self.ended_rows.matches, self.ending_commits, strict=True))
         if not rows:
             return [], ends
