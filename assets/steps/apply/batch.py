@@ -1,8 +1,10 @@
-"""Applies a batch of slices to the replicas. A slice has the changes that were read from the slot in one go.
+"""Applies a batch of slices to the replicas, the copies of the publisher's tables in the lake.
+
+A slice has the changes that were read from the slot in one go. A batch has several consecutive slices.
 
 In: the changes of a batch, by table. Out: a `TableResult` for each table, which has the problem if the table fails.
 
-For each replica, the apply reads the Delta version and plans which changes this version lacks. The commit succeeds only
+For each replica, its Delta version is read, and the changes that this version lacks are planned. The commit succeeds only
 if the replica still has this version. If another process has committed meanwhile, the plan is made again.
 """
 
@@ -39,7 +41,7 @@ from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import name_jobs
 
-#: Large applies run one at a time: each has the keys of a whole batch in memory, and keeps all cores busy.
+#: Many changes are applied to one table at a time: this needs memory for all keys of the batch, and keeps all cores busy.
 _LARGE_APPLY = Lock()
 
 #: From this size on a MERGE marks rows in deletion vectors. Smaller tables are rewritten faster than marked.
@@ -58,9 +60,9 @@ def find_lacking_changes(
 class Plan:
     """The changes of a batch that a replica lacks, and the state of its table.
 
-    `is_examined` is True if `Batch.examine` has searched the changes and found no key conflict. `examined_changes` are
-    the changes with the net change that this search computed. It is None without a search, or if the net change does
-    not fit in memory.
+    `is_examined` is True if `Batch.examine` has searched the changes and found no key conflict (a change that gives a row
+    a key that another row has). `examined_changes` are the changes, with the net change that this search computed. It is
+    None without a search, or if the net change does not fit in memory.
     """
 
     pending: PendingChanges
@@ -71,10 +73,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class AppliedChanges:
-    """The changes that the apply of a replica used, by key, and the rows that the apply wrote or removed.
+    """What a batch has done to one replica: its changes by key, and the rows that it added and removed.
 
-    `slice_ends` are the ends of the slices that have the changes. Changes before the LSN `since_lsn` are left out, as the
-    replica had them already.
+    Afterwards the same is done to the versions of the rows (`history: scd2`). `slice_ends` are the ends of the slices that
+    have the changes. Changes before the LSN `since_lsn` are left out, as the replica had them already.
     """
 
     slice_ends: Sequence[int]
@@ -116,8 +118,8 @@ class AppliedChangesByTable:
 class Batch:
     """The changes in consecutive slices up to `end`, by table, oldest first.
 
-    `versioned_tables` are the tables with versions of rows (`history: scd2`). The apply of such a table keeps the changes
-    in `applied_changes` if they fit in memory, so that they need not be read again for the versions of rows.
+    `versioned_tables` are the tables with versions of rows (`history: scd2`). If the changes of such a table fit in memory,
+    they are kept in `applied_changes`, so that they need not be read again for the versions of rows.
     """
 
     subscription: str
@@ -130,7 +132,7 @@ class Batch:
     def plan(
         self, only_tables: Collection[Name] | None
     ) -> tuple[list[Plan], dict[Name, TableHead], dict[Name, TableState]]:
-        """Plan the apply of the batch to its tables, or to those in `only_tables`.
+        """Plan which changes of the batch are applied to its tables, or to those in `only_tables`.
 
         Out: - the plans of the tables whose replicas lack changes
              - the heads of the replicas that have some of the batch's slices already, for example because an earlier
@@ -317,7 +319,7 @@ class Batch:
         return result
 
     def _make_row_store(self, pending: PendingChanges, changes: ManyChanges) -> SharedRows | None:
-        """Make a store for the rows that the apply adds and removes; None if the table has no versions of rows."""
+        """Make a store for the rows that are added and removed; None if the table has no versions of rows."""
         if changes.net_change is None or pending.name not in self.versioned_tables:
             return None
         return self.applied_changes.make_row_store()
@@ -380,7 +382,7 @@ def _refuse_conflicts(search: ConflictSearch) -> ManyChanges | None:
 
 
 def _large_apply_lock(search: ConflictSearch) -> AbstractContextManager[Any]:
-    """The lock that large applies hold one at a time. For few changes, a context manager that does nothing."""
+    """Return `_LARGE_APPLY`, or for few changes a context manager that does nothing."""
     return nullcontext() if search.lake.policy.is_small(search.pending.size_bytes) else _LARGE_APPLY
 
 

@@ -1,5 +1,7 @@
 """Applies a batch to one replica table by writing its files. All changes become one commit of their net change.
 
+The net change of a key is what all changes of the key do together: at most one row comes, and at most one row goes.
+
 In: a batch's changes in the files of the change history. Out: `TableResult`. Raises LakeError.
 
 First this process computes the net change of each key, on whole columns (`pgsieve.decoding.changes.net_change`). Then
@@ -58,7 +60,7 @@ class ReplicaChange:
 
     - `new_rows`: the rows to write, by the changes that made them
     - `deleted_rows`: the rows to remove from the replica's files
-    - `counts`: the numbers of rows by kind, as in `make_batch_result`
+    - `counts`: the numbers of inserted, updated, deleted and missing rows, as in `make_batch_result`
     - `has_changes`: True if there is anything to commit
     - `conflict`: the first key conflict; None if there is none
     - `ended_metadata`: in a replica that keeps deleted rows, the metadata of new rows that the batch deletes again
@@ -89,7 +91,9 @@ class ReplicaChange:
 
 @dataclass(frozen=True)
 class ManyChanges:
-    """The changes of a batch in the change history, and their net change.
+    """The changes of a batch in the files of the change history, and their net change.
+
+    Unlike `FewChanges`, the changes are not read into memory as a whole.
 
     - `committer`: commits files to the replica
     - `groups`: the row groups of the change history that have the changes
@@ -138,7 +142,7 @@ def add_net_change(
     """Add the net change to `stored_changes`; the other parameters and the result are those of `find_many_changes`."""
     if not (definition.key or pending.count("update", "delete")):
         return stored_changes
-    decider = _Decider(
+    computation = _NetChangeComputation(
         lake,
         stored_changes.committer,
         path,
@@ -148,7 +152,7 @@ def add_net_change(
         stored_changes.groups,
         stored_changes.schema,
     )
-    net_change = decider.decide_by_key() if definition.key else decider.decide_by_row()
+    net_change = computation.compute_by_key() if definition.key else computation.compute_by_row()
     return None if net_change is None else replace(stored_changes, net_change=net_change)
 
 
@@ -176,7 +180,7 @@ def find_stored_changes(
 
 
 @dataclass(frozen=True)
-class _Decider:
+class _NetChangeComputation:
     """Computes the net change of a batch.
 
     Its methods return None if the rows to remove can neither be left out of rewritten files nor be marked as deleted.
@@ -191,7 +195,7 @@ class _Decider:
     groups: Sequence[RowGroup]
     schema: pa.Schema
 
-    def decide_by_key(self) -> ReplicaChange | None:
+    def compute_by_key(self) -> ReplicaChange | None:
         """Compute the net change of a table with a key. It is also None if the keys take more than `KEY_BYTES`."""
         pending, lake, soft_delete_columns = self.pending, self.lake, self.definition.soft_delete_columns
         key_schema = pa.schema([self.schema.field(name) for name in self.definition.key])
@@ -256,7 +260,7 @@ class _Decider:
         """Find the rows that a TRUNCATE marks as deleted: all living rows. Empty if the batch has no TRUNCATE."""
         return () if keyed.truncated_metadata is None else self._find_living_rows(None)
 
-    def decide_by_row(self) -> ReplicaChange | None:
+    def compute_by_row(self) -> ReplicaChange | None:
         """Compute the net change of a table without a key."""
         lake, pending, matches = self.lake, self.pending, list[FileMatches]()
 
@@ -312,7 +316,8 @@ def empties_replica(definition: Definition, pending: PendingChanges) -> bool:
 class FilesWriter:
     """Writes the net change of a batch to one replica table, in one commit.
 
-    If this process writes the files itself, it adds the new and the removed rows to `shared_rows`.
+    `end` is the LSN at which the batch ends. If this process writes the files itself, it adds the new and the removed rows
+    to `shared_rows`, for the versions of rows.
     """
 
     lake: Lake
@@ -422,7 +427,7 @@ class FilesTask:
     3. `change_parts`: row groups of the change history; `row_selection` picks the new rows from them
 
     `schema` has the columns of new rows, `replica_schema` all columns of the replica. `target_file_bytes` is the size
-    in bytes at which a new file begins. `encodings` as in `write_files`.
+    in bytes at which a new file begins, and `encodings` are the Parquet encodings of columns (`write_files`).
     """
 
     store: Store
@@ -456,7 +461,7 @@ class FilesTask:
         """Return a function that adds the rows removed from a file to the shared rows; None if no rows are shared."""
         if (shared := self.row_selection.shared_rows) is None:
             return None
-        return lambda part, rows: shared.add_removed_rows(match.key_indices[part], rows)
+        return lambda row_range, rows: shared.add_removed_rows(match.key_indices[row_range], rows)
 
     def _read_ended_rows(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
         for file_rows in rows:

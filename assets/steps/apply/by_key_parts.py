@@ -55,7 +55,10 @@ _MAX_ROWS_PER_CHANGE = 16
 
 @dataclass(frozen=True)
 class KeyPartsWriter:
-    """Applies a batch to one replica table at `path` by parts of its keys; `changes_path` is its change history."""
+    """Applies a batch, which ends at the LSN `end`, to one replica table by parts of its keys.
+
+    `path` is the path of the replica, and `changes_path` that of its change history.
+    """
 
     lake: Lake
     path: str

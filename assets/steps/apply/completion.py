@@ -1,9 +1,10 @@
 """Completes rows that lack values. The value comes from the last change that sent it, or from the replica's row.
 
 An UPDATE does not send a TOASTed value that it leaves unchanged (PostgreSQL documentation, 54.9 Logical Replication
-Message Formats, TupleData). In: the places of the changes that made the new rows. For each missing value, this is the
-place of the change that sent it, or the key under which the replica has it. Out: the missing values, in portions that
-fit in memory. The process that writes the rows reads the values. Raises Arrow's errors.
+Message Formats, TupleData). The place of a change is a number that orders the changes of a batch. In: the places of the
+changes that made the new rows; and for each missing value the place of the change that sent it, or the key under which
+the replica has it. Out: the missing values, in portions that fit in memory. The process that writes the rows reads the
+values. Raises Arrow's errors.
 
     change       columns sent             completed row of place 9
     place 3      id, note, body           id, note: of place 9
@@ -60,7 +61,10 @@ class NetRows:
 
 
 def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
-    """Find the new rows of the keys in the mask `has_row`; `places` has the place of each effective change."""
+    """Find the new rows of the keys for which `has_row` is True.
+
+    `places` has the place of each change after the last TRUNCATE. `net` refers to these changes by their indices.
+    """
     keys = np.flatnonzero(has_row)
     keys = keys[np.argsort(net.last_changes[keys])]
     sent_places = {
@@ -113,7 +117,7 @@ class _Budget:
 
 @dataclass(frozen=True)
 class MissingValues:
-    """Completes new rows that lack values. Executors get a copy.
+    """Finds the values that new rows lack. Executors get a copy.
 
     - `groups`: the row groups of the change history that have the changes
     - `slice_ends`: the ends of the slices of these changes

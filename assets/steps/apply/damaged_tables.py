@@ -1,7 +1,8 @@
 """Finds damaged replicas: deleted, unreadable, or put back to an earlier version (by RESTORE, or from a backup).
 
-pgsieve searches before it applies anything, because a damaged replica may lack changes that its position claims to have. The
-table of a damaged replica is set aside: no changes are applied to it until the user has it copied again.
+pgsieve searches before it applies anything, because a damaged replica may lack changes that its position claims to have. (A
+position is the LSN up to which a table has all changes.) The table of a damaged replica is set aside: no changes are
+applied to it until the user has it copied again.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -26,9 +27,9 @@ def set_aside_damaged_tables(
 ) -> dict[Name, TableState]:
     """Set aside the tables whose replica is damaged, and return the states of all tables.
 
-    Only tables to which changes are applied are searched: a table that is no longer published keeps its state. The apply
-    is about to write the replicas of `tables_to_change`, so their Delta logs are read. For other tables the search only
-    looks for commits after the cut.
+    Only tables to which changes are applied are searched: a table that is no longer published keeps its state. The
+    replicas of `tables_to_change` are about to be written, so their Delta logs are read. For other tables the search only
+    looks for commits after the cut (an LSN, with the Delta version that each replica had there).
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:
@@ -58,13 +59,13 @@ def set_aside_damaged_tables(
 class IntactVersions:
     """Remembers, for each table, the last Delta version that is known to have all applied changes.
 
-    This is the version that an apply wrote, that the cut names, or that a copy after the cut wrote. `find_path` returns
-    the path of a table's replica, or of the versions of its rows. `versions` are the Delta versions that the cut names.
+    This is the version that the last batch wrote, that the cut names, or that a copy after the cut wrote. `find_path`
+    returns the path of a table's replica, or of the versions of its rows. `versions` are the Delta versions that the cut
+    names.
 
     `set_aside_damaged_tables` checks only the version that it reads at the start of the step. If another process commits
-    a later version, the apply looks for a RESTORE among the commits in between, before it continues from the later
-    version. No later check would find this RESTORE: the next cut names the later version, and checks read only commits
-    after a cut.
+    a later version, `advance` looks for a RESTORE among the commits in between. No later check would find this RESTORE:
+    the next cut names the later version, and checks read only commits after a cut.
     """
 
     lake: Lake
@@ -80,17 +81,17 @@ class IntactVersions:
     def advance(self, state: TableState, former_head: TableHead | None, head: TableHead) -> bool:
         """Check and record a later version; returns False if the table was put back since the last recorded version.
 
-        `former_head` is the table's head when the batch began. A single commit that advances the position is the commit
-        of an apply, and needs no check.
+        `former_head` is the table's head (Delta version and position) when the batch began. A single commit that advances
+        the position has applied a batch, and needs no check.
         """
         intact_version = self._find_intact_version(state, former_head, head)
         if intact_version is not None and intact_version not in {-1, head.version}:
-            is_apply_commit = (
+            has_applied_batch = (
                 former_head is not None
                 and (former_head.version, head.version) == (intact_version, intact_version + 1)
                 and (head.position or 0) > (former_head.position or 0)
             )
-            if not is_apply_commit and self.lake.records.is_restored(self.find_path(state), intact_version):
+            if not has_applied_batch and self.lake.records.is_restored(self.find_path(state), intact_version):
                 return False
         self.record(state, head.version)
         return True

@@ -82,12 +82,16 @@ class RowEndings:
 
         `removed_rows` are the replica's rows for which the batch writes another row of the same key.
         """
-        net, metadata, other_key = self.net_change, self._metadata, self.keyed_changes.keys.num_rows
+        # Rows that only a TRUNCATE ends have no key among those of the changes. They share one number after all key numbers.
+        net, metadata, truncated_key = self.net_change, self._metadata, self.keyed_changes.keys.num_rows
         is_ended = self.has_row & (net.last_changes == NONE)
-        metadata_by_key = np.full(other_key + 1, NONE)
+        metadata_by_key = np.full(truncated_key + 1, NONE)
         metadata_by_key[net.keys[is_ended]] = net.end_changes[is_ended]
-        metadata_by_key[other_key] = metadata.num_rows - 1
-        matches, ended_rows = _merge_matches(removed_rows, self.truncated_rows, other_key), list[EndedRows]()
+        metadata_by_key[truncated_key] = metadata.num_rows - 1
+        matches, ended_rows = (
+            _merge_matches(removed_rows, self.truncated_rows, truncated_key),
+            list[EndedRows](),
+        )
         for match in matches:
             metadata_rows = metadata_by_key[match.key_indices]
             is_kept = metadata_rows != NONE

@@ -1,5 +1,9 @@
 """The tasks that apply very many changes by parts of their keys: they read keys, decide the changes, and write files.
 
+The work has three rounds. The tasks of a round yield messages, and each task of the next round receives the messages with
+its number (`pgsieve.resources.parts`). A place, in this module, is a number that orders the changes of a batch. So it tells
+which change has a new row.
+
 In: row groups of a change history, and files of a replica. Out: rows that describe new files, and results as JSON texts
 (counts, changed files). `by_key_parts` starts the tasks, and commits what they have written. Raises OSError, and Arrow's
 errors.
@@ -55,14 +59,16 @@ class ReplicaFile:
 
 @dataclass(frozen=True)
 class BatchParts:
-    """What all tasks of a batch know.
+    """What every task needs to know about the batch.
 
-    They know the key's columns, the columns that some change did not send, which changes the batch has, and the numbers
-    of parts.
+    - `key_schema`: the key's columns
+    - `unsent_columns`: the columns that some change did not send
+    - `extent`: which changes of the change history the batch has
+    - `change_part_count`: the number of parts into which the changes are divided
+    - `file_count`: the number of files of the replica
 
-    `change_part_count` is the number of parts of the changes, `file_count` the number of files of the replica. The
-    receivers that write are numbered in this order: one per part of the changes, which writes the new rows of the part;
-    one per file of the replica; and one that sums up the counts.
+    The receivers that write are numbered in this order: one for each part of the changes, which writes the new rows of the
+    part; one for each file of the replica; and one that sums up the counts.
     """
 
     key_schema: pa.Schema
@@ -94,7 +100,7 @@ class KeyReader:
     key_part_count: int
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Send the changes of a part, or the rows of some files."""
+        """Send the changes of a part, or the rows of every `file_task_count`-th file."""
         if number < len(self.change_parts):
             yield from guard(self._send_changes(number))
         else:
@@ -214,7 +220,10 @@ class KeyDecider:
         yield make_message(batch_parts.writer_count - 1, 0, json.dumps(counts).encode())
 
     def _find_sources(self, rows: NetRows, matches: Mapping[int, tuple[Numbers, Numbers]]) -> pa.Table:
-        """Return the places of new rows. If some changes lack values, also where these are: in changes, or in a file's row."""
+        """Return the places of the changes that have new rows.
+
+        If some changes lack values, also return where these values are: in other changes, or in a row of a file.
+        """
         columns = {"place": rows.places}
         if not self.batch_parts.unsent_columns:
             return pa.table(columns)
@@ -233,7 +242,7 @@ class KeyDecider:
 
 @dataclass(frozen=True)
 class PartWriter:
-    """Writes what a receiver was sent; see `BatchParts` for the receivers.
+    """Writes what the `KeyDecider`s have sent to a receiver. `BatchParts` says which receivers there are.
 
     The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
     removed rows, or writes a deletion vector if `can_mark_rows` is True. The last receiver sums up the counts.
@@ -316,7 +325,7 @@ def _make_result(result: Mapping[str, object]) -> pa.RecordBatch:
 
 
 def _find_parts(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbers:
-    """For each of `places`, find the number of the part of the changes that has it."""
+    """For each of `places`, find the number of the part of the changes that has the change at this place."""
     all_places = np.concatenate([np.asarray(table["place"]) for _, table in changes])
     parts = np.repeat([part for part, _ in changes], [table.num_rows for _, table in changes])
     order = np.argsort(all_places)

@@ -1,9 +1,9 @@
 """Numbers the keys of a batch's changes, and finds out what the changes do to each key.
 
-In: Parquet files of the change history. Only keys, operations and places are read. The place of a change is one number,
-which combines its slice in the batch and its number in this slice. Out: `KeyedChanges`, the changes in order, in the form
-that `pgsieve.decoding.changes.net_change` takes. Everything is computed on whole columns; no Python code runs per change.
-Raises Arrow's errors.
+In: Parquet files of the change history, which has a row for each change of a table. Only keys, operations and places are
+read. The place of a change is one number, which combines its slice in the batch and its number in this slice. Out:
+`KeyedChanges`, the changes in order, in the form that `pgsieve.decoding.changes.net_change` takes. Everything is computed
+on whole columns; no Python code runs per change. Raises Arrow's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -192,10 +192,10 @@ class KeyedChanges:
 
 @dataclass(frozen=True)
 class ChangesOutcome:
-    """The outcome of changes for each key (`net`), and the first conflict; None if there is none.
+    """What changes do to each key (`net`), and the first conflict; None if there is none.
 
-    `had_row` is the mask of the keys that had a row of the replica before the changes. No key counts if a TRUNCATE has
-    removed all rows. `has_row` is the mask of the keys of `net` that have a row after the changes.
+    `had_row` is True for each key that had a row in the replica before the changes. It is False for all keys if a TRUNCATE
+    has removed all rows. `has_row` is True for each key of `net` that has a row after the changes.
     """
 
     net: NetChange

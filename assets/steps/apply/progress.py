@@ -1,5 +1,8 @@
 """The progress of a subscription's replicas, read from the lake.
 
+A slice has the changes from one position of the slot to another. A cut is an LSN, with the Delta version of each replica
+that has exactly the changes before this LSN.
+
 In: the cuts, the records of transformed slices, the change log. Out: the LSNs up to which everything is transformed or
 applied, and the tables that are ahead of the newest cut. Raises LakeError.
 """

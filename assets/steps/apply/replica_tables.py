@@ -54,7 +54,7 @@ BATCH_CHANGES = 4_000_000
 
 @dataclass
 class ApplyResult:
-    """The result of an apply for each table with changes, and the newest cut (None if there is none yet).
+    """The result of `apply` for each table with changes, and the newest cut (None if there is none yet).
 
     `sent_as` counts the changes of each table since the previous cut, by two operations: the one that the source sent, and
     the one that the row filters made of it. For example, an UPDATE that moves a row out of the filter becomes a DELETE. A
@@ -98,7 +98,7 @@ def apply(
 ) -> ApplyResult:
     """Apply the transformed slices that the replicas lack, and write a cut if anything changed.
 
-    `only_tables` restricts the apply to some tables. In this case no cut is written, since the other tables lack changes.
+    With `only_tables`, slices are applied only to these tables. Then no cut is written, since the other tables lack changes.
     `divide` divides the slices into batches. The division does not change which rows the replicas have in the end.
     """
     lake.access.begin_writing()
@@ -109,7 +109,7 @@ def apply(
 
 
 class _Apply:
-    """An apply: the transformed slices, the replicas, and the results so far."""
+    """One call of `apply`: the transformed slices, the replicas, and the results so far."""
 
     def __init__(
         self, subscription: Subscription, lake: Lake, log: Log, only_tables: Sequence[Name] | None
@@ -120,8 +120,7 @@ class _Apply:
         self._transformed_lsn = record.read_position()
         self._slices = record.read_slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._prepare_replicas()
-        # If another process makes a table ready during this apply, the apply goes on without this table: the table would
-        # lack the earlier batches.
+        # A table that another process makes ready from now on is left out: it would lack the earlier batches.
         self._tables = {n for n, s in states.items() if s.is_applied}
         self.result.sent_as = self._count_sent_as(states)
         #: Whether a cut may be written: all tables are applied, and no other process works on one.
@@ -180,8 +179,8 @@ class _Apply:
     def run(self, divide: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
         """Apply batch by batch, and write a cut after each batch.
 
-        `divide` divides the ends of the slices into batches. With `disable_on_error`, the apply stops at the first error
-        of a change.
+        `divide` divides the ends of the slices into batches. With `disable_on_error`, this stops at the first error of a
+        change.
         """
         slices = self._slices
         batches = deque(part for ends in divide(list(slices)) for part in divide_batch(ends, slices))
@@ -277,13 +276,13 @@ class _Apply:
         )
 
     def _write_cut(self, lsn: int) -> None:
-        """Write a cut at an LSN, unless the apply leaves out tables, or another process works on one."""
+        """Write a cut at an LSN, unless tables were left out, or another process works on one."""
         if self._can_cut:
             self._replicas.write_cut(self.result, lsn)
 
 
 class _Replicas:
-    """The replicas of a subscription during an apply: their states, and their Delta versions for the next cut."""
+    """The replicas of a subscription while batches are applied: their states, and their Delta versions for the next cut."""
 
     def __init__(
         self,
@@ -386,7 +385,7 @@ class _Replicas:
 
 
 def _is_copied_by_others(states: Mapping[Name, TableState], applied_tables: Collection[Name]) -> bool:
-    """Whether another process has copied a table during this apply, so that the apply has left the table out."""
+    """Whether another process has copied a table since `apply` began, so that the table was left out."""
     return any(
         state.state == SyncState.FINISHED_COPY
         or (state.state == SyncState.READY and name not in applied_tables)
@@ -421,7 +420,7 @@ def renew_cut(lake: Lake, subscription: Subscription, version_by_table: Mapping[
 
 
 def combine_results(first: ApplyResult, second: ApplyResult) -> ApplyResult:
-    """Combine the results of two successive applies."""
+    """Combine the results of two successive calls of `apply`."""
     tables = dict(first.tables)
     for name, table_result in second.tables.items():
         tables[name] = _combine_table_results(tables.get(name), table_result)

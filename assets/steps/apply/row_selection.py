@@ -1,4 +1,4 @@
-"""Picks rows from changes: the new rows of a batch's net change, or the rows before the changes.
+"""Picks rows from changes: the rows as they are after a change, or as they were before it.
 
 The place of a change is a number that orders the changes of a batch (`pgsieve.decoding.changes.extent`). In: columns of a
 change history, from a row group of a file or from a batch of Spark. Out: the rows of the changes at chosen places, filled
@@ -37,7 +37,7 @@ class Validity:
     commits: Commits
 
     def add_to(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
-        """Add columns to the rows of the changes at `places` that say from when to when each row is valid."""
+        """Add the columns that say from when to when each row is valid; `places` has the place of each row's change."""
         begin = int(np.searchsorted(self.places, places[0])) if len(places) else 0
         versions: slice | Numbers = slice(begin, begin + len(places))
         # Most versions of a batch are adjacent, and need no search.

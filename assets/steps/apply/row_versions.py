@@ -1,4 +1,7 @@
-"""Applies a batch to the versions of rows (`history: scd2`). A version of a row is valid from one commit to another.
+"""Applies a batch to the versions of rows (`history: scd2`), after it was applied to the replica.
+
+For each table the lake has a second Delta table, with all former and present versions of its rows. A version of a row is
+valid from one of the publisher's commits to another.
 
 In: the changes of the change history that the replica has, and the table of versions. Out: one commit of the table of
 versions per batch, which ends versions and adds new ones. The versions are computed on whole columns
@@ -57,11 +60,10 @@ from pgsieve.resources.work import name_jobs
 
 
 class VersionsDuringApply:
-    """The versions of rows of a subscription's tables during an apply.
+    """The versions of rows of a subscription's tables, while batches are applied to its replicas.
 
-    Both dictionaries have only tables without a gap in their versions of rows. `position_by_table` maps a table to the
-    LSN that its versions reach. `version_by_table` maps it to the Delta version of its table of versions, for the next
-    cut.
+    `position_by_table` maps a table to the LSN up to which its versions have all changes. `version_by_table` maps it to the
+    Delta version of its table of versions, for the next cut. A table whose versions lack earlier changes is in neither.
     """
 
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
@@ -137,7 +139,7 @@ class VersionsDuringApply:
         """Apply the batch's changes to the versions of rows. Returns the tables with problems, and the problems.
 
         Tables in `lagging_tables` are left out, as their replicas lack changes. `applied_changes` has the changes that
-        the apply of the replicas has kept in memory.
+        were kept in memory when they were applied to the replicas.
         """
         followed_changes = [
             c for c in changes if c.name in self.position_by_table and c.name not in lagging_tables
@@ -199,9 +201,10 @@ def find_lacking_versions(
 class _VersionOutcome:
     """The versions that a batch ends and begins; a TRUNCATE counts as a DELETE of each key.
 
-    For each change, `commit_numbers` has the number of its commit in `commits`, and `places` its place. `matches` tells
-    where the table has present versions of the keys. `truncate_commit` is the number of the commit of the first
-    TRUNCATE; None if there is no TRUNCATE.
+    - `commit_numbers`: for each change, the number of its commit in `commits`
+    - `places`: for each change, its place: a number that orders the changes of a batch
+    - `matches`: where the table of versions has present versions of the keys
+    - `truncate_commit`: the number of the first commit with a TRUNCATE; None if there is no TRUNCATE
     """
 
     versions: RowVersions
@@ -214,10 +217,10 @@ class _VersionOutcome:
 
 @dataclass(frozen=True)
 class VersionsWriter:
-    """Writes the changes of a batch, which are in the change history `changes_path`, to the versions of one table.
+    """Writes the changes of a batch to the table of versions of one table; `changes_path` is the change history with them.
 
-    `copy_lsn` is the LSN of the table's copy. `applied_changes` are changes that the replica's apply has kept in memory.
-    They are used only if they are those of the same slices.
+    `copy_lsn` is the LSN of the table's copy. `applied_changes` are changes that were kept in memory when they were
+    applied to the replica. They are used only if they are those of the same slices.
     """
 
     table: VersionTable
@@ -283,7 +286,7 @@ class VersionsWriter:
         return _VersionOutcome(versions, commit_numbers, places, commits, matches, truncate_commit)
 
     def _get_keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
-        """Get the changes by key: those of the replica's apply if it had the same slices; otherwise they are read."""
+        """Get the changes by key. They are read if memory does not have the changes of the same slices."""
         table, pending = self.table, self.pending
         if self.applied_changes is not None and self._shared_rows is not None:
             return self.applied_changes.keyed_changes
@@ -298,7 +301,7 @@ class VersionsWriter:
 
     @property
     def _shared_rows(self) -> SharedRows | None:
-        """The rows that the replica's apply has kept in memory; None if it did not apply the same changes."""
+        """The rows in memory that were added to the replica and removed from it; None if they are of other changes."""
         applied_changes = self.applied_changes
         if applied_changes is None or (applied_changes.slice_ends, applied_changes.since_lsn) != (
             self.pending.slice_ends,
@@ -352,8 +355,8 @@ class VersionsWriter:
         )
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
         runner, is_present = lake.policy.choose_runner(self.pending.size_bytes), versions.end_commits == NONE
-        for has_kind in (is_present, ~is_present):
-            version_indices = np.flatnonzero(has_kind)
+        for is_written in (is_present, ~is_present):
+            version_indices = np.flatnonzero(is_written)
             if not len(version_indices):
                 continue
             places = outcome.places[versions.last_changes[version_indices]]

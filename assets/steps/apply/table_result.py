@@ -1,4 +1,7 @@
-"""What every engine gets to apply a batch to one replica table (`PendingChanges`), and what it returns (`TableResult`)."""
+"""What is needed to apply a batch of changes to one replica table (`PendingChanges`), and the result (`TableResult`).
+
+Both are the same for each way in which the changes are written: as files, or by a MERGE of delta-rs or Spark.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

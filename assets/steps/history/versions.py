@@ -146,7 +146,7 @@ class VersionTable:
     def path(self) -> str:
         """The path of the Delta table of versions.
 
-        If a column gets another type, a new Delta table is begun, and `generation` grows by one.
+        If for example a column gets another type, a new Delta table is begun, and `generation` grows by one.
         """
         generation = self.definition.history.generation
         return self.lake.paths.row_versions(self.subscription, *self.name, generation)
