@@ -58,7 +58,8 @@ class SlotStream:
     """A slot and its change log. `subscriptions` maps each of its subscriptions to the names of their publications.
 
     - `capture`: the beginning of the names of pgsieve's own publications for reading the slot (capture publications)
-    - `filtered`: true if the publisher filters; the slot is read with the subscription's publications, without capture
+    - `filtered`: True if the publisher filters the changes. Such a slot has one subscription, and is read with its
+      publications; there are no capture publications.
     - `defined`: the publications that pgsieve.yaml defines
     """
 
@@ -114,13 +115,16 @@ class SlotStream:
         return replace(self, subscriptions=subscriptions)
 
     def planned_capture(self, catalog: Catalog) -> tuple[CapturePublication, ...]:
-        """The capture publications that the slot needs now. None if the publisher filters."""
+        """The capture publications that the slot needs now. Empty if the publisher filters."""
         if self.filtered:
             return ()
         return plan_capture(catalog, {name: self.publications(catalog, name) for name in self.subscriptions})
 
     def leaves_captured(self, catalog: Catalog) -> tuple[frozenset[int], ...]:
-        """The leaves of each root whose TRUNCATE looks, as captured, the same as a TRUNCATE of all its leaves."""
+        """The leaf partitions of each tree whose leaves are captured instead of its root.
+
+        In the slot, a TRUNCATE of the root of such a tree looks the same as a TRUNCATE of all its leaves.
+        """
         if self.filtered:
             return ()
         return find_leaf_captured_trees(
@@ -132,7 +136,10 @@ class SlotStream:
         return [] if self.filtered else [self.capture + suffix for suffix in list_capture_suffixes()]
 
     def slot_publications(self, catalog: Catalog) -> tuple[str, ...]:
-        """The publications with which the slot is read: those that are planned, and capture publications that exist."""
+        """The publications with which the slot is read.
+
+        If the publisher does not filter, these are the capture publications that are needed now, and those that exist.
+        """
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
         # Former capture publications are used, too, because WAL from the time when they were planned needs them.
@@ -263,18 +270,18 @@ class Subscription:
         column: str,
         type_oid: int,
         type_modifier: int,
-        defined: DerivedTypesByOid = NO_DEFINED_TYPES,
+        user_types: DerivedTypesByOid = NO_DEFINED_TYPES,
     ) -> ColumnType:
-        """The type of a column in the replica: the one that the user has chosen, or else the default for its type.
+        """The type of a column in the replica: the one that pgsieve.yaml chooses, or else the default for its type.
 
-        `defined` has the types that users have defined in the database. Values in binary format need them.
+        `user_types` are the types that users of the publisher have defined. They are needed for values in binary format.
         """
         return column_type(
-            type_oid, type_modifier, self.chosen_type((table.schema, table.name), column), defined
+            type_oid, type_modifier, self.chosen_type((table.schema, table.name), column), user_types
         )
 
     def chosen_type(self, table: tuple[str, str], column: str) -> str | None:
-        """The Spark type that the user has chosen for a column; the name is that at the publisher or that in the replica."""
+        """The Spark type that pgsieve.yaml chooses for a column; `column` is its name at the publisher or in the replica."""
         if not self.layout.uses_plain_names:
             return self.types.get((*table, column))
         replica_name = self.replica_name(column)
@@ -440,7 +447,10 @@ def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 
 def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSource, ...]:
-    """How the present columns get their values. Raises SchemaChangedError if the table has to be copied again."""
+    """Find how each present column gets its values from the former columns of a replica.
+
+    Raises SchemaChangedError if the table has to be copied again.
+    """
     if bool(find_column_mapping_property(former.names)) != bool(find_column_mapping_property(present.names)):
         raise SchemaChangedError("a column got or lost a name that Parquet forbids")
     sources = find_column_sources(

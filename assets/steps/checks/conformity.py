@@ -196,7 +196,7 @@ class _FilteredReplica:
             [(name, type_by_column[name].arrow_type) for name in replicated_table.columns if name in names]
         )
         replica_schema = pa.schema(
-            [row_filter.with_name(subscription.replica_name(row_filter.name)) for row_filter in schema]
+            [column.with_name(subscription.replica_name(column.name)) for column in schema]
         )
 
         def evaluate_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -72,7 +72,10 @@ _PEEK_RESULT_BY_SLOT: dict[tuple[Source, str], _PeekResult] = {}
 
 @dataclass(frozen=True)
 class _SlotPublications:
-    """The publications with which a slot is read, for a stream and a catalog. All subscriptions share these two objects."""
+    """The names of the publications with which a slot is read, as found for a stream and a catalog.
+
+    All subscriptions of a slot use the same two objects. As long as they do, the names are valid.
+    """
 
     slot_stream: SlotStream
     catalog: Catalog

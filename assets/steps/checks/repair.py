@@ -76,7 +76,7 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
                 name: result.version for name, result in result_by_table.items() if result.version is not None
             }
             if any(result.inserted or result.deleted for result in result_by_table.values()):
-                # The apply also brings histories of rows up to date. If this process dies here, the next run does that.
+                # `apply` also brings histories of rows up to date. If this process dies here, the next run does that.
                 apply(subscription, lake, log)
             renew_cut(lake, subscription, version_by_table)
         final_result_by_table.update(result_by_table)

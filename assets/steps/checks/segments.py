@@ -47,10 +47,10 @@ def compute_replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksum
         for batch in batches:
             checksums.add(row_hash.compute_hashes(batch))
         segments = np.flatnonzero(checksums.row_counts)
-        column_by_name = checksums.hash_sums[segments]
+        hash_sums = checksums.hash_sums[segments]
         high_halves, low_halves = (
-            (column_by_name >> np.uint64(32)).view(np.int64),
-            (column_by_name & np.uint64(2**32 - 1)).view(np.int64),
+            (hash_sums >> np.uint64(32)).view(np.int64),
+            (hash_sums & np.uint64(2**32 - 1)).view(np.int64),
         )
         yield pa.RecordBatch.from_arrays(
             [

@@ -362,8 +362,8 @@ class AlteredSlices:
         row = {"subscription": subscription, "begin": begin_lsn, "slice": end_lsn}
         self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED_SCHEMA))
 
-    def read_ends(self, subscription: str, durable: int) -> set[int]:
-        """The ends of the slices up to `durable` for which the publisher decided which changes a subscription gets.
+    def read_ends(self, subscription: str, max_end: int) -> set[int]:
+        """The ends of the slices for which the publisher decided which changes a subscription gets, up to `max_end`.
 
         If several slices have the same begin, only the last end counts. The other slices were listed by runs that were
         killed before they committed the slice itself.
@@ -372,4 +372,4 @@ class AlteredSlices:
         for row in [] if self.slot_stream.filtered else self.lake.records.rows(self.path):
             if row["subscription"] == subscription:
                 ends[row["begin"]] = max(row["slice"], ends.get(row["begin"], 0))
-        return {end for end in ends.values() if end <= durable}
+        return {end for end in ends.values() if end <= max_end}

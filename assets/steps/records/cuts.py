@@ -93,7 +93,10 @@ def find_version_in_cut(cut: Cut | None, versions: Mapping[Name, int], state: Ta
 
 @dataclass(frozen=True)
 class Cuts:
-    """The table `_cuts` of one subscription. The apply and the repair write it, and maintenance deletes old cuts."""
+    """The table `_cuts` of one subscription.
+
+    Cuts are written where changes are applied to replicas or replicas are repaired. Maintenance deletes old ones.
+    """
 
     lake: Lake
     subscription: str
@@ -154,8 +157,8 @@ class Cuts:
     def make_cut(self, lsn: int, tables: Mapping[Name, int], states: int | None, last_cut: Cut | None) -> Cut:
         """Make a cut at an LSN with these versions of the replicas and of the table states, without recording it.
 
-        Everything else is taken from the cut `read_last`. The sizes of log entries are read only for versions that are
-        new.
+        Everything else is taken from `last_cut`, the newest cut. The sizes of log entries are read only for versions that
+        are new.
         """
         entries = {}
         for name, version in tables.items():

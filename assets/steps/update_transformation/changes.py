@@ -1,8 +1,9 @@
 """The changes of a table in a slice for one subscription, written as files, or made as a DataFrame that Spark writes.
 
-A slice is the changes from one position of the slot to another.
+A slice is the changes from one position of the slot to another. A relation version is a Relation message of a slice, and
+the changes that it describes.
 
-In: readings (messages of relation versions, and how they are transformed), and TRUNCATEs
+In: readings (a reading has the messages of a relation version, and says how they are transformed), and TRUNCATEs
 Out: files, which the caller commits, or a DataFrame
 
 Both forms run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The workers of a
@@ -64,7 +65,7 @@ class TableSlice:
         truncates: Iterable[pa.RecordBatch],
         counts: ChangeCounts,
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the changes that some messages become, and after them `truncates`. Counts all of these in `counts`."""
+        """Yields the changes that the messages become, and after them `truncates`. Adds their numbers to `counts`."""
         message_changes = (
             changes
             for transformation, encoded_messages in messages
@@ -76,7 +77,7 @@ class TableSlice:
             yield changes
 
     def make_truncate_changes(self, truncates: Sequence[TruncateOrder]) -> list[pa.RecordBatch]:
-        """Make changes of TRUNCATEs."""
+        """Make a change of each TRUNCATE."""
         return [truncate_changes(truncates, self.schema)] if truncates else []
 
 
@@ -176,7 +177,7 @@ class SentChanges:
         return ChangeCounts.sum(self.make_rows(lake, columns).notes())
 
     def make_rows(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> NotedRows:
-        """Let Spark make the changes. The notes are their counts.
+        """Let Spark make the changes. Each Spark task adds its counts of the changes as a note (`with_note`).
 
         `columns` are the columns of the replica, with their Spark types.
         """
@@ -231,7 +232,7 @@ def _encode_messages(
 
 
 def _make_counts_row(counts: ChangeCounts) -> pa.RecordBatch:
-    """Make a row without a file. It has the counts of the changes in a part, even if none of them is sent."""
+    """Make the row with the counts of a part. In a result whose other rows have a file each, it has none."""
     return pa.RecordBatch.from_pylist([{"size": 0, "tally": counts.to_json()}], FILE_SCHEMA)
 
 

@@ -1,6 +1,8 @@
 """Messages of the change log: reads them in this process if they are few, else by executors or by Spark.
 
-In: slices of a change log (changes from one position of the slot to another), and a choice of their messages
+The change log is a Delta table that has the messages of a replication slot as pgoutput sends them, one per row.
+
+In: slices of a change log (changes from one position of the slot to another), and filters that choose some messages
 Out: an Arrow table in the order of the messages, or row groups of files, or a DataFrame. For a DataFrame, a session is
      started only when it is used.
 
@@ -30,19 +32,23 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
 
-#: An ordinal that is smaller than those of all changes in a transaction.
+#: An ordinal numbers the changes of a transaction. This one is smaller than those of all changes.
 FIRST_ORDINAL = -1
 _TRUNCATE = "T"
 _CHANGES = ("I", "U", "D")
 #: The columns that a `MessageFilter` needs to select messages.
-_CHOICE_COLUMNS = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
+_FILTER_COLUMNS = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
 
 
 @dataclass(frozen=True)
 class MessageFilter:
-    """Selects messages: those between two order keys, without one transaction, and only the changes of some relations.
+    """Selects messages by their order keys (commit LSN, ordinal), their transaction and their relation.
 
-    `excluded_lsn` is the commit LSN of the transaction to leave out. A field that is None selects all messages.
+    - `after_order`, `before_order`: selects messages between these order keys
+    - `excluded_lsn`: the commit LSN of a transaction whose messages are left out
+    - `relations`: the oids of relations. Only INSERTs, UPDATEs and DELETEs of these are selected.
+
+    A field that is None selects all messages.
     """
 
     after_order: OrderKey | None = None
@@ -67,7 +73,7 @@ class MessageFilter:
         return messages.filter(pa.array(self.make_mask(messages)))
 
     def make_mask(self, messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """An array that is true for each message that is selected."""
+        """Make an array that is True for each message that is selected."""
         lsn, ordinal = (np.asarray(messages[name]) for name in ("commit_lsn", "ordinal"))
         is_chosen = np.ones(messages.num_rows, np.bool_)
         if self.relations is not None:
@@ -88,14 +94,16 @@ class MessageFilter:
         return is_chosen
 
 
-def _filter_batches(choice: MessageFilter, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _filter_batches(
+    message_filter: MessageFilter, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        yield batch.filter(pa.array(choice.make_mask(batch)))
+        yield batch.filter(pa.array(message_filter.make_mask(batch)))
 
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """Messages of a row group. Batches with equal keys have equal messages, so several readers may share them."""
+    """Messages of a row group. Batches with equal `key` have equal messages, so several readers may share them."""
 
     messages: pa.RecordBatch
     key: Hashable
@@ -115,31 +123,33 @@ class StoredMessages:
     batch_cache: BatchCache = field(default_factory=partial(BatchCache, 0), compare=False, repr=False)
 
     def sources(self, parallelism: int) -> "list[MessageSource]":
-        """Divide the messages into parts of limited size. `parallelism` parts are transformed at the same time."""
+        """Divide the messages into parts of limited size, of which `parallelism` are transformed at the same time."""
         return [_RowGroupMessages(self, groups) for groups in divide_groups(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Yields some columns of the messages in some row groups, in order.
 
-        Of a group in which no message is selected, only the columns `_CHOICE_COLUMNS` are read.
+        Of a group in which no message is selected, only the columns `_FILTER_COLUMNS` are read.
         """
         for group, read in self.store.iterate_group_readers(groups):
-            place, names = (group.file, group.number), tuple(columns)
+            group_key, names = (group.file, group.number), tuple(columns)
             mask = self.batch_cache.get(
-                (place, self.slice_ends, self.filters), partial(self._read_mask, read, place)
+                (group_key, self.slice_ends, self.filters), partial(self._read_mask, read, group_key)
             ).column(0)
             if not mask.true_count:
                 continue
-            # Equal masks select equal messages, even if the choices differ.
-            key = (place, names, mask.buffers()[1].to_pybytes())
+            # Equal masks select equal messages, even if the filters differ.
+            key = (group_key, names, mask.buffers()[1].to_pybytes())
             yield StoredBatch(self.batch_cache.get(key, partial(_read_rows, read, names, mask)), key)
 
-    def _read_mask(self, read: Reader, key: Hashable) -> pa.RecordBatch:
-        """The mask of the selected messages of a row group, as the only column of a batch."""
-        columns = self.batch_cache.get((key, _CHOICE_COLUMNS), partial(_read_batch, read, _CHOICE_COLUMNS))
+    def _read_mask(self, read: Reader, group_key: Hashable) -> pa.RecordBatch:
+        """Return a batch whose only column is True for each selected message of a row group."""
+        columns = self.batch_cache.get(
+            (group_key, _FILTER_COLUMNS), partial(_read_batch, read, _FILTER_COLUMNS)
+        )
         mask = np.logical_or.reduce([np.asarray(columns["slice"]) == end for end in self.slice_ends])
-        for choice in self.filters:
-            mask &= choice.make_mask(columns)
+        for message_filter in self.filters:
+            mask &= message_filter.make_mask(columns)
         return pa.RecordBatch.from_arrays([pa.array(mask)], ["chosen"])
 
 
@@ -157,7 +167,7 @@ def _read_batch(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
 
 
 class MessageSource(Protocol):
-    """Messages that one worker transforms. They can be sent to executors."""
+    """A part of the messages, which one worker transforms. It can be sent to executors."""
 
     def encoded(self) -> Iterator[EncodedMessages]:
         """Yields the messages, batch by batch."""
@@ -186,7 +196,10 @@ class _RowGroupMessages:
     groups: Sequence[RowGroup]
 
     def encoded(self) -> Iterator[EncodedMessages]:
-        """Yields the messages, batch by batch. Several subscriptions may share the decoded filter columns of a batch."""
+        """Yields the messages, batch by batch.
+
+        Of each batch, the columns that row filters read are decoded once, and shared by all subscriptions that need them.
+        """
         stored = self.messages
         with stored.store.prefetch(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
@@ -231,14 +244,14 @@ class Messages:
         """The messages in memory or in stored files. None if only Spark can read them."""
         return self.stored if self.table is None else FewMessages(self.table)
 
-    def apply_filter(self, choice: MessageFilter) -> "Messages":
-        """The messages that a choice selects."""
-        table = None if self.table is None else choice.filter_table(self.table)
-        stored = self.stored and replace(self.stored, filters=(*self.stored.filters, choice))
-        return Messages(lambda: choice.filter_frame(self.frame), table, stored)
+    def apply_filter(self, message_filter: MessageFilter) -> "Messages":
+        """The messages that the filter selects."""
+        table = None if self.table is None else message_filter.filter_table(self.table)
+        stored = self.stored and replace(self.stored, filters=(*self.stored.filters, message_filter))
+        return Messages(lambda: message_filter.filter_frame(self.frame), table, stored)
 
     def count_changes(self) -> Mapping[int, int]:
-        """Maps each relation to the number of its changes. Empty if the messages are few, or if only Spark can read them."""
+        """Count the changes of each relation. The result is empty if the messages are few, or if only Spark can read them."""
         counts = Counter[int]()
         if self.table is None and self.stored is not None:
             for batch in self.stored.batches(self.stored.groups, ("kind", "relation_id")):
@@ -254,17 +267,19 @@ class Messages:
         """
         if self.stored is None:
             return None
-        choice, size, rows = MessageFilter(relations=relations), 0, list[pa.RecordBatch]()
-        stored = replace(self.stored, filters=(*self.stored.filters, choice))
+        message_filter, size, rows = MessageFilter(relations=relations), 0, list[pa.RecordBatch]()
+        stored = replace(self.stored, filters=(*self.stored.filters, message_filter))
         for batch in stored.batches(
-            stored.groups, tuple(dict.fromkeys((*_CHOICE_COLUMNS, *ENCODED_COLUMNS)))
+            stored.groups, tuple(dict.fromkeys((*_FILTER_COLUMNS, *ENCODED_COLUMNS)))
         ):
             rows.append(batch.messages)
             size += batch.messages.nbytes
             if not is_small(size):
                 return None
         return (
-            Messages(lambda: choice.filter_frame(self.frame), pa.Table.from_batches(rows)) if rows else None
+            Messages(lambda: message_filter.filter_frame(self.frame), pa.Table.from_batches(rows))
+            if rows
+            else None
         )
 
     def read_commit_lsns(self) -> list[int]:
@@ -297,7 +312,7 @@ class Messages:
 
     @contextmanager
     def persist_frame(self) -> Iterator["Messages"]:
-        """Within the block, Spark persists the messages, if it is Spark that reads them."""
+        """Within the block, Spark persists the messages, so that it reads their files once. Other readers do nothing."""
         persisted_frames: list[DataFrame] = []
 
         def frame() -> DataFrame:
@@ -312,9 +327,9 @@ class Messages:
 
 
 def open_messages(lake: Lake, path: str, ends: Collection[int], size: int | None) -> Messages:
-    """The messages of the slices that end at `ends`. `size` is their number of bytes; None if it is not known.
+    """Open the messages of the slices that end at `ends`, in the change log at `path`.
 
-    Raises DamagedTableError if a slice is lost.
+    `size` is their number of bytes; None if it is not known. Raises DamagedTableError if a slice is lost.
     """
     table = lake.read_slice_rows(path, ends, size, must_exist=True)
 

@@ -1,6 +1,7 @@
 """Decides how the messages of a relation version are decoded and transformed for a subscription.
 
-A relation version is a Relation message of a slice, and the changes that it describes.
+A relation version is a Relation message of a slice, and the changes that it describes. (A slice is the changes from one
+position of the slot to another.)
 
 In: the Relation message, and the definition of the replica, which may be newer
 Out: the `Transformation` to the columns of the replica
@@ -45,7 +46,7 @@ def make_readings(
     since_order: OrderKey,
     definition: Definition,
 ) -> list[Reading]:
-    """Make a reading for each relation version of a table that has changes after `since_order`."""
+    """Make a reading for each relation version that has changes of the table after `since_order`, the order of its copy."""
     return [
         _make_reading(subscription, messages, published_version, since_order, definition)
         for published_version in versions
@@ -60,7 +61,7 @@ def _is_of_replica(
     since_order: OrderKey,
     definition: Definition,
 ) -> bool:
-    """True if a relation version belongs to the replica.
+    """Whether a relation version belongs to the replica.
 
     If the publisher filters, it may belong to another table, which had the same name before the copy. After the copy,
     any table of this name belongs to the replica, because a PostgreSQL subscriber finds its table by name
@@ -82,7 +83,7 @@ def _make_reading(
     definition: Definition,
 ) -> Reading:
     """Make the reading of a relation version's changes after `since_order`, for a replica with this definition."""
-    relation, published_relation = published_version.version.relation, published_version.sent
+    relation, published_relation = published_version.version.relation, published_version.published_relation
     columns, added_columns = find_arriving_columns(subscription, published_version, definition)
     _refuse_altered_leaves(subscription, published_version, since_order, definition)
     filters_by_operation = {
@@ -151,7 +152,7 @@ def _find_filter_columns(
     columns, added_columns = _find_columns_with_types(
         replace(subscription, types={}), published_version, definition
     )
-    publisher_name_by_column = subscription.published_names(published_version.sent.publish_as)
+    publisher_name_by_column = subscription.published_names(published_version.published_relation.publish_as)
     relation_columns = RelationColumns(
         tuple(publisher_name_by_column.get(name, name) for name in columns.names), columns.types
     )
@@ -191,7 +192,7 @@ def find_arriving_columns(
     spark_type_by_name |= {column.name: column.spark_type for column in added_columns}
     if any(spark_type_by_name.get(name) != spark_type for name, spark_type in definition.table_columns):
         raise _make_copy_error(published_version, "its columns changed")
-    if {"update", "delete"} & published_version.sent.operations:
+    if {"update", "delete"} & published_version.published_relation.operations:
         _refuse_another_identity(published_version, columns.names, definition)
     return columns, added_columns
 
@@ -203,11 +204,11 @@ def _find_columns_with_types(
     names, added_columns = _find_present_columns(subscription, published_version, definition)
     types = tuple(
         subscription.column_type(
-            published_version.sent.publish_as,
+            published_version.published_relation.publish_as,
             name,
             column.type_oid,
             column.type_modifier,
-            published_version.defined,
+            published_version.user_types,
         )
         for name, column in zip(names, published_version.version.relation.columns, strict=True)
     )
@@ -229,7 +230,7 @@ def _find_present_columns(
     names = tuple(subscription.replica_name(column.name) for column in relation.columns)
     if former_definition is None or published_version.version.begin >= (former_definition.until, 0):
         return names, ()
-    table = published_version.sent.publish_as
+    table = published_version.published_relation.publish_as
     try:
         names = find_present_names(
             [(name, column.type_oid) for name, column in zip(names, relation.columns, strict=True)],
@@ -252,7 +253,7 @@ def _find_present_columns(
     added_columns = []
     for column, value in columns_and_values:
         column_type = subscription.column_type(
-            table, column.name, column.type_oid, column.type_modifier, published_version.defined
+            table, column.name, column.type_oid, column.type_modifier, published_version.user_types
         )
         array = convert_text(pa.array([value], pa.string()), column_type, column.name)
         added_columns.append(AddedColumn(column.name, column_type.spark_type, array))
@@ -268,7 +269,7 @@ def _refuse_another_identity(
     own, for which there is `_refuse_altered_leaves`.
     """
     relation, former_definition = published_version.version.relation, definition.former
-    if relation.relation_id != published_version.sent.publish_as.oid or _has_key_of_leaves(
+    if relation.relation_id != published_version.published_relation.publish_as.oid or _has_key_of_leaves(
         published_version, definition
     ):
         return
@@ -285,10 +286,7 @@ def _refuse_another_identity(
 
 
 def _has_key_of_leaves(published_version: PublishedVersion, definition: Definition) -> bool:
-    """True if the key of the replica is one that the leaf partitions of a tree share.
-
-    False if it is the key of the root.
-    """
+    """Whether the replica of a partition tree has the key that its leaf partitions share, instead of the root's key."""
     return published_version.root_key is not None and not (
         definition.key and set(definition.key) == published_version.root_key
     )
@@ -302,9 +300,9 @@ def _refuse_altered_leaves(
 ) -> None:
     """Raise SchemaChangedError if a leaf partition was altered or detached, and its old tuples no longer identify rows.
 
-    The definition has the present replica identities of the leaf partitions. A description of a leaf (its Relation
-    message) from before the copy does not count if the leaf was altered before the copy, or if the table was not
-    altered since the copy.
+    The present replica identities of the leaf partitions are part of the definition. `published_version.leaves` has
+    Relation messages of leaves, some of them from before the copy. Such a message does not count if the leaf was altered
+    before the copy, or if the table was not altered since the copy.
     """
     for leaf in published_version.leaves if _has_key_of_leaves(published_version, definition) else ():
         is_over = leaf.end is not None and leaf.end <= since_order
@@ -322,5 +320,5 @@ def _refuse_altered_leaves(
 def _make_copy_error(published_version: PublishedVersion, reason: str) -> SchemaChangedError:
     """Make the error that the table has to be copied again; `reason` says why."""
     return SchemaChangedError(
-        f'table "{published_version.sent.publish_as.qualified_name}": {reason}; it is copied again by the next run'
+        f'table "{published_version.published_relation.publish_as.qualified_name}": {reason}; it is copied again by the next run'
     )

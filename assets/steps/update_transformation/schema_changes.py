@@ -43,7 +43,7 @@ from pgsieve.resources.lake.rewriting import RowChange
 
 @dataclass(frozen=True)
 class SchemaChanges:
-    """Makes replicas follow the definitions of a catalog that was read before `lsn`.
+    """Makes replicas follow the definitions of a catalog that was read before the WAL had reached `lsn`.
 
     A slice has the changes from one position of the slot to another. The slices up to `transformed_lsn` were transformed
     with the former definitions.
@@ -223,7 +223,7 @@ class SchemaChanges:
 def _is_altered(
     subscription: Subscription, replicated_table: ReplicatedTable | None, state: TableState
 ) -> bool:
-    """True if a replica may have other rows than a new copy would have.
+    """Whether a replica may have other rows than a new copy would have.
 
     This is so if its publications have changed, or if changes are left out because of their origin.
     """
@@ -241,7 +241,8 @@ def find_former_layout(
 ) -> FormerLayout:
     """Find the former layout that changes before `lsn` may have.
 
-    It is the layout of `followed_definition`. If changes may have an even earlier layout, it is the earlier one.
+    A layout has the catalog's facts about the columns of a table. The former one is that of `followed_definition`, which
+    the replica has had so far. If changes may have an even earlier layout, it is the earlier one.
     """
     earlier_layout = followed_definition.former
     if earlier_layout is None or earlier_layout.until <= transformed_lsn:

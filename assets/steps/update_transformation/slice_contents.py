@@ -71,47 +71,49 @@ class SliceContents:
 
 
 def slices_to_read(
-    lake: Lake, subscription: Subscription, present: Catalog, after: int
+    lake: Lake, subscription: Subscription, present_catalog: Catalog, since_lsn: int
 ) -> Iterator[tuple[int, Subscription | None, Catalog]]:
-    """Yields the slices after an LSN in order: the end, the subscription that reads the slice, and the slice's catalog.
+    """Yields the slices that end after `since_lsn`, in order: the end, a subscription, and the slice's catalog.
 
-    `present` is the present catalog. It is used for slices for which no catalog was recorded. If publications were
-    altered within a slice, the publisher has decided its changes, and the subscription that reads the slice has the
-    stream with the publisher's decisions (`make_publisher_slot_stream`). If the slot was not read for the subscription at that time,
-    None is yielded instead of a subscription.
+    The present catalog is used for slices for which no catalog was recorded.
+
+    Mostly the yielded subscription is the one that was passed. If publications were altered within a slice, it is a copy
+    that reads the slice from another stream: the publisher has filtered the changes of such a slice, and they are in a
+    change log of their own (`make_publisher_slot_stream`). If the slot was not read for the subscription at the time of
+    the slice, None is yielded instead of a subscription.
     """
     slot_stream, name = subscription.slot_stream, subscription.name
     decided_subscription = replace(subscription, slot_stream=make_publisher_slot_stream(slot_stream, name))
     with lake.consistent_read():
         # A slice is listed in `altered` before it is in the change log. So the change log is read before `altered`, and no
         # slice is read that is about to be listed.
-        durable = ChangeLog(lake, slot_stream).read_position() or 0
-        altered = AlteredSlices(lake, slot_stream).read_ends(name, durable)
-        appended_ends = lake.records.slices(ChangeLog(lake, slot_stream).path, after_lsn=after)
-    for end in sorted({*appended_ends, *(end for end in altered if end > after)}):
-        if end in altered:
-            yield end, decided_subscription, present
+        change_log_lsn = ChangeLog(lake, slot_stream).read_position() or 0
+        altered_ends = AlteredSlices(lake, slot_stream).read_ends(name, change_log_lsn)
+        appended_ends = lake.records.slices(ChangeLog(lake, slot_stream).path, after_lsn=since_lsn)
+    for end in sorted({*appended_ends, *(end for end in altered_ends if end > since_lsn)}):
+        if end in altered_ends:
+            yield end, decided_subscription, present_catalog
         elif can_publisher_decide(slot_stream, name) and (
             recorded_catalog := Catalogs(lake, slot_stream).read_for_slice(end)
         ):
             catalog, readers = recorded_catalog
             # A value of a recorded type may contain a value of a type that was created after the record. So the present
             # types are added. An oid always means the same type.
-            catalog = replace(catalog, types={**catalog.types, **present.types})
+            catalog = replace(catalog, types={**catalog.types, **present_catalog.types})
             yield end, subscription if name in readers else None, catalog
         else:
-            yield end, subscription, present
+            yield end, subscription, present_catalog
 
 
 def read_slice_contents(lake: Lake, slot_stream: SlotStream, end: int) -> SliceContents:
-    """What a slice contains, according to its recorded summary.
+    """Read what a slice contains from its recorded summary.
 
     If a run died before it recorded the summary, the summary is made and recorded now.
     """
     slices = Slices(lake, slot_stream)
     row = slices.read_row(end)
     if row is None:
-        row = slices.append(end, _summary(lake, ChangeLog(lake, slot_stream).path, end))
+        row = slices.append(end, _summarize_slice(lake, ChangeLog(lake, slot_stream).path, end))
     versions: dict[int, list[RelationVersion]] = {}
     truncates: list[tuple[OrderKey, Truncate]] = []
     for message in sorted(row["messages"], key=lambda message: (message["commit_lsn"], message["ordinal"])):
@@ -129,14 +131,14 @@ def read_slice_contents(lake: Lake, slot_stream: SlotStream, end: int) -> SliceC
     return SliceContents(end, row["bytes"], versions, frozenset(row["relations"]), truncates)
 
 
-def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
+def _summarize_slice(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """Make the summary of a slice of the change log at `path`."""
     # The size of the slice is not recorded without a summary, so the size of the whole change log is used.
     size = None if lake.is_reached_by_spark_only else lake.records.size_bytes(path)
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.read_slice_rows(path, [end], size, columns=columns)
     if rows is None:
-        return join_summaries(notes_of(lake.read_slices(path, [end]).select(*columns), _summarized))
+        return join_summaries(notes_of(lake.read_slices(path, [end]).select(*columns), _summarize_batches))
     summary = SliceSummary(lake.policy.prepare_runner)
     for _ in summary.collect(rows.to_batches()):
         pass
@@ -147,19 +149,19 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
 class PublishedVersion:
     """A relation version of a slice, and how it is published.
 
-    - `sent`: the published relation, with its filters
-    - `defined`: the types that users have defined
+    - `published_relation`: the table under whose name the changes are published, its filters and operations
+    - `user_types`: the types that users of the publisher have defined
     - `root_key`: the key of the root, if a partition tree is published as its root
-    - `leaves`: the versions of the leaf partitions to which UPDATEs and DELETEs may belong, if a tree is published as
-      its root. The publisher describes a leaf before its first change in a session, and again after it was altered
+    - `leaves`: if a tree is published as its root, the versions of the leaf partitions to which its UPDATEs and DELETEs may
+      belong. The publisher describes a leaf before its first change in a session, and again after it was altered
       (maybe_send_schema() in pgoutput.c).
     - `partitions`: the partitions through which changes came, except those that the publisher has described in an
       earlier slice
     """
 
     version: RelationVersion
-    sent: PublishedRelation
-    defined: DerivedTypesByOid
+    published_relation: PublishedRelation
+    user_types: DerivedTypesByOid
     root_key: frozenset[str] | None = None
     leaves: Sequence[RelationVersion] = ()
     partitions: tuple[str, ...] = ()
@@ -173,7 +175,7 @@ def published_versions(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
 ) -> dict[Name, list[PublishedVersion]]:
     """Maps each replica to the relation versions that have changes for it."""
-    slot_stream, publications = subscription.slot_stream, _publications(subscription, catalog)
+    slot_stream, publications = subscription.slot_stream, _find_publications(subscription, catalog)
     relations_by_oid = {} if slot_stream.filtered else find_routes(catalog, publications)
     versions_by_table: dict[Name, list[PublishedVersion]] = {}
     for relation_id, versions in contents.versions.items():
@@ -181,15 +183,17 @@ def published_versions(
             continue
         for version in versions:
             published = (
-                _as_published(version.relation) if slot_stream.filtered else relations_by_oid.get(relation_id)
+                _make_published_relation(version.relation)
+                if slot_stream.filtered
+                else relations_by_oid.get(relation_id)
             )
             if published is not None:
                 name = (published.publish_as.schema, published.publish_as.name)
                 published_version = PublishedVersion(version, published, catalog.types)
                 root = catalog.tables.get(published.publish_as.oid)
                 if root is not None and root.kind == "p":
-                    leaves = _leaves(root, version, contents, catalog, publications)
-                    partitions = _partitions(root, version, contents)
+                    leaves = _find_leaf_versions(root, version, contents, catalog, publications)
+                    partitions = _name_partitions(root, version, contents)
                     published_version = replace(
                         published_version,
                         root_key=frozenset(map(subscription.replica_name, root.key)),
@@ -200,8 +204,8 @@ def published_versions(
     return versions_by_table
 
 
-def _publications(subscription: Subscription, catalog: Catalog) -> Sequence[Publication]:
-    """The publications of a subscription. If the publisher filters, those that no longer exist are left out."""
+def _find_publications(subscription: Subscription, catalog: Catalog) -> Sequence[Publication]:
+    """Find the publications of a subscription. If the publisher filters, those that no longer exist are left out."""
     slot_stream = subscription.slot_stream
     if not slot_stream.filtered:
         return slot_stream.publications(catalog, subscription.name)
@@ -209,14 +213,14 @@ def _publications(subscription: Subscription, catalog: Catalog) -> Sequence[Publ
     return [catalog.publications[name] for name in names if name in catalog.publications]
 
 
-def _leaves(
+def _find_leaf_versions(
     root: Table,
     version: RelationVersion,
     contents: SliceContents,
     catalog: Catalog,
     publications: Sequence[Publication],
 ) -> list[RelationVersion]:
-    """The versions of those leaf partitions to which changes of a version may belong.
+    """Find the relation versions of the leaf partitions to which UPDATEs and DELETEs of `version` may belong.
 
     Relations that may be former leaf partitions are included.
     """
@@ -238,16 +242,16 @@ def _leaves(
     return versions_with_changes
 
 
-def _partitions(root: Table, version: RelationVersion, contents: SliceContents) -> tuple[str, ...]:
-    """The partitions through which the changes of a version came."""
+def _name_partitions(root: Table, version: RelationVersion, contents: SliceContents) -> tuple[str, ...]:
+    """Name the partitions through which the changes of a version came."""
     oid = version.relation.relation_id
     oids = (contents.versions.keys() & {*root.leaves}) if oid == root.oid else {oid}
     relations = [contents.versions[relation_id][-1].relation for relation_id in oids]
     return tuple(quote_qualified(relation.namespace or "pg_catalog", relation.name) for relation in relations)
 
 
-def _as_published(relation: Relation) -> PublishedRelation:
-    """The published relation for a relation of a publisher that filters. All its changes are sent under its own name."""
+def _make_published_relation(relation: Relation) -> PublishedRelation:
+    """Make the published relation for a publisher that filters: all changes that it sends have the relation's own name."""
     table = Table(
         oid=relation.relation_id,
         schema=relation.namespace or "pg_catalog",
@@ -274,7 +278,7 @@ def table_truncates(
     for order, truncate in contents.truncates:
         if subscription.slot_stream.filtered:
             # Before a TRUNCATE, the publisher describes each of its relations (pgoutput_truncate() in pgoutput.c).
-            tables = [_described(contents.versions[oid], order) for oid in truncate.relation_ids]
+            tables = [_find_described_table(contents.versions[oid], order) for oid in truncate.relation_ids]
         else:
             publications = subscription.slot_stream.publications(catalog, subscription.name)
             tables = find_truncated_tables(truncate.relation_ids, catalog, publications)
@@ -283,14 +287,14 @@ def table_truncates(
     return truncates_by_table
 
 
-def _described(versions: Sequence[RelationVersion], order: OrderKey) -> Table:
-    """The relation in the way it was last described before an order key."""
-    return _as_published(
+def _find_described_table(versions: Sequence[RelationVersion], order: OrderKey) -> Table:
+    """Find the table that the last of the versions before an order key describes."""
+    return _make_published_relation(
         next(version for version in reversed(versions) if version.begin < order).relation
     ).publish_as
 
 
-def _summarized(batches: Iterable[pa.RecordBatch]) -> str:
+def _summarize_batches(batches: Iterable[pa.RecordBatch]) -> str:
     summary = SliceSummary()
     for _ in summary.collect(batches):
         pass

@@ -1,4 +1,4 @@
-"""UPDATE transformation: makes of each slice of the change log the transformed changes of each replicated table.
+"""UPDATE transformation: turns the messages of the change log into changes, and filters them as pgoutput does.
 
 A slice is the changes from one position of the slot to another. It is transformed once for each subscription. The
 changes of each table are one Delta commit, and its position is the end of the slice. After these commits a row for each
@@ -114,7 +114,7 @@ class Transformation:
             # The definitions have changed, so this process begins again. Any other process that transforms does so, too.
             self.run(results)
             return
-        for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, after=begin_lsn):
+        for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, since_lsn=begin_lsn):
             if reader is None:
                 transformed_slices.append(end, [], base_version)
                 begin_lsn, base_version = end, base_version + 1
@@ -157,9 +157,9 @@ class Transformation:
         SubscriptionRecord(self.lake, self.subscription.name).disable(problem)
 
     def _note_altered_replicas(self, end: int, *, is_skipping: bool) -> None:
-        """Record that replicas may have other rows than a copy.
+        """Record that replicas may have other rows than a new copy would have.
 
-        The reason is that changes were skipped, or that the publisher has decided a slice.
+        The reason is that a transaction of the slice was skipped, or that the publisher has filtered the slice.
         """
         contents = read_slice_contents(self.lake, self.subscription.slot_stream, end)
         truncated_relations = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
@@ -172,7 +172,7 @@ class Transformation:
         self._states.note_altered(is_altered)
 
     def _set_aside_lagging_tables(self, transformed_lsn: int) -> None:
-        """Set tables aside if their next changes were already deleted from the change log."""
+        """Set tables aside, so that nothing more is applied to them, if the change log has lost their next changes."""
         name, states = self.subscription.name, self._states
         deleted_lsn = SlotStreamRecord(self.lake, self.subscription.slot_stream).read_deleted_lsn()
         if transformed_lsn >= deleted_lsn:
@@ -190,7 +190,10 @@ class Transformation:
 
 @dataclass(frozen=True)
 class _Progress:
-    """The LSN up to which slices are transformed, and the newest cut, which has the positions of the histories."""
+    """The LSN up to which slices are transformed, and the newest cut.
+
+    A cut is an LSN, with the Delta version of each replica and the position of each change history at this LSN.
+    """
 
     transformed_lsn: int
     cut: Cut | None

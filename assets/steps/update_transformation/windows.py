@@ -112,23 +112,23 @@ class WindowWork:
                 self.small_tables_messages,
                 replace(contents, size=self.bytes_by_small_table[name]),
             )
-        parts, truncates = (
+        relation_versions, truncates = (
             self.relation_versions_by_table.get(name, ()),
             self.truncates_by_table.get(name, ()),
         )
-        return TableWork(self.state_by_table[name], contents, messages, parts, truncates)
+        return TableWork(self.state_by_table[name], contents, messages, relation_versions, truncates)
 
 
 @dataclass(frozen=True)
 class SliceReader:
-    """Reads slices for a subscription. `catalog` is the catalog that decides how the changes of the slice are filtered."""
+    """Reads slices for a subscription. The row filters and column lists in `catalog` decide which changes it gets."""
 
     subscription: Subscription
     lake: Lake
     catalog: Catalog
 
     def read_work(self, window: Window) -> WindowWork:
-        """The work of a window, for those tables that need its changes.
+        """Find what has to be transformed in a window, for those tables that need its changes.
 
         If a slice is lost, the tables that need its changes are set aside.
         """
@@ -140,16 +140,14 @@ class SliceReader:
         truncates_by_table = table_truncates(subscription, contents, self.catalog)
         states = TableStates(lake, subscription.name)
         while True:
-            ready = {
+            transformed_tables = {
                 name: state
                 for name, state in states.read_newest().items()
                 if state.is_transformed and state.lsn < window.end
             }
+            changed_names = relation_versions_by_table.keys() | truncates_by_table.keys()
             tables = {
-                name: ready[name]
-                for name in sorted(
-                    (relation_versions_by_table.keys() | truncates_by_table.keys()) & ready.keys()
-                )
+                name: transformed_tables[name] for name in sorted(changed_names & transformed_tables.keys())
             }
             # If no table has changes, no file is read. In that case it does not matter if a file is lost.
             slice_ends = [window.slice_end] if tables else []
@@ -186,17 +184,18 @@ def _read_small_tables(
 ) -> tuple[Mapping[Name, int], Messages | None]:
     """Find the tables of a large window that together have few changes.
 
-    Maps these tables to their approximate number of bytes; and returns their messages, read into memory.
+    Returns a dictionary that maps these tables to their approximate number of bytes; and the messages of all these tables,
+    read into memory.
     """
     if len(relation_versions_by_table) < 2 and contents.changed_oids <= {
-        part.version.relation.relation_id
+        published_version.version.relation.relation_id
         for versions in relation_versions_by_table.values()
-        for part in versions
+        for published_version in versions
     }:
         return {}, None  # All changes of the slice are of one table, and they are not few.
     change_counts = messages.count_changes()
     relations_of_table = {
-        name: frozenset(part.version.relation.relation_id for part in versions)
+        name: frozenset(published_version.version.relation.relation_id for published_version in versions)
         for name, versions in relation_versions_by_table.items()
     }
     bytes_by_table = {
