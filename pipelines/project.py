@@ -131,7 +131,7 @@ def _make_slot_stream(
         capture=source.capture,
         filtered=is_filtered,
         subscriptions={name: subscription.publications for name, subscription in subscriptions.items()},
-        defined={} if is_filtered else publications_by_name,
+        defined_publications={} if is_filtered else publications_by_name,
         options=_make_pgoutput_options(source_name, list(subscriptions.values())),
         failover=any(subscription.failover for subscription in subscriptions.values()),
     )

@@ -60,7 +60,7 @@ class SlotStream:
     - `capture`: the beginning of the names of pgsieve's own publications for reading the slot (capture publications)
     - `filtered`: True if the publisher filters the changes. Such a slot has one subscription, and is read with its
       publications; there are no capture publications.
-    - `defined`: the publications that pgsieve.yaml defines
+    - `defined_publications`: the publications that pgsieve.yaml defines
     """
 
     name: str
@@ -69,7 +69,7 @@ class SlotStream:
     capture: str
     filtered: bool
     subscriptions: Mapping[str, tuple[str, ...]]
-    defined: Mapping[str, DefinedPublication] = field(default_factory=dict)
+    defined_publications: Mapping[str, DefinedPublication] = field(default_factory=dict)
     #: The options of pgoutput for reading the slot, without the publications.
     options: PgoutputOptions = field(default_factory=PgoutputOptions)
     #: True if the slot is synchronized to standbys.
@@ -92,17 +92,17 @@ class SlotStream:
     def with_defined_publications(self, catalog: Catalog) -> Catalog:
         """The server's catalog with the publications that pgsieve.yaml defines, except those that cannot be resolved."""
         resolved = {}
-        for name, defined in self.defined.items():
+        for name, publication in self.defined_publications.items():
             # `publications` raises the error for a subscription to this publication.
             with suppress(PublicationError):
-                resolved[name] = defined.resolve(catalog)
+                resolved[name] = publication.resolve(catalog)
         return replace(catalog, publications={**catalog.publications, **resolved})
 
     def publications(self, catalog: Catalog, subscription: str) -> tuple[Publication, ...]:
         """The publications of one subscription. Raises PublicationError if one is missing or cannot be resolved."""
         for name in self.subscriptions[subscription]:
-            if name in self.defined and name not in catalog.publications:
-                self.defined[name].resolve(catalog)  # Raises the publication's error.
+            if name in self.defined_publications and name not in catalog.publications:
+                self.defined_publications[name].resolve(catalog)  # Raises the publication's error.
         return catalog.select_publications(self.subscriptions[subscription])
 
     def without_missing_publications(self, catalog: Catalog) -> "SlotStream":

@@ -4,7 +4,7 @@ A cut is a version of each replica of a subscription, so that together they equa
 
 - `moment` converts a time to an LSN
 - `bases` finds for each table a version of its replica, and the changes after this version
-- `reading` applies these changes to clones in a temporary folder, by the functions of the apply
+- `reading` applies these changes to clones in a temporary folder, by the functions that apply changes to replicas
 - `restore` makes permanent tables
 
 The replicas themselves are only read.

@@ -58,7 +58,7 @@ class TableBase:
 
 
 def find_bases(moment: Moment) -> list[TableBase]:
-    """The bases of a subscription's tables at a moment."""
+    """Find the bases of a subscription's tables at a moment."""
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).read_all()
     states = TableStates(lake, subscription).read_all()
@@ -80,19 +80,19 @@ def find_bases(moment: Moment) -> list[TableBase]:
     cut_before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
     cut_after = next((cut for cut in cuts if cut.lsn > lsn), None)
     search = _BaseSearch(moment, cut_before, cut_after)
-    tables = [
+    bases = [
         base
         for name, states_of_table in states.items()
         if (base := search.find_base(name, states_of_table)) is not None
     ]
-    if not tables:
+    if not bases:
         oldest_cut_clause = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
         raise MomentError(
             f'subscription "{subscription}": no table was copied by {format_lsn(lsn)}, or no cut of that time is kept{oldest_cut_clause}',
             hint="how long cuts are kept is `retention.versions` in pgsieve.yaml",
             sqlstate="22023",
         )
-    return tables
+    return bases
 
 
 @dataclass(frozen=True)

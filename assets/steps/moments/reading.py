@@ -5,8 +5,9 @@ In: the base of each table (a version of its replica, and the slices of its chan
 Out: a `TableVersion` for each table
 
 If a base has no slices, it is a version of the replica itself. If it has slices, the version is cloned into the folder,
-and the changes are copied to a place beside the clone. Then the functions of the apply apply the changes to the clone.
-Raises LakeError. Raises MomentError if a change cannot be applied; it could not be applied to the replica either.
+and the changes are copied to a change history beside the clone. Then they are applied to the clone, by the same functions
+as to a replica. Raises LakeError. Raises MomentError if a change cannot be applied; it could not be applied to the replica
+either.
 """
 
 from collections.abc import Iterator, Sequence

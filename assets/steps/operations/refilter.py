@@ -205,7 +205,8 @@ class Refilter:
             raise PgsieveError("not all of its publications publish all operations")
         if (
             source.name == self.subscription.name
-            and not set(source_definition.published.publications) <= source.slot_stream.defined.keys()
+            and not set(source_definition.published.publications)
+            <= source.slot_stream.defined_publications.keys()
         ):
             raise PgsieveError(
                 "its rows came through publications on the server, and further changes may still come through these"

@@ -106,7 +106,7 @@ class Registration:
             if first_table != table:
                 raise CatalogNameError(
                     f'subscription "{self.subscription.name}": tables {".".join(first_table)} and {".".join(table)} would both be {quote_table_name(entry_name)} in the catalog',
-                    hint="use {schema} in `path_by_name` of `catalog` in pgsieve.yaml, or rename one of them",
+                    hint="use {schema} in `names` of `catalog` in pgsieve.yaml, or rename one of them",
                     sqlstate="42P07",
                 )
             path_by_name[entry_name] = self.lake.paths.replica(self.subscription.name, *table)

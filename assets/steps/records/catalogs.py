@@ -92,7 +92,7 @@ def read_catalog_with_fingerprint(
 def _list_server_publications(slot_stream: SlotStream) -> list[str]:
     """The names of the stream's publications, except those that pgsieve.yaml defines instead of the server."""
     names = {p for publications in slot_stream.subscriptions.values() for p in publications}
-    return sorted(names - slot_stream.defined.keys())
+    return sorted(names - slot_stream.defined_publications.keys())
 
 
 def _add_configuration(slot_stream: SlotStream, fingerprint: CatalogFingerprint) -> CatalogFingerprint:
@@ -102,7 +102,7 @@ def _add_configuration(slot_stream: SlotStream, fingerprint: CatalogFingerprint)
     """
     configured = [
         dict(slot_stream.subscriptions),
-        {name: asdict(definition) for name, definition in slot_stream.defined.items()},
+        {name: asdict(definition) for name, definition in slot_stream.defined_publications.items()},
     ]
     text = json.dumps(configured, sort_keys=True, default=sorted)
     return replace(fingerprint, digest=f"{fingerprint.digest} {hashlib.sha256(text.encode()).hexdigest()}")
@@ -129,7 +129,7 @@ def can_publisher_decide(slot_stream: SlotStream, subscription: str) -> bool:
     False if the publisher already filters the stream's changes. Also false if the subscription has a publication that
     pgsieve.yaml defines, because the publisher does not know that publication.
     """
-    return not slot_stream.filtered and not slot_stream.defined.keys() & set(
+    return not slot_stream.filtered and not slot_stream.defined_publications.keys() & set(
         slot_stream.subscriptions[subscription]
     )
 

@@ -78,11 +78,11 @@ class Peek:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of a slot, from `begin` on. `ends` are the ends of its slices.
+    """What is read from a slot by one query: the changes from `begin` on, divided into slices that end at `ends`.
 
-    - `second_ends`: the ends of further slices, which a second session reads
-    - `with_prepared`: true if prepared transactions that wait for their second phase are recorded, too. Such a reading has
-      one slice.
+    - `second_ends`: the ends of further slices, which a second session reads at the same time
+    - `records_prepared`: True if prepared transactions that wait for their second phase are recorded, too. Such a reading
+      has one slice.
     - `catalog_validity`: if given, each slice must have only changes for which the recorded catalog is valid
     """
 
@@ -90,7 +90,7 @@ class Reading:
     begin: int
     ends: Sequence[int]
     second_ends: Sequence[int] = ()
-    with_prepared: bool = False
+    records_prepared: bool = False
     catalog_validity: CatalogValidity | None = None
 
 
@@ -182,18 +182,18 @@ def append_slices(
         (end,) = reading.ends
         yield end, _append_by_executor(lake, reading.peek, reading.begin, end, former_position, base_version)
         return
-    slot_stream, unaltered = reading.peek.slot_stream, reading.catalog_validity
+    slot_stream, validity = reading.peek.slot_stream, reading.catalog_validity
     with translate_slot_errors(slot_stream.source.name, slot_stream.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         prepared_transactions = (
-            PreparedTransactions(lake, slot_stream).restore(assembler) if reading.with_prepared else ()
+            PreparedTransactions(lake, slot_stream).restore(assembler) if reading.records_prepared else ()
         )
         for end, written_slice in _write_reading(lake, reading, assembler, stack):
             if written_slice is not None:
-                if unaltered and not unaltered.covers(written_slice.xids, written_slice.summary["relations"]):
+                if validity and not validity.covers(written_slice.xids, written_slice.summary["relations"]):
                     raise UnprovenError
                 commit_slice(lake, slot_stream, written_slice, former_position, base_version)
-                if reading.with_prepared:
+                if reading.records_prepared:
                     PreparedTransactions(lake, slot_stream).save(assembler, end, prepared_transactions)
             yield end, written_slice is not None
             former_position = end
@@ -218,7 +218,7 @@ def _write_reading(
     # With prepared transactions, a slice is written even if it has no rows: a transaction that was prepared in it, and is
     # not committed yet, has no rows.
     slices = _write_slices(
-        lake, peek.slot_stream, messages, reading.begin, ends, assembler, write_empty=reading.with_prepared
+        lake, peek.slot_stream, messages, reading.begin, ends, assembler, write_empty=reading.records_prepared
     )
     if copy is None:
         return slices

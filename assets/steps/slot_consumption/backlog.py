@@ -106,8 +106,8 @@ def skip_earlier_transactions(
     pg_replication_slot_advance()).
     """
     transactions = TransactionsInOrder(messages)
-    for sent_again in map(relations.insert_missing, transactions.take_before(begin)):
-        deque(sent_again, maxlen=0)
+    for repeated_messages in map(relations.insert_missing, transactions.take_before(begin)):
+        deque(repeated_messages, maxlen=0)
     return transactions
 
 

@@ -47,7 +47,7 @@ def publish_set_aside_tables(
     (subscription,) = slot_stream.subscriptions
     tables = [
         replicated.table
-        for replicated in _set_aside_tables(slot_stream, lake, catalog).values()
+        for replicated in _find_set_aside_tables(slot_stream, lake, catalog).values()
         if replicated.row_filters is not None
     ]
     publications = slot_stream.publications(catalog, subscription)
@@ -76,31 +76,34 @@ def publish_set_aside_tables(
 
 
 def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
-    """How to read the slot up to `end` without the tables that are set aside. None if the server refuses that, too."""
+    """Find out how to read the slot up to `end` without the tables that are set aside.
+
+    Returns None if the server refuses that, too.
+    """
     slot_stream, catalog = peek.slot_stream, read_present_catalog(connection)
     publication = catalog.publications.get(slot_stream.unfiltered_publication)
     if not slot_stream.filtered or publication is None:
         return None
     set_aside_tables = {
         replicated.table.oid: replicated.table
-        for replicated in _set_aside_tables(slot_stream, lake, catalog).values()
+        for replicated in _find_set_aside_tables(slot_stream, lake, catalog).values()
     }
     listed_oids = {entry.oid for entry in publication.tables}
     if not listed_oids <= set_aside_tables.keys():
         return None  # A listed table is in use again, and has to be sent with its filter.
-    relations = frozenset(oid for each in listed_oids for oid in _table_oids(set_aside_tables[each]))
+    relations = frozenset(oid for each in listed_oids for oid in _list_oids(set_aside_tables[each]))
     options = replace(
         peek.options, publications=(*peek.options.publications, slot_stream.unfiltered_publication)
     )
-    peek_without = replace(peek, options=options, excluded_oids=relations)
+    unfiltered_peek = replace(peek, options=options, excluded_oids=relations)
     error = find_decoding_error(
-        connection, slot_stream.source.name, slot_stream.slot, peek_without.query(end)
+        connection, slot_stream.source.name, slot_stream.slot, unfiltered_peek.query(end)
     )
-    return peek_without if error is None else None
+    return unfiltered_peek if error is None else None
 
 
 def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
-    """The table of the subscription whose row filter fails before `end`. None if that is not certain."""
+    """Find the table of the subscription whose row filter fails before `end`. None if that is not certain."""
     if (text := find_failing_table(connection, peek.query(end))) is None:
         return None
     (subscription,) = peek.slot_stream.subscriptions
@@ -114,10 +117,10 @@ def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end
     return names.pop() if len(names) == 1 else None
 
 
-def _set_aside_tables(
+def _find_set_aside_tables(
     slot_stream: SlotStream, lake: Lake, catalog: Catalog
 ) -> Mapping[Name, ReplicatedTable]:
-    """Maps the tables that are set aside, and are still published, to their definitions."""
+    """Map the tables that are set aside, and are still published, to their definitions."""
     (subscription,) = slot_stream.subscriptions
     states = TableStates(lake, subscription).read_newest()
     set_aside_tables = {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
@@ -127,6 +130,6 @@ def _set_aside_tables(
     return {name: replicated for name, replicated in tables.items() if name in set_aside_tables}
 
 
-def _table_oids(table: Table) -> Sequence[int]:
+def _list_oids(table: Table) -> Sequence[int]:
     """The oids of a table and of its leaf partitions."""
     return table.oid, *table.leaves

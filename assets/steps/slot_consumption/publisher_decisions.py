@@ -39,9 +39,10 @@ def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream
 
 
 def make_publisher_slot_streams(lake: Lake, slot_stream: SlotStream) -> tuple[SlotStream, ...]:
-    """The streams that have to be read, too, after an alteration: one for each subscription that the publisher can decide.
+    """Make the streams that have to be read, too, after an alteration.
 
-    As long as a prepared transaction waits for its second phase, there are none, because it was received as captured.
+    There is one for each subscription that the publisher can decide. As long as a prepared transaction waits for its
+    second phase, there are none, because that transaction was received with the capture publications.
     """
     path = PreparedTransactions(lake, slot_stream).path
     if not lake.is_reached_by_spark_only and lake.records.exists(path) and lake.records.count_rows(path):
@@ -60,7 +61,7 @@ def prepare_base_version(
     head: TableHead,
     end: int,
 ) -> int:
-    """The version that the change log has to have when a slice is appended to it, and to the streams of the subscriptions.
+    """Find the version that the change log must have when a slice is appended to it, and to the subscriptions' streams.
 
     These streams may already have a slice that the change log does not have, because another run has died, or is about to
     commit the slice. In that case a commit without rows makes a new version, so that the commit of the other run fails.
@@ -97,7 +98,7 @@ def append_publisher_slice(lake: Lake, peek: Peek, slot_stream: SlotStream, begi
 
 
 def make_publisher_peek(peek: Peek, subscription_slot_stream: SlotStream) -> Peek:
-    """How to peek at the slot with the publications of one subscription."""
+    """Make the peek at the slot with the publications of one subscription."""
     (publications,) = subscription_slot_stream.subscriptions.values()
     options = replace(make_peek_options(peek.slot_stream, publications), binary=peek.options.binary)
     return replace(peek, slot_stream=subscription_slot_stream, options=options)

@@ -5,7 +5,7 @@ A slice is the changes from one position of the slot to another.
 In: a slot that is ready, and the publications with which it is read
 Out: `DrainResult`
 
-A reading is one query, which may return several slices. Readings become larger as long as they succeed. If a transient
+A reading is what one query fetches, which may be several slices. Readings become larger as long as they succeed. If a transient
 fault of the server ends a reading, it is repeated in smaller parts. If another process has read the slot meanwhile,
 this one goes on from there.
 """
@@ -212,7 +212,7 @@ class _SlotReader:
             begin,
             ends,
             ends_of_second_session,
-            with_prepared=self._keeps_prepared,
+            records_prepared=self._keeps_prepared,
             catalog_validity=catalog_validity,
         )
         is_continued = self._append_reading(

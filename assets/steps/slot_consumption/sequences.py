@@ -27,9 +27,11 @@ def read_received_sequences(
 ) -> tuple[SequenceValue, ...]:
     """The sequences that a subscription receives, with the values that they have on the publisher now."""
     names = slot_stream.subscriptions[subscription]
-    definitions = [slot_stream.defined[name] for name in names if name in slot_stream.defined]
+    definitions = [
+        slot_stream.defined_publications[name] for name in names if name in slot_stream.defined_publications
+    ]
     sequences = PublishedSequences(
-        [name for name in names if name not in slot_stream.defined],
+        [name for name in names if name not in slot_stream.defined_publications],
         frozenset(name for definition in definitions for name in definition.sequences),
         any(definition.all_sequences for definition in definitions),
     )

@@ -155,7 +155,7 @@ def _has_copies(lake: Lake, slot_stream: SlotStream) -> bool:
 def refuse_other_publisher(
     connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> Mapping[str, Any]:
-    """The record of the stream's cluster. Commands call this before they read or alter tables of the stream.
+    """Return the record of the stream's cluster. Commands call this before they read or alter tables of the stream.
 
     Raises OtherClusterError if the server is another cluster, OtherDatabaseError if it is another database of the same
     cluster, and SlotNotOwnedError if another lake may read the slot.
@@ -255,7 +255,7 @@ def refuse_other_publisher_if_it_answers(slot_stream: SlotStream, lake: Lake) ->
 def refuse_other_cluster(
     connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> Mapping[str, Any]:
-    """The record of the stream's cluster. Raises OtherClusterError if the server is another cluster."""
+    """Return the record of the stream's cluster. Raises OtherClusterError if the server is another cluster."""
     newest_row, present_identifier = (
         SlotStreamRecord(lake, slot_stream).read_newest_cluster(),
         read_system_identifier(connection),

@@ -34,8 +34,8 @@ def recover_prepared_transactions(
     query = peek_query(slot_stream.slot, durable_lsn, make_peek_options(slot_stream, publications), version)
     with translate_slot_errors(slot_stream.source.name, slot_stream.slot, "read"), FileSpool() as spool:
         assembler = TransactionAssembler(spool)
-        waiting = PreparedTransactions(lake, slot_stream).restore(assembler)
+        prepared_transactions = PreparedTransactions(lake, slot_stream).restore(assembler)
         for messages in read_messages(slot_stream.source.make_executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
                 pass  # These messages are already in the change log. Only those of prepared transactions are missing.
-        PreparedTransactions(lake, slot_stream).save(assembler, durable_lsn, waiting)
+        PreparedTransactions(lake, slot_stream).save(assembler, durable_lsn, prepared_transactions)

@@ -183,7 +183,7 @@ class Fallback:
 
     def _append_captured_changes(self, peek: Peek, begin: int, end: int, base_version: int | None) -> None:
         """Append the slice from `begin` to `end` to the change log."""
-        reading = Reading(peek, begin, [end], with_prepared=self.has_two_phase)
+        reading = Reading(peek, begin, [end], records_prepared=self.has_two_phase)
         for _, has_rows in append_slices(self.lake, reading, begin, base_version):
             if not has_rows:
                 ChangeLog(self.lake, peek.slot_stream).record_position(end, begin, base_version)

@@ -64,7 +64,7 @@ class Examination:
         self.check_failure: UncheckedFilterError | None = None
         self.problems_by_publication: dict[str, list[PgsieveError]] = {}
         sound_publications = {}
-        for name, definition in slot_stream.defined.items():
+        for name, definition in slot_stream.defined_publications.items():
             problems = list(self._find_definition_problems(connection, definition, server_catalog))
             if problems:
                 self.problems_by_publication[name] = problems
@@ -144,7 +144,7 @@ class Examination:
         for problem in self.find_publication_problems(subscription):
             return problem
         for publication, problem in self.find_refused_changes(subscription):
-            if publication.name in self._slot_stream.defined:
+            if publication.name in self._slot_stream.defined_publications:
                 return problem
         return None
 
@@ -152,7 +152,10 @@ class Examination:
         """Yields the problems of a subscription's publications; nothing if `problems_by_publication` has one of them."""
         catalog = self.catalog
         names = self._slot_stream.subscriptions[subscription]
-        if any(name in self._slot_stream.defined and name not in catalog.publications for name in names):
+        if any(
+            name in self._slot_stream.defined_publications and name not in catalog.publications
+            for name in names
+        ):
             return  # The problems of the publication are in `problems_by_publication`.
         try:
             publications = catalog.select_publications(names)
@@ -199,7 +202,7 @@ class Examination:
         """Yields all problems of a subscription, each once."""
         names = self._slot_stream.subscriptions[subscription]
         missing_error = self.catalog.make_missing_publication_error(
-            name for name in names if name not in self._slot_stream.defined
+            name for name in names if name not in self._slot_stream.defined_publications
         )
         problems = [
             *([missing_error] if missing_error else []),

@@ -64,8 +64,14 @@ def make_subscription_catalog(
     """
     slot_stream = subscription.slot_stream
     names = slot_stream.subscriptions[subscription.name]
-    definitions = {name: slot_stream.defined[name] for name in names if name in slot_stream.defined}
-    own_slot_stream = replace(slot_stream, subscriptions={subscription.name: names}, defined=definitions)
+    definitions = {
+        name: slot_stream.defined_publications[name]
+        for name in names
+        if name in slot_stream.defined_publications
+    }
+    own_slot_stream = replace(
+        slot_stream, subscriptions={subscription.name: names}, defined_publications=definitions
+    )
     return select_sound_subscriptions(connection, own_slot_stream, server_catalog)[1]
 
 

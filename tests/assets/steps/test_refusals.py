@@ -96,7 +96,7 @@ def slot_stream(
         "capture",
         filtered=False,
         subscriptions=subscriptions,
-        defined=defined or {},
+        defined_publications=defined or {},
     )
 
 
