@@ -42,7 +42,7 @@ _REPORTED_PROBLEMS = "runs have failed for"
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
 
 
-def _specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.AssetCheckSpec]:
+def _make_specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.AssetCheckSpec]:
     return [dg.AssetCheckSpec(name, asset=key, description=description) for key in keys]
 
 
@@ -69,7 +69,7 @@ def _divide_into_ops(
     ]
 
 
-def _selected_keys(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
+def _list_selected_keys(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
     """The asset keys of the checks that the run evaluates."""
     return sorted(check.asset_key for check in context.selected_asset_check_keys)
 
@@ -81,7 +81,7 @@ def consistency_checks(
     table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
 
     def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _specs(
+        specs = _make_specs(
             "subscriber_consistency",
             keys,
             "The replica holds just the rows that the publisher selects with the row filter at the same LSN.",
@@ -97,7 +97,7 @@ def consistency_checks(
         def consistency(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            names = [keys[key] for key in _selected_keys(context)]
+            names = [keys[key] for key in _list_selected_keys(context)]
             key_by_name = {name: key for key, name in keys.items()}
             with run_as_step(context):
                 lake = open_lake(context, dagster_names)
@@ -105,7 +105,7 @@ def consistency_checks(
                     subscription, lake, context.log.info, names, context.log.warning
                 )
                 for result in compared_tables:
-                    yield _consistency_result(key_by_name[result.schema, result.table], result)
+                    yield _make_consistency_result(key_by_name[result.schema, result.table], result)
 
         return consistency
 
@@ -114,7 +114,7 @@ def consistency_checks(
     )
 
 
-def _consistency_result(key: dg.AssetKey, result: TableConsistency) -> dg.AssetCheckResult:
+def _make_consistency_result(key: dg.AssetKey, result: TableConsistency) -> dg.AssetCheckResult:
     """The result of the check `subscriber_consistency` for a table."""
     return dg.AssetCheckResult(
         check_name="subscriber_consistency",
@@ -160,7 +160,7 @@ def conformity_checks(
     table_by_key = _map_keys_to_tables(subscription, checkable_tables, dagster_names)
 
     def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
+        specs = _make_specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
 
         @dg.multi_asset_check(
             specs=specs, name=name, can_subset=True, required_resource_keys=dagster_names.resource_keys
@@ -170,8 +170,8 @@ def conformity_checks(
         ) -> Iterator[dg.AssetCheckResult]:
             with run_as_step(context):
                 lake = open_lake(context, dagster_names)
-                for key in _selected_keys(context):
-                    yield _conformity_result(key, check_conformity(subscription, lake, keys[key]))
+                for key in _list_selected_keys(context):
+                    yield _make_conformity_result(key, check_conformity(subscription, lake, keys[key]))
 
         return conformity
 
@@ -187,7 +187,7 @@ _ALTERED_FILTER = (
 )
 
 
-def _conformity_result(key: dg.AssetKey, conformity: TableConformity) -> dg.AssetCheckResult:
+def _make_conformity_result(key: dg.AssetKey, conformity: TableConformity) -> dg.AssetCheckResult:
     """The result of the check `row_filter_conformity` for a table."""
     is_uncertain = conformity.altered or conformity.problem is not None
     return dg.AssetCheckResult(
@@ -212,7 +212,7 @@ def freshness_checks(
     max_seconds = subscription.freshness.total_seconds()
 
     def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _specs(
+        specs = _make_specs(
             "freshness",
             keys,
             f"No commit has been waiting for longer than {max_seconds:.0f} s to be applied.",
@@ -232,7 +232,7 @@ def freshness_checks(
                 lake = open_lake(context, dagster_names)
                 freshness_of_replicas = check_freshness(subscription, lake)
                 states = TableStates(lake, subscription.name).read_newest()
-            for key in _selected_keys(context):
+            for key in _list_selected_keys(context):
                 yield table_freshness_result(key, subscription, freshness_of_replicas, states.get(keys[key]))
 
         return freshness
@@ -249,7 +249,7 @@ def sync_state_checks(
     table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
 
     def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _specs(
+        specs = _make_specs(
             "sync_state",
             keys,
             "Changes are applied to the replica: it was copied, and no error has set it aside.",
@@ -265,7 +265,7 @@ def sync_state_checks(
                 lake = open_lake(context, dagster_names)
                 states = TableStates(lake, subscription.name).read_newest()
                 subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
-            for key in _selected_keys(context):
+            for key in _list_selected_keys(context):
                 yield sync_state_result(key, states.get(keys[key]), subscription_state)
 
         return sync_state
@@ -302,7 +302,7 @@ def cut_sync_state_result(
     """The result of the check `sync_state` for a cut, which concerns all tables of the subscription.
 
     If tables only wait for a copy, the result is a warning. `reported_problems` lists the problems for which a run has
-    already failed (see `reported_problems`).
+    already failed (see `read_reported_problems`).
     """
     waiting_tables = {
         name: state

@@ -146,7 +146,7 @@ def _make_partition_events(
 
     There is one event for all partitions together. If a table could not be copied, there is one for each of the others.
     """
-    metadata = {**_metadata(copy_results), **work_metadata(work)}
+    metadata = {**_make_metadata(copy_results), **work_metadata(work)}
     failed_partitions = {encode_partition_key(name) for name in _find_problems(copy_results)}
     if not failed_partitions:
         yield dg.MaterializeResult(asset_key=key, metadata=metadata)
@@ -201,7 +201,7 @@ def _make_replica_event(
     return make_unplanned_event(context, event, [changes, source])
 
 
-def _metadata(copy_results: Sequence[CopyResult]) -> dict[str, Any]:
+def _make_metadata(copy_results: Sequence[CopyResult]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {

@@ -47,7 +47,7 @@ def slot_stream_maintenance_asset(
         start_time = monotonic()
         with run_as_step(context):
             lake = open_lake(context, dagster_names)
-            return _result(
+            return _make_result(
                 maintain_slot_stream(slot_stream, lake, subscriptions, retention, context.log.info),
                 start_time,
             )
@@ -83,14 +83,18 @@ def subscription_maintenance_asset(
         start_time = monotonic()
         with run_as_step(context):
             lake = open_lake(context, dagster_names)
-            yield _result(maintain_subscription(subscription, lake, retention, context.log.info), start_time)
+            yield _make_result(
+                maintain_subscription(subscription, lake, retention, context.log.info), start_time
+            )
             if name_template is not None:
                 Registration(subscription, lake, name_template).register()
 
     return maintenance
 
 
-def _result(maintained_tables: Sequence[MaintainedTable], start_time: float) -> dg.MaterializeResult[None]:
+def _make_result(
+    maintained_tables: Sequence[MaintainedTable], start_time: float
+) -> dg.MaterializeResult[None]:
     """Report what maintenance has done to each table. `start_time` is the time at which it began."""
     tables = [
         {"path": table.path, "rows deleted": table.rows, "files compacted": table.files}

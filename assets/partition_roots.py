@@ -104,8 +104,8 @@ def replica_tables_asset(
     - `tables`: the tables with an asset
     - `unchanged_tables`: the tables of the cut that are not among `tables`
     - `freshness_policy`: the policy of the cut, if any
-    - `wait_for_prefetched_work`: a function that waits for an apply that was done before the step. It returns the cut
-      before that apply, and the result; the step only reports them.
+    - `wait_for_prefetched_work`: a function that waits for changes that a thread applies before the step begins. It
+      returns the cut from before these changes, and the result; the step only reports them.
     """
     assets = _ReplicaAssets(subscription, tables, dagster_names, unchanged_tables, freshness_policy)
 
@@ -233,7 +233,7 @@ class _Request:
     def apply_changes(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
         """Apply the changes of the selected tables.
 
-        Returns the cut before the apply, and the result of the apply; and the cost of the work.
+        Returns the cut from before these changes, and the result of `apply`; and the cost of the work.
         """
         subscription = self.assets.subscription
         former_cut, result = Cuts(lake, subscription.name).read_last(), ApplyResult()
@@ -319,7 +319,7 @@ class _RunReport:
     def _replica_events(self) -> Iterator[Event]:
         """Yields the materializations of the replicas, including those that the run did not plan."""
         lake, assets, tables = self._lake, self._assets, self._request.key_by_table
-        comments = _comments(self._subscription, list(self._states_to_report))
+        comments = _read_comments(self._subscription, list(self._states_to_report))
         paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._states_to_report}
         with lake.consistent_read(*paths.values()):
             versions = {
@@ -328,7 +328,7 @@ class _RunReport:
             }
             metadata = {
                 name: {
-                    **_replica_metadata(lake, paths[name], assets.tables[name], self._result, state),
+                    **_make_replica_metadata(lake, paths[name], assets.tables[name], self._result, state),
                     **column_metadata(
                         state.definition.columns if state.definition else (),
                         assets.find_source_key(name),
@@ -410,7 +410,7 @@ class _RunReport:
                 yield freshness_result(self._assets.cut_key, self._subscription, self._freshness)
 
 
-def _comments(subscription: Subscription, names: Sequence[TableName]) -> Mapping[TableName, Comments]:
+def _read_comments(subscription: Subscription, names: Sequence[TableName]) -> Mapping[TableName, Comments]:
     """The publisher's comments on tables and their columns.
 
     Empty if the publisher does not answer, because the report can do without comments.
@@ -467,7 +467,7 @@ def _describe_reason(state: TableState | None) -> str:
     return (state.reason if state else None) or "the next copy brings it"
 
 
-def _replica_metadata(
+def _make_replica_metadata(
     lake: Lake, path: str, table: PublishedTable, result: ApplyResult, state: TableState
 ) -> dict[str, Any]:
     """Entries about a replica: how much was changed, the row filter, and the Delta version."""

@@ -239,12 +239,12 @@ def _renew_input_tags(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str
     provenance = last_record and extract_data_provenance_from_entry(last_record.event_log_entry)
     if not provenance:
         return {}
-    return _version_tags(provenance.code_version) | read_current_input_tags(
+    return _make_version_tags(provenance.code_version) | read_current_input_tags(
         dagster, provenance.input_data_versions
     )
 
 
-def _version_tags(code_version: str) -> dict[str, str]:
+def _make_version_tags(code_version: str) -> dict[str, str]:
     return {CODE_VERSION_TAG: code_version, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
 
 
@@ -260,7 +260,7 @@ def make_unplanned_event(
     assert result.data_version is not None
     if _is_shown_failed(context.instance, result.asset_key):
         plan_assets(context, [result.asset_key])
-    tags = {DATA_VERSION_TAG: result.data_version.value, **_version_tags(context.run_id)}
+    tags = {DATA_VERSION_TAG: result.data_version.value, **_make_version_tags(context.run_id)}
     tags |= read_current_input_tags(context.instance, inputs)
     return dg.AssetMaterialization(result.asset_key, metadata=result.metadata, tags=tags)
 

@@ -42,7 +42,8 @@ def group_paths(names: Iterable[TableName]) -> Mapping[TableName, GroupPath]:
 def _find_paths_by_prefix(tables: list[TableName]) -> dict[TableName, GroupPath]:
     """Divide sorted tables of one schema into groups by the beginnings of their names, until all groups are small.
 
-    The beginning of a group ends with the first character in which names differ.
+    The tables of a group have the beginning of their names in common. It ends with the first character that is not
+    the same in the names of all tables.
     """
     if len(tables) <= _MAX_TABLES:
         return dict.fromkeys(tables, ())

@@ -146,20 +146,22 @@ class PgsieveTranslator:
         """Make the spec of an asset. It has no deps, except those that a subclass adds."""
         return dg.AssetSpec(
             key=data.key,
-            group_name=_group(data),
+            group_name=_choose_group(data),
             kinds=_DAGSTER_KINDS.get(data.kind, {"deltalake"}),
-            description="\n\n".join(map(escape_controls, filter(None, [data.comment, _description(data)]))),
+            description="\n\n".join(
+                map(escape_controls, filter(None, [data.comment, _describe_asset(data)]))
+            ),
         )
 
 
-def _group(asset: PgsieveAsset) -> str:
+def _choose_group(asset: PgsieveAsset) -> str:
     """The group of an asset."""
     if asset.kind not in _KINDS_WITH_OWN_GROUP:
         return f"{asset.source}_replication"
     return nested_group(asset.source if asset.kind is AssetKind.SOURCE_TABLE else asset.name, asset.path)
 
 
-def _description(asset: PgsieveAsset) -> str:
+def _describe_asset(asset: PgsieveAsset) -> str:
     """The description of an asset."""
     match asset.kind:
         case AssetKind.SOURCE_TABLE:

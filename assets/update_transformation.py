@@ -67,13 +67,13 @@ def table_changes_asset(
         for table in (change for change in changes if change.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
         yield dg.MaterializeResult(
-            metadata={**_metadata(changes), **work_metadata(work)}, data_version=_CONSTANT_DATA_VERSION
+            metadata={**_make_metadata(changes), **work_metadata(work)}, data_version=_CONSTANT_DATA_VERSION
         )
 
     return table_changes
 
 
-def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
+def _make_metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
     """Entries with the number of changes before and after the transformation, for each table and in total."""
     records = [
         dg.TableRecord(

@@ -120,15 +120,20 @@ def assemble_definitions(
         assets=[
             *_make_source_table_specs(subscriptions, tables_by_subscription, dagster_names),
             *(initial_sync_asset(s, dagster_names, name_template=project.names) for s in subscriptions),
-            *(change_log_asset(f, project.find_subscriptions(f), dagster_names) for f in streams),
+            *(
+                change_log_asset(stream, project.find_subscriptions(stream), dagster_names)
+                for stream in streams
+            ),
             *(table_changes_asset(s, dagster_names) for s in subscriptions),
             *(
                 _make_replica_assets(s, tables_by_subscription[s.name], dagster_names, is_automated)
                 for s in subscriptions
             ),
             *(
-                slot_stream_maintenance_asset(f, project.find_subscriptions(f), retention, dagster_names)
-                for f in streams
+                slot_stream_maintenance_asset(
+                    stream, project.find_subscriptions(stream), retention, dagster_names
+                )
+                for stream in streams
             ),
             *(
                 subscription_maintenance_asset(s, retention, dagster_names, name_template=project.names)
@@ -153,8 +158,8 @@ def assemble_definitions(
                 for s, job in zip(subscriptions, jobs.copies, strict=True)
             ),
             *(
-                make_slot_lag_sensor(f, job, dagster_names, is_running=is_automated)
-                for f, job in zip(streams, jobs.alarms, strict=True)
+                make_slot_lag_sensor(stream, job, dagster_names, is_running=is_automated)
+                for stream, job in zip(streams, jobs.alarms, strict=True)
             ),
         ],
         resources=lake_resources(lake, dagster_names),

@@ -49,8 +49,8 @@ _LOCK_SECONDS = 30
 _BATCH_VARIABLE, _EVENTS_PER_BATCH = "DAGSTER_EVENT_BATCH_SIZE", "1000"
 #: The largest number of materializations that are kept in memory.
 _MAX_KEPT_MATERIALIZATIONS = 500
-#: Dagster reports another event right after an event of these types: of an output the materialization or the check
-#: result, and of a step's success the start of the next step, or the end of the run.
+#: Dagster reports another event right after an event of these types. The event of an output is followed by the
+#: materialization or the check result, and the success of a step by the start of the next step or the end of the run.
 _FOLLOWED_TYPES = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_SUCCESS}
 #: The types of what a step reports. None is a line that it logs.
 _REPORT_TYPES = {

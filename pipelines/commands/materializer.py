@@ -91,7 +91,7 @@ class Materializer:
         #: The warnings that were found when the publications were examined last.
         self.warnings: list[str] = []
         self.sent_counts: dict[Name, SentCounts] = {}
-        #: What the copies, transformations and applies have cost so far.
+        #: What it has cost so far to copy tables, and to transform and apply changes.
         self.total_work = Work()
         #: Maps each table whose copy has to wait to the ids of the transactions for which it waits. There are no ids if
         #: it waits for a foreign server. `copy` leaves these tables out.

@@ -67,7 +67,7 @@ def refilter(
             ):
                 locks.enter_context(subscription.slot_stream.source.hold_lock(name))
             SubscriptionRecord(lake, subscription.name).record_folders()
-            # `make` plans again, because the catalog may have changed before the locks were taken.
+            # `make_replicas` plans again, because the catalog may have changed before the locks were taken.
             plans_by_name = {
                 plan.name: plan
                 for plan in _prepare_refilter(subscription, chosen_sources, lake).make_replicas(names_to_make)
