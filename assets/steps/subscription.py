@@ -1,8 +1,8 @@
 """Subscriptions, the streams that they read, and the definitions of their replicas.
 
-A slot stream is a replication slot with its change log. With `row_filter: pipeline`, all subscriptions of a source share one
-stream. With `row_filter: publisher`, each subscription has a stream of its own. `pipelines` makes streams and subscriptions
-from the configuration, and the steps use them.
+A slot stream is a replication slot with its change log. With `row_filter: pipeline`, all subscriptions of a source
+share one stream. With `row_filter: publisher`, each subscription has a stream of its own. `pipelines` makes streams and
+subscriptions from the configuration, and the steps use them.
 """
 
 import json

@@ -3,8 +3,8 @@
 In: the configuration, a plugin and its options
 Out: the output of the plugin, as bytes
 
-The command peeks at the slot, and does not confirm anything. Raises PgsieveError for a source, slot, plugin or option
-that does not exist.
+A slice is the changes between two positions of a slot. The command peeks at the slot, and does not confirm anything.
+Raises PgsieveError for a source, slot, plugin or option that does not exist.
 """
 
 from collections.abc import Iterator, Sequence

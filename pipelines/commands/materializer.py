@@ -1,5 +1,8 @@
 """Does the work of a run for one subscription.
 
+A slice is the changes between two positions of the slot. A table that is set aside gets no more changes, because of an
+error, until it is copied again.
+
 In: a subscription of a project
 Out: - assets that Dagster runs have materialised in this process
      - a `SubscriptionRun`, the result of the run for this subscription

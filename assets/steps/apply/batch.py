@@ -219,7 +219,7 @@ class Batch:
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
                 return plan, None if is_overtaken(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:
-                return plan, None  # The apply fails too, and reports it.
+                return plan, None  # `apply` fails too, and reports it.
             if changes is not None and changes.nbytes > KEY_BYTES // len(plans_to_examine):
                 changes = None
             return replace(plan, is_examined=True, examined_changes=changes), None

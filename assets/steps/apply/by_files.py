@@ -2,7 +2,8 @@
 
 The net change of a key is what all changes of the key do together: at most one row comes, and at most one row goes.
 
-In: a batch's changes in the files of the change history. Out: `TableResult`. Raises LakeError.
+In: a batch's changes in the files of the change history, the Delta table that has all changes of a replica's table. Out:
+`TableResult`. Raises LakeError.
 
 First this process computes the net change of each key, on whole columns (`pgsieve.decoding.changes.net_change`). Then
 executors read the new rows from the row groups of the change history, and write them into new files of the replica.
@@ -100,7 +101,7 @@ class ManyChanges:
     - `schema`: the replica's columns
     - `net_change`: the net change; None if it is not computed yet, or if a table without a key has only INSERTs
     - `empties_replica`: True if the batch removes all rows that the replica has now
-    - `stamp_column`: the name of the column with the time of the apply; None if the replica has no such column
+    - `stamp_column`: the column with the time at which changes are applied; None if the replica has no such column
     """
 
     committer: FileCommitter

@@ -1,10 +1,11 @@
 """Applies very many changes to one replica table. The keys are divided into parts, and a task decides each part.
 
-A task decides a part: it computes from the changes of these keys which rows come and go.
+A task decides a part: it computes from the changes of these keys which rows come and go. A batch is the changes that are
+applied in one commit.
 
-In: a batch's changes in the files of the change history. Out: `TableResult`, after one commit; None if the table or the
-changes cannot be divided by keys. In that case `by_files` applies them, with all keys in the memory of this process.
-Raises LakeError.
+In: a batch's changes in the files of the change history (the Delta table that has all changes). Out: `TableResult`,
+after one commit; None if the table or the changes cannot be divided by keys. In that case `by_files` applies them, with
+all keys in the memory of this process. Raises LakeError.
 
 Tasks read the changes, decide which rows come and go, and write the files. This process only commits: it receives the
 names of files and numbers of rows, but no rows and no keys.

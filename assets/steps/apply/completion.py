@@ -1,5 +1,7 @@
 """Completes rows that lack values. The value comes from the last change that sent it, or from the replica's row.
 
+A batch is the changes that are applied to a replica in one commit.
+
 An UPDATE does not send a TOASTed value that it leaves unchanged (PostgreSQL documentation, 54.9 Logical Replication
 Message Formats, TupleData). The place of a change is a number that orders the changes of a batch. In: the places of the
 changes that made the new rows; and for each missing value the place of the change that sent it, or the key under which

@@ -1,8 +1,8 @@
 """Finds damaged replicas: deleted, unreadable, or put back to an earlier version (by RESTORE, or from a backup).
 
-pgsieve searches before it applies anything, because a damaged replica may lack changes that its position claims to have. (A
-position is the LSN up to which a table has all changes.) The table of a damaged replica is set aside: no changes are
-applied to it until the user has it copied again.
+pgsieve searches before it applies anything, because a damaged replica may lack changes that its position claims to
+have. (A position is the LSN up to which a table has all changes.) The table of a damaged replica is set aside: no
+changes are applied to it until the user has it copied again.
 """
 
 from collections.abc import Callable, Collection, Mapping

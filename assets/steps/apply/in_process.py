@@ -186,7 +186,7 @@ class FewChangesWriter:
         return Stamp(self.definition.metadata_column(APPLIED_AT))
 
     def _make_new_rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Make the new row of each change, with the time of the apply. The row of a DELETE has only NULLs."""
+        """Make the new row of each change, with the time at which it is applied. The row of a DELETE has only NULLs."""
         rows = pa.table({name: struct_field(changes["new"], name) for name in columns})
         return self._stamp.set_time(rows)
 

@@ -1,8 +1,8 @@
 """The tasks that apply very many changes by parts of their keys: they read keys, decide the changes, and write files.
 
-The work has three rounds. The tasks of a round yield messages, and each task of the next round receives the messages with
-its number (`pgsieve.resources.parts`). A place, in this module, is a number that orders the changes of a batch. So it tells
-which change has a new row.
+The work has three rounds. The tasks of a round yield messages, and each task of the next round receives the messages
+with its number (`pgsieve.resources.parts`). A place, in this module, is a number that orders the changes of a batch. So
+it tells which change has a new row.
 
 In: row groups of a change history, and files of a replica. Out: rows that describe new files, and results as JSON texts
 (counts, changed files). `by_key_parts` starts the tasks, and commits what they have written. Raises OSError, and Arrow's

@@ -1,7 +1,8 @@
 """Applies a batch to the versions of rows (`history: scd2`), after it was applied to the replica.
 
 For each table the lake has a second Delta table, with all former and present versions of its rows. A version of a row is
-valid from one of the publisher's commits to another.
+valid from one of the publisher's commits to another. A batch has the changes of several consecutive slices, and a slice
+those from one position of the slot to another.
 
 In: the changes of the change history that the replica has, and the table of versions. Out: one commit of the table of
 versions per batch, which ends versions and adds new ones. The versions are computed on whole columns

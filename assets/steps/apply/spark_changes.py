@@ -1,6 +1,7 @@
 """Reads a batch's changes by Spark: their keys as `KeyedChanges`, and the rows of the net change as a DataFrame.
 
-In: the change history and the replica, if only Spark can read them. Out: the changes by key, from which the driver
+In: the change history (the Delta table with all changes) and the replica, if only Spark can read them. A batch is the
+changes that are applied to a replica in one commit. Out: the changes by key, from which the driver
 computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of a MERGE. Spark itself
 joins rows only by numbers. Functions on Arrow batches choose the rows and compare keys, so keys are equal by the same
 rules as in the other engines. Raises Spark's errors.
@@ -51,7 +52,7 @@ class SparkChanges:
 
     @cached_property
     def _stamp(self) -> Stamp:
-        """Sets the time of the apply, which is the same in all rows of the batch."""
+        """Sets the time at which the batch is applied, which is the same in all its rows."""
         return Stamp(self.definition.metadata_column(APPLIED_AT))
 
     def _read_changes(self) -> DataFrame:

@@ -1,6 +1,7 @@
 """What is needed to apply a batch of changes to one replica table (`PendingChanges`), and the result (`TableResult`).
 
-Both are the same for each way in which the changes are written: as files, or by a MERGE of delta-rs or Spark.
+Both are the same for each way in which the changes are written: as files, or by a MERGE of delta-rs or Spark. A batch has
+the changes of several consecutive slices, and a slice those from one position of the slot to another.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Freshness: how long the oldest commit that is not in a subscription's replicas yet has been waiting.
 
+A stream is a slot with the subscriptions that read it, and its change log has the messages that were read from the slot.
+
 In: the publisher and the lake
 Out: the seconds since the oldest waiting commit, by the publisher's clock; 0 if no commit is waiting
 

@@ -1,5 +1,8 @@
 """Finds the base of each table at an LSN: a Delta version of its replica, and slices of its change history.
 
+A slice is the changes from one position of the slot to another. The change history is a Delta table that has the changes
+of a replica's table. The position of a version is the LSN up to which the version has all changes.
+
 In: the records of a subscription
 Out: a `TableBase` for each table that the subscription had at the LSN
 

@@ -1,13 +1,15 @@
 """The replicas of a subscription as they were at an LSN, as Delta tables: versions of the replicas, or clones.
 
+A slice is the changes from one position of the slot to another.
+
 In: the base of each table (a version of its replica, and the slices of its change history with later changes), and a
     folder for clones
 Out: a `TableVersion` for each table
 
 If a base has no slices, it is a version of the replica itself. If it has slices, the version is cloned into the folder,
-and the changes are copied to a change history beside the clone. Then they are applied to the clone, by the same functions
-as to a replica. Raises LakeError. Raises MomentError if a change cannot be applied; it could not be applied to the replica
-either.
+and the changes are copied to a change history beside the clone. Then they are applied to the clone, by the same
+functions as to a replica. Raises LakeError. Raises MomentError if a change cannot be applied; it could not be applied
+to the replica either.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,9 +4,9 @@ In: a subscription, and the other subscriptions of its stream (the readers of th
 Out: a `DropResult`. The server has nothing of the subscription any more. Its tables in the lake stay, unless their
      deletion is requested.
 
-What is on the server is dropped first, so that a drop that was killed can be repeated. Raises SourceError if the server
-does not answer or refuses, and OtherClusterError or OtherDatabaseError if the source is another cluster or database
-than before.
+Capture publications are pgsieve's own publications, with which it reads a slot. What is on the server is dropped first,
+so that a drop that was killed can be repeated. Raises SourceError if the server does not answer or refuses, and
+OtherClusterError or OtherDatabaseError if the source is another cluster or database than before.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """The initial copy from begin to end: makes the stream's slot ready, copies tables, and drains the slot in between.
 
+A stream is a slot with the subscriptions that read it.
+
 In: the tables to copy
 Out: the result of each table
 

@@ -4,6 +4,9 @@ In: the Delta tables of a slot stream (a slot with its subscriptions) or of a su
     retained
 Out: the same tables, smaller
 
+A slice is the changes from one position of the slot to another. The change history of a table has its changes, slice by
+slice.
+
 Maintenance never deletes changes that a subscription of the stream has not applied. It never deletes files of a recent
 version, or of a version in a cut (a version of each replica, so that together they equal the publisher at one LSN).
 Each commit is atomic and does not depend on the others. So if maintenance was killed, it can be repeated. It may run at

@@ -1,7 +1,8 @@
 """Records the publisher's catalog, so that pgsieve can filter and route changes as pgoutput does on the publisher.
 
 The catalog is the publisher's definitions of tables and publications. A slot stream is a replication slot with its change
-log and its subscriptions. A slice is the changes from one position of the slot to another. If the publisher does not
+log and its subscriptions. Its slot is read with pgsieve's own publications (capture publications), which do not filter. A
+slice is the changes from one position of the slot to another. If the publisher does not
 filter the changes of a stream (`row_filter: pipeline`), pgsieve has to decide which changes a subscription gets, and
 for that it needs the catalog as it was at each change:
 

@@ -1,6 +1,7 @@
 """Finds record tables of pgsieve that were put back to an earlier version, so that rows are missing in them.
 
-A table is put back by RESTORE, or by restoring files from a backup.
+A table is put back by RESTORE, or by restoring files from a backup. A stream is a slot with the subscriptions that read
+it.
 
 In: cuts, which record the versions that these tables had. A cut is a version of each replica of a subscription, so that
     together they equal the publisher at one LSN.

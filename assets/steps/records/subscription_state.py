@@ -1,7 +1,8 @@
 """The state of a subscription as a whole, like subenabled and subskiplsn in PostgreSQL's catalog pg_subscription.
 
-The state is the newest row of the Delta table `_subscription`. If the table has no row, the subscription is enabled and
-skips nothing. Raises SubscriptionDisabledError if work on a disabled subscription is to begin.
+A slice is the changes from one position of the slot to another; a change history has the changes of one table, slice by
+slice. The state is the newest row of the Delta table `_subscription`. If the table has no row, the subscription is
+enabled and skips nothing. Raises SubscriptionDisabledError if work on a disabled subscription is to begin.
 """
 
 from dataclasses import asdict, dataclass, replace

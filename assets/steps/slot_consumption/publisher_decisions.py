@@ -1,6 +1,7 @@
 """Lets the publisher decide which changes of a slice a subscription gets, if publications were altered within the slice.
 
-A slice is the changes from one position of the slot to another.
+A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
+Its slot is read with pgsieve's own publications (capture publications), which do not filter.
 
 In: how the slot of a stream is read, and positions
 Out: the same slice in a change log of the subscription's own. The slice is listed in the table `altered` before it is

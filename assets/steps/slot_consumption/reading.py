@@ -1,13 +1,13 @@
 """Reads a slot up to an LSN in a loop. The messages are appended as slices, and confirmed after that.
 
-A slice is the changes from one position of the slot to another.
+A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
 
 In: a slot that is ready, and the publications with which it is read
 Out: `DrainResult`
 
-A reading is what one query fetches, which may be several slices. Readings become larger as long as they succeed. If a transient
-fault of the server ends a reading, it is repeated in smaller parts. If another process has read the slot meanwhile,
-this one goes on from there.
+A reading is what one query fetches, which may be several slices. Readings become larger as long as they succeed. If a
+transient fault of the server ends a reading, it is repeated in smaller parts. If another process has read the slot
+meanwhile, this one goes on from there.
 """
 
 import random

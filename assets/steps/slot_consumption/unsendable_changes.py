@@ -8,7 +8,8 @@ Out: slices (changes from one position of the slot to another) up to an LSN from
 
 pgoutput sends a transaction as a whole or not at all. So a transaction that cannot be sent is left out, after its
 tables were marked as to be copied again. If the row filter or the value fails for the copy, too, the copy sets the
-table aside, with a reason of its own.
+table aside, with a reason of its own: the table gets no more changes until the user has it copied again. A stream is a
+slot with the subscriptions that read it.
 """
 
 import re

@@ -1,5 +1,8 @@
 """Skips a transaction by the LSN at which it ends, as ALTER SUBSCRIPTION … SKIP (lsn = …) does.
 
+A slice is the changes from one position of the slot to another. A window is the part of a slice that is transformed at
+once.
+
 As in PostgreSQL, the LSN is cleared by the next transaction that has changes, even if it is not the transaction that
 the user has named (clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for
 an LSN that has already been passed.

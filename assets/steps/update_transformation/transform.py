@@ -2,8 +2,8 @@
 
 A slice is the changes from one position of the slot to another. It is transformed once for each subscription. The
 changes of each table are one Delta commit, and its position is the end of the slice. After these commits a row for each
-table is written to `_transformed`, which the apply reads. If a slice is repeated after a crash, Delta leaves out the
-commits that exist already, by their positions.
+table is written to `_transformed`, which the next step (`apply`) reads. If a slice is repeated after a crash, Delta
+leaves out the commits that exist already, by their positions.
 """
 
 from collections.abc import Sequence

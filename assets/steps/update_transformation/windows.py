@@ -130,7 +130,8 @@ class SliceReader:
     def read_work(self, window: Window) -> WindowWork:
         """Find what has to be transformed in a window, for those tables that need its changes.
 
-        If a slice is lost, the tables that need its changes are set aside.
+        If a slice is lost, the tables that need its changes are set aside: they get no more changes until they are copied
+        again.
         """
         subscription, lake = self.subscription, self.lake
         contents = read_slice_contents(lake, subscription.slot_stream, window.slice_end)
