@@ -67,15 +67,14 @@ def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
 
     `places` has the place of each change after the last TRUNCATE. `net` refers to these changes by their indices.
     """
-    keys = np.flatnonzero(has_row)
-    keys = keys[np.argsort(net.last_changes[keys])]
+    indices = np.flatnonzero(has_row)
+    indices = indices[np.argsort(net.last_changes[indices])]
     sent_places = {
-        name: np.where(changes[keys] == NONE, NONE, places[changes[keys]])
+        name: np.where(changes[indices] == NONE, NONE, places[changes[indices]])
         for name, changes in net.changes_by_column.items()
     }
-    return NetRows(
-        places[net.last_changes[keys]], sent_places, np.where(net.is_updated[keys], net.base_keys[keys], NONE)
-    )
+    base_keys = np.where(net.is_updated[indices], net.base_keys[indices], NONE)
+    return NetRows(places[net.last_changes[indices]], sent_places, base_keys)
 
 
 @dataclass(frozen=True)
@@ -170,13 +169,13 @@ class MissingValues:
                 continue
             yield portion.places, completions
 
-    def _find_locations(self, keys: Numbers) -> Numbers:
-        """Return for each key number a number that orders the replica's rows by file and row; NONE without such a row."""
-        location_by_key = np.full(int(keys.max(initial=NONE)) + 2, NONE)
+    def _find_locations(self, key_numbers: Numbers) -> Numbers:
+        """Find where the replica has the row of each key: a number that orders rows by file and row; NONE without a row."""
+        location_by_key = np.full(int(key_numbers.max(initial=NONE)) + 2, NONE)
         for number, match in enumerate(self.matches):
             is_sought = match.key_indices < len(location_by_key) - 1
             location_by_key[match.key_indices[is_sought]] = (number << 32) + match.row_numbers[is_sought]
-        return location_by_key[keys]
+        return location_by_key[key_numbers]
 
     def read_completion(self, name: str, rows: NetRows, budget: _Budget) -> Completion:
         """Read the values of the column `name` for the rows that need one, as their last change did not send it.

@@ -229,15 +229,16 @@ class KeyDecider:
             return pa.table(columns)
         for number, name in enumerate(self.batch_parts.unsent_columns):
             columns[f"sent{number}"] = rows.sent_places[name]
-        file, row = np.full(len(rows), NONE), np.full(len(rows), NONE)
-        for sender, (row_numbers, keys) in matches.items():
-            greatest_key = int(max(keys.max(initial=NONE), rows.base_keys.max(initial=NONE)))
+        files, base_rows = np.full(len(rows), NONE), np.full(len(rows), NONE)
+        for sender, (row_numbers, key_indices) in matches.items():
+            greatest_key = int(max(key_indices.max(initial=NONE), rows.base_keys.max(initial=NONE)))
             row_by_key = np.full(greatest_key + 2, NONE)
-            row_by_key[keys] = row_numbers
-            base_rows = row_by_key[rows.base_keys]
-            file = np.where(base_rows == NONE, file, sender - self.batch_parts.change_part_count)
-            row = np.maximum(row, base_rows)
-        return pa.table({**columns, "file": file, "row": row})
+            row_by_key[key_indices] = row_numbers
+            base_rows_in_file = row_by_key[rows.base_keys]
+            file_index = sender - self.batch_parts.change_part_count
+            files = np.where(base_rows_in_file == NONE, files, file_index)
+            base_rows = np.maximum(base_rows, base_rows_in_file)
+        return pa.table({**columns, "file": files, "row": base_rows})
 
 
 @dataclass(frozen=True)
@@ -293,20 +294,21 @@ class PartWriter:
         """Return the values that new rows lack; `sources` is a table that `KeyDecider` has made."""
         if not self.batch_parts.unsent_columns:
             return None
-        places, file, row = (np.asarray(sources[name]) for name in ("place", "file", "row"))
+        places, files, base_rows = (np.asarray(sources[name]) for name in ("place", "file", "row"))
         sent_places = {
             name: np.asarray(sources[f"sent{number}"])
             for number, name in enumerate(self.batch_parts.unsent_columns)
         }
         task, matches = self.files_task, list[FileMatches]()
-        for file_index in np.unique(file[file != NONE]).tolist():
-            stored, keys = self.files[file_index], np.flatnonzero(file == file_index)
-            keys = keys[np.argsort(row[keys])]
+        for file_index in np.unique(files[files != NONE]).tolist():
+            file, indices = self.files[file_index], np.flatnonzero(files == file_index)
+            indices = indices[np.argsort(base_rows[indices])]
             matches.append(
-                FileMatches(stored.name, stored.log_path, stored.size_bytes, row[keys], keys, _NO_ROWS)
+                FileMatches(file.name, file.log_path, file.size_bytes, base_rows[indices], indices, _NO_ROWS)
             )
-        # The numbers of the rows stand for those of their keys: no two rows take values from the same row of the replica.
-        rows = NetRows(places, sent_places, np.where(file == NONE, NONE, np.arange(len(places))))
+        # The indices of the rows stand for the numbers of their keys: no two rows take values from the same row of the
+        # replica.
+        rows = NetRows(places, sent_places, np.where(files == NONE, NONE, np.arange(len(places))))
         groups, slice_ends = (
             [group for part in self.change_parts for group in part],
             self.batch_parts.extent.slices,

@@ -26,10 +26,10 @@ from pgsieve.resources.lake.derived_rows import read_rows
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 
-def _bound_keys(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> int:
-    """A number above all numbers of keys in `rows` and `matches`."""
-    keys = [*(match.key_indices for match in matches), *(keys for keys, _ in rows)]
-    return max((int(each.max(initial=0)) for each in keys), default=0) + 1
+def _count_key_numbers(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> int:
+    """Return the length of an array that has an element for each key number in `rows` and `matches`."""
+    number_arrays = [*(match.key_indices for match in matches), *(key_numbers for key_numbers, _ in rows)]
+    return max((int(key_numbers.max(initial=0)) for key_numbers in number_arrays), default=0) + 1
 
 
 def mask_keys_in_memory(rows: Sequence[NumberedRows], matches: Sequence[FileMatches]) -> Mask:
@@ -37,9 +37,9 @@ def mask_keys_in_memory(rows: Sequence[NumberedRows], matches: Sequence[FileMatc
 
     It is long enough to have an element for each key in `matches`, too.
     """
-    has_row = np.zeros(_bound_keys(rows, matches), np.bool_)
-    for keys, _ in rows:
-        has_row[keys] = True
+    has_row = np.zeros(_count_key_numbers(rows, matches), np.bool_)
+    for key_numbers, _ in rows:
+        has_row[key_numbers] = True
     return has_row
 
 
@@ -81,7 +81,7 @@ class EndsInMemory:
         For such a file it suffices to read its first version.
         """
         beginning_schema = pa.schema([schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
-        key_count = _bound_keys(rows, [match for match, _ in ended_versions])
+        key_count = _count_key_numbers(rows, [match for match, _ in ended_versions])
         beginning_indices, ending_commits = (
             np.full(key_count, NONE, np.int64),
             np.full(key_count, NONE, np.int64),
@@ -103,15 +103,15 @@ class EndsInMemory:
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
         """Yield the ended versions."""
-        for removed_keys, rows in self.rows:
-            is_ended = self.ending_commits[removed_keys] != NONE
+        for removed_key_numbers, rows in self.rows:
+            is_ended = self.ending_commits[removed_key_numbers] != NONE
             if is_ended.any():
-                ended_keys = removed_keys[is_ended]
+                ended_key_numbers = removed_key_numbers[is_ended]
                 ended_rows = rows if is_ended.all() else rows.filter(pa.array(is_ended))
-                beginnings = self.beginnings.take(pa.array(self.beginning_indices[ended_keys]))
+                beginnings = self.beginnings.take(pa.array(self.beginning_indices[ended_key_numbers]))
                 yield end_versions(
                     self._make_present_versions(ended_rows, beginnings),
-                    self.ending_commits[ended_keys],
+                    self.ending_commits[ended_key_numbers],
                     self.commits,
                 )
 

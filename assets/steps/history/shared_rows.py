@@ -10,7 +10,7 @@ In: - the rows that a batch adds to the replica. Each has the place of its chang
 Out: the same rows, as far as they were kept
 
 Only this process can add rows here. Rows that Spark executors write are not kept, and neither are rows that do not fit
-into the memory that is reserved for them. The table of versions reads such rows from the files again.
+into the memory that is reserved for them. Such rows are read again when the table of versions is written.
 """
 
 from dataclasses import dataclass, field
@@ -64,10 +64,10 @@ class SharedRows:
             self.nbytes -= sum(each.nbytes for _, each in self.new_rows)
             self.new_rows.clear()
 
-    def add_removed_rows(self, keys: Numbers, rows: pa.RecordBatch) -> None:
-        """Add removed rows; `keys` has the number of each row's key."""
+    def add_removed_rows(self, key_numbers: Numbers, rows: pa.RecordBatch) -> None:
+        """Add removed rows; `key_numbers` has the number of each row's key."""
         if self._fits(rows):
-            self.removed_rows.append((keys, rows))
+            self.removed_rows.append((key_numbers, rows))
 
     def _fits(self, rows: pa.RecordBatch) -> bool:
         """Whether the rows fit into the memory that is left. If they do, their size is added to `nbytes`."""
@@ -92,5 +92,5 @@ class SharedRows:
         """Return the removed rows, with only these columns; empty if a column is missing or has another type."""
         if not all(set(columns.names) <= set(rows.schema.names) for _, rows in self.removed_rows):
             return []
-        batches = [(keys, rows.select(columns.names)) for keys, rows in self.removed_rows]
+        batches = [(key_numbers, rows.select(columns.names)) for key_numbers, rows in self.removed_rows]
         return batches if all(rows.schema.equals(columns) for _, rows in batches) else []
