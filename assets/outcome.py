@@ -8,8 +8,9 @@ Both errors fail the Dagster run, so sensors of failed runs are notified. Dagste
 before any traceback, and the description contains the reason. Nothing is rolled back: changes that were applied
 stay applied.
 
-A problem of a table fails the first run that finds it, and each run for which the user selects this table. Other
-runs succeed until there is another problem. Meanwhile the asset check `sync_state` still reports the first problem.
+A problem of a table fails the first run that finds it. It also fails each later run that the user starts for this table.
+Other runs succeed until there is another problem. Meanwhile the asset check `sync_state` still reports the first
+problem.
 """
 
 import logging

@@ -443,7 +443,7 @@ def _select_failing_problems(
 
 
 def _find_ready_tables(states: Mapping[TableName, TableState]) -> set[TableName | None]:
-    """Find the names of the tables that are ready, which means that changes are applied to them."""
+    """Find the names of the tables that are ready: changes are applied to these."""
     return {name for name, state in states.items() if state.state == SyncState.READY}
 
 

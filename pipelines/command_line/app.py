@@ -91,8 +91,8 @@ class Group(_PlainHelp, TyperGroup):
 
 #: The key by which the context of a command has the arguments of the process.
 _ARGUMENTS_KEY = "pgsieve.arguments"
-#: The base class of exceptions for wrong arguments. It is a class of click, or of the copy of click that newer versions
-#: of typer contain.
+#: The base class of exceptions for wrong arguments. It is a class of click. Newer versions of typer contain a copy of
+#: click, and there it is a class of this copy.
 _UsageError: Any = typer.BadParameter.__base__
 
 

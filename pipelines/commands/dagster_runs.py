@@ -4,8 +4,8 @@ In: the Dagster instance
 Out: two kinds of runs are deleted: runs that found nothing to do, except the last; and runs that are older than their
      retention
 
-Three kinds of runs are never deleted: runs that Dagster started itself, runs that copied tables, and the run of the
-last materialization of an asset.
+Three kinds of runs are never deleted: those that Dagster started itself; those that copied tables; and those that made
+the last materialization of some asset.
 """
 
 from collections.abc import Mapping

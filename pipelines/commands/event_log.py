@@ -40,8 +40,8 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
-#: The largest number of databases that are open at the same time: the one with the index of all runs, the one with
-#: events that belong to no run, and the database of the newest run.
+#: The largest number of databases that are open at the same time. One has the index of all runs, another the events that
+#: belong to no run, and the third the events of the newest run.
 _MAX_OPEN_DATABASES = 3
 #: How long a statement waits for the lock of another process. The value is the same as in Dagster.
 _LOCK_SECONDS = 30
@@ -95,9 +95,9 @@ class CachedEventLog(SqliteEventLogStorage):
     _is_work_done: bool
     #: Maps assets to their records as they were read last; None if an asset has no record.
     #:
-    #: `_database_state` identifies the state of the database at that time. It has SQLite's `data_version`, a number that
-    #: changes when another process commits (sqlite.org/pragma.html#pragma_data_version), and the number of rows that
-    #: this process has changed.
+    #: `_database_state` identifies the state of the database at that time by two numbers. One is SQLite's `data_version`,
+    #: which changes when another process commits (sqlite.org/pragma.html#pragma_data_version). The other is the number of
+    #: rows that this process has changed.
     _records_by_key: dict[dg.AssetKey, AssetRecord | None]
     _database_state: tuple[int, int]
     #: The observations of assets that were read last. They are valid for `_database_state`, too.

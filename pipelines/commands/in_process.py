@@ -164,7 +164,7 @@ def _find_errors(result: dg.ExecuteInProcessResult) -> list[SerializableErrorInf
 
 
 def _trace_steps(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Record a span (of OpenTelemetry) for each step of a Dagster run, as a part of the span that is open now."""
+    """Record a span of OpenTelemetry for each step of a Dagster run. They become parts of the span that is open now."""
     start_times_by_step: dict[str, float] = {}
     for entry in instance.all_logs(run_id, {dg.DagsterEventType.STEP_START, *_STEP_END_TYPES}):
         event, step_key = entry.get_dagster_event(), entry.step_key

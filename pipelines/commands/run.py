@@ -254,8 +254,8 @@ def transform_and_apply(
     )
 
 
-#: A function that makes the asset of a subscription. It gets a function that receives the error of the step, and the
-#: result of work that was done in advance.
+#: A function that makes the asset of a subscription. It gets two functions, as in `Materializer.make_table_changes_asset`:
+#: one receives the error of the step; the other waits for the work of the step, and is None if the step does it itself.
 _AssetMaker = Callable[[Callable[[Exception], None], PrefetchedWork[Result] | None], dg.AssetsDefinition]
 
 
@@ -309,7 +309,7 @@ def _materialize_each(
 
 
 def summarize_runs(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
-    """The results of subscriptions that have not failed, and of those that failed after something had changed."""
+    """Summarize the runs of subscriptions. One that has failed is left out, unless something had changed before."""
     subscription_runs = []
     for materializer in materializers:
         with failures.catch(materializer.name):

@@ -87,8 +87,8 @@ class ReceivedTable:
 class ReceivedTables:
     """The tables and sequences that a subscription will receive.
 
-    `oldest_moment` is the LSN of its oldest cut (a version of each replica, so that together they equal the publisher
-    at one LSN). `pgsieve read` can read the replicas as they were at any moment since that LSN.
+    `oldest_moment` is the LSN of its oldest cut. (A cut is an LSN, with the Delta version of each replica that equals the
+    publisher's table at this LSN.) `pgsieve read` can read the replicas as they were at any moment since then.
     """
 
     subscription: str

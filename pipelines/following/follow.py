@@ -17,8 +17,8 @@ the slice to the change log, and applies it to the replicas before it appends th
 - After a few hundred slices the changed tables are maintained, because each slice adds a few files and commits.
 - After a copy the replica is registered in Spark's catalog. If its name is already taken, the follower reports that,
   and goes on.
-- If changes are waiting and a stream makes no progress, the process ends with an error, so that the service manager that
-  started it can start it again (`watch`).
+- If changes are waiting and a stream makes no progress, the process ends with an error (`watch`). A service manager can
+  then start it again.
 """
 
 import logging
@@ -77,8 +77,8 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 #: If another process follows the same slot, how long to wait for its end.
 _OTHER_FOLLOWER_SECONDS = 10.0
 
-#: The time between two checks whether a cut (a version of each replica, so that together they equal the publisher at
-#: one LSN) has to be reported to Dagster. It is shorter if a subscription's `freshness` is short.
+#: A cut is an LSN, with the Delta version of each replica that equals the publisher's table at this LSN. This is the time
+#: between two checks whether a cut has to be reported to Dagster. It is shorter if a subscription's `freshness` is short.
 _CUT_SECONDS = 60.0
 
 #: A copy may have to wait for transactions of other sessions. This is the time between two checks whether they have

@@ -135,8 +135,8 @@ class Batch:
         """Plan which changes of the batch are applied to its tables, or to those in `only_tables`.
 
         Out: - the plans of the tables whose replicas lack changes
-             - the heads of the replicas that have some of the batch's slices already, for example because an earlier
-               run died, was restricted to some tables, or is still at work
+             - the heads (Delta versions and positions) of replicas that have some slices of the batch already. For
+               example, an earlier run died, was restricted to some tables, or is still at work.
              - the states of all tables
         """
         lake, name = self.lake, self.subscription

@@ -38,10 +38,10 @@ _NO_ROWS = np.empty(0, np.int64)
 class NetRows:
     """New rows of the replica, by the ascending places of the changes that made them.
 
-    `sent_places` has an entry for each column that some change did not send. For each row, the entry has the place of the
-    change that sent the row's value of the column, or `NONE` if no change of the batch sent it. For each row, `base_keys`
-    has the number of the key under which the replica has the row with the values that no change sent. If this number is
-    `NONE`, these values are NULL.
+    - `sent_places` has an array for each column that some change did not send. For each row, the array has the place of
+      the change that sent the row's value, or `NONE` if no change of the batch sent it.
+    - `base_keys` says for each row where the replica has the values that no change sent: in the row of the key with this
+      number. If the number is `NONE`, these values are NULL.
     """
 
     places: Numbers

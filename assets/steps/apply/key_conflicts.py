@@ -1,9 +1,9 @@
 """Finds key conflicts in a batch of changes before the batch is applied to a replica.
 
-A replica is the copy of a publisher's table in the lake, and a batch contains the changes of one table that are applied
-to its replica in one commit. A change is in conflict if it gives a row a key that another row has at that time, for
-example an INSERT of a key that the replica has already. Because each batch is searched first, a replica with a key
-never has two rows with the same key.
+A replica is the copy of a publisher's table in the lake. A batch contains changes of one table, which are applied to its
+replica in one commit. A change is in conflict if it gives a row the key of another row. An example is an INSERT of a key
+that the replica has already. Because each batch is searched first, a replica with a key never has two rows with the same
+key.
 
 In: the changes of a batch, read from the table's change history in the lake; and the replica
 Out: nothing. Raises KeyConflictError for the first change that is in conflict.
@@ -14,7 +14,7 @@ TRUNCATE of the same batch removes the row. Otherwise the result would depend on
 begins.
 
 Of the replica the search reads only the columns of the key, and the column that marks deleted rows if there is one. It
-reads only files whose statistics (the least and the greatest value of a column) allow one of the keys of the changes.
+does not read files that cannot have any of the keys, by their statistics (the least and the greatest value of a column).
 `pgsieve.decoding.changes.net_change` finds the conflict.
 """
 

@@ -157,8 +157,12 @@ class KeyReader:
 class KeyDecider:
     """Decides the changes of a part of the keys.
 
-    Sends to the receivers: the places of new rows and the sources of their values, the numbers of the rows to remove from
-    each file, and the counts of rows. `empties_replica` is True if a TRUNCATE removes all rows that the replica had.
+    Sends three kinds of messages to the receivers:
+    - the places of the changes that have new rows, and where the values are that these changes did not send
+    - for each file, the numbers of the rows to remove from it
+    - the counts of inserted, updated, deleted and missing rows
+
+    `empties_replica` is True if a TRUNCATE removes all rows that the replica had.
     """
 
     batch_parts: BatchParts
@@ -327,7 +331,7 @@ def _make_result(result: Mapping[str, object]) -> pa.RecordBatch:
 
 
 def _find_parts(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbers:
-    """For each of `places`, find the number of the part of the changes that has the change at this place."""
+    """Find in which part of the changes the change at each of `places` is; returns the numbers of the parts."""
     all_places = np.concatenate([np.asarray(table["place"]) for _, table in changes])
     parts = np.repeat([part for part, _ in changes], [table.num_rows for _, table in changes])
     order = np.argsort(all_places)

@@ -249,8 +249,8 @@ def check_consistency(
     """Compare replicas with the publisher at one LSN: those of `names_to_check`, or all if it is None.
 
     If a table is altered or rewritten during its comparison, it is compared again, at a later LSN. `warn` receives two
-    kinds of warnings: that changes of some partitions are not sent, and that a table differs because its publications
-    do not publish all operations.
+    kinds of warnings: changes of some partitions are not sent; or a table differs because its publications do not
+    publish all operations.
     """
     final_result_by_table: dict[Name, TableConsistency] = {}
     warnings: dict[str, None] = {}

@@ -6,8 +6,8 @@ replica, and inserted as often as the publisher has it. This is one Delta commit
 deleted rows, a row is not deleted, but marked as deleted.
 
 The position of the replica stays the same, because the replica had reached the LSN before. So no change is left out,
-and a repair can be repeated. After the repair, the histories of rows are brought up to date, and the newest cut (a
-version of each replica, so that together they equal the publisher at one LSN) gets the new versions.
+and a repair can be repeated. After the repair, the histories of rows are brought up to date. Then the newest cut gets the
+new versions: a cut is an LSN, with the Delta version of each replica that equals the publisher's table at this LSN.
 """
 
 from collections.abc import Collection

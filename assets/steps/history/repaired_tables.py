@@ -2,9 +2,9 @@
 
 A cut is an LSN, with the Delta version of each replica that has exactly the changes before this LSN.
 
-In: the newest cut, and the replicas. Out: the repaired tables, and states of tables which record that the change history
-is no longer whole, so that it lacks a change of some row. Versions of rows (`history: scd2`) need no such record: for a
-repaired table they begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
+In: the newest cut, and the replicas. Out: the repaired tables. For each of them, the state of the table records that the
+change history is no longer whole: it lacks the changes that the repair made. Versions of rows (`history: scd2`) need no
+such record, as for a repaired table they begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
 """
 
 from collections.abc import Iterable, Mapping

@@ -70,8 +70,8 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     """Find the published tables that have to be copied, and record the tables that cannot be copied.
 
     A table has to be copied if it has no complete replica, or if its replica cannot adopt the table's present columns
-    and key. A table that is set aside (its changes are not applied, because of an error) is not copied until the user
-    asks for that by `pgsieve resync`.
+    and key. After an error a table may be set aside, so that its changes are no longer applied. It is not copied until
+    the user asks for that by `pgsieve resync`.
 
     The states of two kinds of tables are written: of tables that are no longer published; and of tables that have to
     wait, because they cannot be replicated as they are published, or because the role may not read them.
@@ -108,7 +108,7 @@ def find_tables_without_copy(
     tables: Mapping[Name, ReplicatedTable],
     states: Mapping[Name, TableState],
 ) -> tuple[dict[Name, ReplicatedTable], dict[Name, PgsieveError]]:
-    """Find the published tables that the next run has to copy, and the errors of those that cannot be replicated or read.
+    """Find the published tables that the next run has to copy, and the errors of tables that cannot be replicated or read.
 
     - `tables`: maps the names of the published tables to their definitions in `catalog`
     - `states`: maps the names of tables to their recorded states
@@ -238,8 +238,8 @@ class InitialCopy:
         """Copy a batch of tables while this process holds the subscription's lock.
 
         Without the lock another process could transform a slice (some changes from the slot) during the copy, and
-        leave out the changes of these tables, since they are not ready. Tables that another process has made ready
-        after `states_version`, a version of the table of states, are left out of the copy.
+        leave out the changes of these tables, since they are not ready. A table is not copied if another process has
+        made it ready after `states_version`, a version of the table of states.
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.wait_seconds)
         try:

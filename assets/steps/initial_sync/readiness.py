@@ -116,7 +116,7 @@ def make_state_after_copy(
 
 
 def _make_failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
-    """Make the state of a table that could not be copied, or for which a history of rows could not begin."""
+    """Make the state of a table after its copy has failed, or the begin of its histories."""
     # When the user has enabled the subscription again, the table is copied.
     if subscription.disable_on_error:
         return TableState(*name, SyncState.INITIALIZE, reason=problem)

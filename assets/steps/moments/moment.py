@@ -99,7 +99,10 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
 def _find_lsn_bounds(
     lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], condition: str, microseconds: int
 ) -> list[int]:
-    """The least or the greatest commit LSN of the changes that meet a condition, for each history that has such changes."""
+    """Find the least or the greatest commit LSN in each history, among the changes that meet a condition.
+
+    A history without such changes is left out.
+    """
     bounds, condition = [], f"{condition} and {IS_CHANGE}"
     for path in paths:
         time_template = (

@@ -7,8 +7,9 @@ Out: the same tables, smaller
 A slice is the changes from one position of the slot to another. The change history of a table has its changes, slice by
 slice.
 
-Maintenance never deletes changes that a subscription of the stream has not applied. It never deletes files of a recent
-version, or of a version in a cut (a version of each replica, so that together they equal the publisher at one LSN).
+A cut is an LSN, with the Delta version of each replica that equals the publisher's table at this LSN. Maintenance never
+deletes changes that a subscription of the stream has not applied. It never deletes files of a recent version of a table,
+or of a version that is in a cut.
 Each commit is atomic and does not depend on the others. So if maintenance was killed, it can be repeated. It may run at
 the same time as a run: if both write a table, the slower of the two begins again.
 """

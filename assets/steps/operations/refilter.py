@@ -333,7 +333,7 @@ class Refilter:
 
 @dataclass(frozen=True)
 class _WantedRows:
-    """Selects the rows that match one of the filters, and the columns of `wanted_schema` from those of `source_schema`.
+    """Selects rows that match one of the filters, and the columns of `wanted_schema`, from rows of `source_schema`.
 
     `publisher_names` are the publisher's names of the columns of `source_schema`; the filters use these names. Rows that
     the column `deleted_column` marks as deleted are left out.

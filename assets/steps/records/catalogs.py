@@ -7,8 +7,9 @@ filter the changes of a stream (`row_filter: pipeline`), pgsieve has to decide w
 for that it needs the catalog as it was at each change:
 
 - After each alteration of the catalog, the new catalog is recorded in the lake (`Catalogs.append`).
-- If it is proven that one recorded catalog is valid for a whole slice (`Catalogs.find_validity`, `CatalogValidity.covers`),
-  pgsieve decides by that catalog which changes of the slice a subscription gets (`Catalogs.read_for_slice`).
+- Before a slice is committed, pgsieve tries to prove that one recorded catalog is valid for all of its changes
+  (`Catalogs.find_validity`, `CatalogValidity.covers`). If it is, that catalog decides which changes a subscription gets
+  (`Catalogs.read_for_slice`).
 - Otherwise the publisher decides. Before the slot is advanced, its changes are read once more for each subscription,
   with the publications of that subscription (`make_publisher_slot_stream`). Such a slice is listed in `AlteredSlices` before the
   slice of the stream itself is committed. If a crash comes between the two commits, the next run lists a slice with the
@@ -138,8 +139,8 @@ def can_publisher_decide(slot_stream: SlotStream, subscription: str) -> bool:
 def make_publisher_slot_stream(slot_stream: SlotStream, subscription: str) -> SlotStream:
     """The stream for reading a slot with the publications of one subscription, so that the publisher filters.
 
-    The change log of this stream has only the slices for which the publisher had to decide, because of an alteration of
-    the catalog.
+    The change log of this stream has only some slices: those for which the publisher had to decide, because the catalog
+    was altered.
     """
     publications = {subscription: slot_stream.subscriptions[subscription]}
     return replace(

@@ -58,8 +58,8 @@ from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
 #: The largest number of bytes of WAL in a slice.
 SLICE_BYTES = 512 * 1024 * 1024
-#: If there is nothing to read, the position is not recorded and confirmed each time, but only when the WAL has grown by
-#: this many bytes, or when the slot could release so many bytes of WAL.
+#: A run that finds nothing to read does not always record and confirm its position. It does so if the WAL has grown by
+#: this many bytes since the last time, or if the slot could release so many bytes of WAL.
 IDLE_BYTES = 4 * 1024 * 1024
 
 #: If other processes have read the slot meanwhile this often, a drain fails.
@@ -70,7 +70,7 @@ _MAX_OVERTAKEN_COUNT = 6
 class DrainResult:
     """The result of a drain.
 
-    It has the LSNs from which and to which the slot was read, the number of slices, and the slot's lag in bytes.
+    The slot was read from `from_lsn` to `to_lsn`. `slices` is the number of slices, and `lag` the slot's lag in bytes.
     """
 
     from_lsn: int

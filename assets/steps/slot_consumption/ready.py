@@ -1,7 +1,7 @@
 """Makes the slot of a stream ready to be read. A slot stream is a slot with the subscriptions that read it.
 
-After that, pgsieve's own capture publications (with which the slot is read), the slot and the recorded catalog exist,
-and fit the change log.
+A slot is read with pgsieve's own publications, the capture publications. After this step they exist, and so do the slot
+and the recorded catalog. All of them fit the change log.
 
 In: a stream, and a session of its publisher
 Out: the stream without subscriptions that are refused, the catalog, and the publications with which the slot is read

@@ -145,9 +145,9 @@ def _find_filter_columns(
     definition: Definition,
     names: frozenset[str],
 ) -> FilterColumns:
-    """Find the columns that row filters read, with their default types instead of the types that the user has chosen.
+    """Find the columns that row filters read. `names` are the publisher's names of these columns.
 
-    `names` are the publisher's names of these columns.
+    They get their default types, because the types that pgsieve.yaml chooses must not change what a filter decides.
     """
     columns, added_columns = _find_columns_with_types(
         replace(subscription, types={}), published_version, definition

@@ -25,7 +25,7 @@ _MAX_NAMES = 5
 def find_subscription_warnings(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
     """Yields warnings about partitions of a subscription.
 
-    They are about partitions whose old rows are sent without the key of their root, and about partitions whose changes
+    There are two kinds: the old rows of a partition are sent without the key of its root; or the changes of a partition
     are not in the WAL.
     """
     with suppress(PublicationError):
