@@ -113,26 +113,21 @@ def assemble_definitions(
     engine, folders = make_pyspark_engine(project.lake.engine, spark), project.lake.folders
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)
     tables_by_subscription = find_recorded_tables(project, published, is_complete=is_complete)
-    is_automated = config.dagster.automation
+    is_automated, find_subscriptions = config.dagster.automation, project.find_subscriptions
     subscriptions, streams = list(project.subscriptions.values()), list(project.slot_streams.values())
     jobs, retention = make_jobs(project, dagster_names), project.retention
     return dg.Definitions(
         assets=[
             *_make_source_table_specs(subscriptions, tables_by_subscription, dagster_names),
             *(initial_sync_asset(s, dagster_names, name_template=project.names) for s in subscriptions),
-            *(
-                change_log_asset(stream, project.find_subscriptions(stream), dagster_names)
-                for stream in streams
-            ),
+            *(change_log_asset(stream, find_subscriptions(stream), dagster_names) for stream in streams),
             *(table_changes_asset(s, dagster_names) for s in subscriptions),
             *(
                 _make_replica_assets(s, tables_by_subscription[s.name], dagster_names, is_automated)
                 for s in subscriptions
             ),
             *(
-                slot_stream_maintenance_asset(
-                    stream, project.find_subscriptions(stream), retention, dagster_names
-                )
+                slot_stream_maintenance_asset(stream, find_subscriptions(stream), retention, dagster_names)
                 for stream in streams
             ),
             *(
