@@ -61,8 +61,8 @@ class RowHash:
     def compute_hashes(self, batch: pa.RecordBatch) -> UnsignedIntegers:
         """Return the hashes of the rows of a batch; the batch has the columns of the table, in the same order."""
         arrays = [
-            a if a.type == c.arrow_type else a.cast(c.arrow_type)
-            for a, c in zip(batch.columns, self.columns, strict=True)
+            array if array.type == column.arrow_type else array.cast(column.arrow_type)
+            for array, column in zip(batch.columns, self.columns, strict=True)
         ]
         return np.concatenate([self._compute_part_hashes(part) for part in _split_rows(arrays)])
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters.letter_case import CaseMapping
@@ -269,7 +270,7 @@ def find_publish_as_relation(
     The level is 0 for the table itself, 1 for its parent, and so on. Returns None if the publication sends no
     changes of the table.
     """
-    table_and_ancestors = [table, *(catalog.tables[a] for a in table.ancestors if a in catalog.tables)]
+    table_and_ancestors = [table, *(catalog.tables[oid] for oid in table.ancestors if oid in catalog.tables)]
     levels = [level for level, relation in enumerate(table_and_ancestors) if publication.contains(relation)]
     if not levels:
         return None
@@ -327,25 +328,35 @@ def find_published_relation(
     relation contribute row filters and column lists. All publications contribute their operations
     (get_rel_sync_entry()). Raises PublicationError if column lists differ.
     """
-    targets = [
-        (p, target)
-        for p in publications
-        if (target := find_publish_as_relation(p, table, catalog)) is not None
+    # Each publication, with the relation that it names in messages about the table, and the level of this relation.
+    publications_and_relations = [
+        (publication, *relation_and_level)
+        for publication in publications
+        if (relation_and_level := find_publish_as_relation(publication, table, catalog)) is not None
     ]
     # No change has the name of a partitioned table unless the publication has publish_via_partition_root.
-    targets = [(p, target) for p, target in targets if target[0].kind != "p" or p.via_root]
-    if not targets:
+    publications_and_relations = [
+        (publication, relation, level)
+        for publication, relation, level in publications_and_relations
+        if relation.kind != "p" or publication.via_root
+    ]
+    if not publications_and_relations:
         return None
-    topmost_level = max(level for _, (_, level) in targets)
-    topmost_targets = [(p, relation) for p, (relation, level) in targets if level == topmost_level]
-    publish_as = topmost_targets[0][1]
-    _require_same_generated_columns([p for p, _ in topmost_targets], publish_as)
-    operations = frozenset().union(*(p.operations for p, _ in targets))
+    _, publish_as, topmost_level = max(publications_and_relations, key=itemgetter(2))
+    topmost_publications = [
+        publication for publication, _, level in publications_and_relations if level == topmost_level
+    ]
+    _require_same_generated_columns(topmost_publications, publish_as)
+    operations = frozenset().union(
+        *(publication.operations for publication, _, _ in publications_and_relations)
+    )
     filters = {
         operation: _find_distinct_filters(
-            p.find_row_filter(publish_as) for p, _ in topmost_targets if operation in p.operations
+            publication.find_row_filter(publish_as)
+            for publication in topmost_publications
+            if operation in publication.operations
         )
-        if any(operation in p.operations for p, _ in topmost_targets)
+        if any(operation in publication.operations for publication in topmost_publications)
         else None
         for operation in ("insert", "update", "delete")
     }
@@ -354,8 +365,8 @@ def find_published_relation(
         publish_as=publish_as,
         operations=operations,
         filters=filters,
-        columns=_require_same_columns([p for p, _ in topmost_targets], publish_as),
-        publications=tuple(p.name for p, _ in topmost_targets),
+        columns=_require_same_columns(topmost_publications, publish_as),
+        publications=tuple(publication.name for publication in topmost_publications),
     )
 
 
@@ -418,7 +429,7 @@ def _find_sent_tables(publication: Publication, catalog: Catalog) -> dict[int, T
         return {
             oid: t
             for oid, t in contained_tables.items()
-            if not any(a in contained_tables for a in t.ancestors)
+            if not any(ancestor in contained_tables for ancestor in t.ancestors)
         }
     leaves = {leaf for t in contained_tables.values() for leaf in t.leaves}
     tables = contained_tables | {leaf: catalog.tables[leaf] for leaf in leaves if leaf in catalog.tables}
@@ -439,7 +450,9 @@ def find_replicated_tables(
         sent_tables |= tables
     if any(p.via_root for p in publications):
         sent_tables = {
-            oid: t for oid, t in sent_tables.items() if not any(a in sent_tables for a in t.ancestors)
+            oid: t
+            for oid, t in sent_tables.items()
+            if not any(ancestor in sent_tables for ancestor in t.ancestors)
         }
     replicated_table_by_name = {}
     for oid, table in sorted(sent_tables.items(), key=lambda item: (item[1].schema, item[1].name)):
@@ -462,7 +475,7 @@ def _tables_by_oid(oids: Iterable[int], catalog: Catalog) -> tuple[Table, ...]:
 
 def _partition_key_columns(root: Table, leaves: Iterable[Table], catalog: Catalog) -> frozenset[str]:
     """The columns in the partition keys of the root and of all partitioned tables between the root and its leaves."""
-    partitioned_tables = {a for leaf in leaves for a in leaf.ancestors} - {*root.ancestors}
+    partitioned_oids = {oid for leaf in leaves for oid in leaf.ancestors} - {*root.ancestors}
     return frozenset(
-        column for table in _tables_by_oid(partitioned_tables, catalog) for column in table.partition_columns
+        column for table in _tables_by_oid(partitioned_oids, catalog) for column in table.partition_columns
     )

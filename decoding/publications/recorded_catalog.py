@@ -32,7 +32,9 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
     published_oids = {
         t.oid for t in catalog.tables.values() if any(p.contains(t) for p in selected_publications)
     }
-    tree_oids = published_oids | {a for oid in published_oids for a in catalog.tables[oid].ancestors}
+    tree_oids = published_oids | {
+        ancestor for oid in published_oids for ancestor in catalog.tables[oid].ancestors
+    }
     tables = [t for t in catalog.tables.values() if t.oid in tree_oids or tree_oids & {*t.ancestors}]
     plain_fields = {
         f.name: getattr(catalog, f.name)
@@ -43,7 +45,11 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
     document = {
         **plain_fields,
         "tables": [_table_to_json(t) for t in tables],
-        **({"case_mappings": {n: asdict(m) for n, m in mappings.items()}} if mappings else {}),
+        **(
+            {"case_mappings": {name: asdict(mapping) for name, mapping in mappings.items()}}
+            if mappings
+            else {}
+        ),
         "publications": [_publication_to_json(p) for p in selected_publications],
         # Decoding needs only these properties of a type.
         "types": {
@@ -57,14 +63,19 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
 def catalog_from_json(text: str) -> Catalog:
     """Return the catalog that `catalog_to_json` wrote."""
     document = json.loads(text)
-    mappings = {name: _mapping_from_json(**m) for name, m in document.pop("case_mappings", {}).items()}
+    mappings = {
+        name: _mapping_from_json(**mapping) for name, mapping in document.pop("case_mappings", {}).items()
+    }
     major_version = document["server_version"] // 10000
     tables = [_table_from_json(mappings, major_version=major_version, **t) for t in document["tables"]]
     publications = [_publication_from_json(**p) for p in document["publications"]]
     converted_fields = {
         "tables": {t.oid: t for t in tables},
         "publications": {p.name: p for p in publications},
-        "types": {int(oid): DerivedType(t["kind"], t["of"]) for oid, t in document["types"].items()},
+        "types": {
+            int(oid): DerivedType(type_document["kind"], type_document["of"])
+            for oid, type_document in document["types"].items()
+        },
     }
     return Catalog(**{**document, **converted_fields})
 
@@ -119,7 +130,7 @@ def _table_from_json(
     **other_fields: Any,
 ) -> Table:
     fields_by_name: dict[str, Any] = {
-        n: tuple(value) if isinstance(value, list) else value for n, value in other_fields.items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in other_fields.items()
     }
     table_mappings = tuple((name, mappings[name]) for name in cases)
     return Table(
@@ -144,5 +155,7 @@ def _publication_from_json(
 
 
 def _publication_table_from_json(**entry: Any) -> PublicationTable:
-    fields_by_name: dict[str, Any] = {n: frozenset(v) if isinstance(v, list) else v for n, v in entry.items()}
+    fields_by_name: dict[str, Any] = {
+        name: frozenset(value) if isinstance(value, list) else value for name, value in entry.items()
+    }
     return PublicationTable(**fields_by_name)

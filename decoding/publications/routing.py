@@ -92,7 +92,7 @@ def plan_capture(
     }
     for relations in relations_by_subscription:
         for relation in relations.values():
-            captured_roots = [a for a in relation.relation.ancestors if a in roots]
+            captured_roots = [oid for oid in relation.relation.ancestors if oid in roots]
             oid = captured_roots[-1] if captured_roots else relation.relation.oid
             operations_by_table.setdefault(oid, (relation.relation, set()))[1].update(relation.operations)
     tables_by_group: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
@@ -132,7 +132,7 @@ def _find_captured_roots(
     root_properties = {}
     for oid, operations in replicated_roots.items():
         root = catalog.tables[oid]
-        if any(a in replicated_roots for a in root.ancestors):
+        if any(ancestor in replicated_roots for ancestor in root.ancestors):
             continue
         subscribed_relations = [
             relations
@@ -172,7 +172,7 @@ def find_leaf_captured_trees(
 
 def list_capture_suffixes() -> tuple[str, ...]:
     """All suffixes that can follow the configured name in the names of capture publications."""
-    groups = [g for n in range(1, len(OPERATIONS) + 1) for g in combinations(OPERATIONS, n)]
+    groups = [group for size in range(1, len(OPERATIONS) + 1) for group in combinations(OPERATIONS, size)]
     return tuple(_make_suffix(group, via_root=via_root) for group in groups for via_root in (False, True))
 
 

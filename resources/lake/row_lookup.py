@@ -38,20 +38,20 @@ def find_row_matches(
     results = runner.run(
         _FileSearch(store, path, schema, file_names, digests), len(file_names), schema=_MATCH_SCHEMA
     )
-    file_numbers, rows, key_indices = (np.asarray(results[name]) for name in _MATCH_SCHEMA.names)
+    file_numbers, row_numbers, key_indices = (np.asarray(results[name]) for name in _MATCH_SCHEMA.names)
     deleted_rows, no_rows = find_deleted_rows(table), np.empty(0, np.int64)
     matches = []
     for file_number in np.unique(file_numbers).tolist():
         is_match, name = file_numbers == file_number, file_names[file_number]
         # Rows that a deletion vector marks as deleted are still in the file. They do not belong to the table.
         deleted_row_numbers = deleted_rows.get(name, no_rows)
-        is_match[is_match] = np.isin(rows[is_match], deleted_row_numbers, invert=True)
+        is_match[is_match] = np.isin(row_numbers[is_match], deleted_row_numbers, invert=True)
         matches.append(
             FileMatches(
                 name,
                 files[file_number]["path"],
                 files[file_number]["size_bytes"],
-                rows[is_match],
+                row_numbers[is_match],
                 key_indices[is_match],
                 deleted_row_numbers,
             )
@@ -74,9 +74,13 @@ class _FileSearch:
         for batch in guard(
             self.store.read_batches(join_path(self.path, self.file_names[file_number]), self.schema)
         ):
-            rows, keys = self.digests.find_rows(batch)
+            row_numbers, digest_indices = self.digests.find_rows(batch)
             yield pa.RecordBatch.from_arrays(
-                [pa.array(np.full(len(rows), file_number)), pa.array(first_row + rows), pa.array(keys)],
+                [
+                    pa.array(np.full(len(row_numbers), file_number)),
+                    pa.array(first_row + row_numbers),
+                    pa.array(digest_indices),
+                ],
                 schema=_MATCH_SCHEMA,
             )
             first_row += batch.num_rows

@@ -39,11 +39,11 @@ def find_existing_publications(
     The error is None if the server raises none. `find_error` returns the server's error for a list of publications,
     or None.
     """
-    existing, error = tuple(requested_publications), None
+    existing_names, error = tuple(requested_publications), None
     while (
-        existing
-        and (error := find_error(existing)) is not None
-        and (missing := find_missing_publications(error, existing))
+        existing_names
+        and (error := find_error(existing_names)) is not None
+        and (missing_names := find_missing_publications(error, existing_names))
     ):
-        existing = tuple(name for name in existing if name not in missing)
-    return existing, error if existing else None
+        existing_names = tuple(name for name in existing_names if name not in missing_names)
+    return existing_names, error if existing_names else None

@@ -228,14 +228,15 @@ def find_flagged_rows(
 
     for match in list_all_files(table, flag.null_column) if candidates is None else candidates:
         if candidates is None:
-            rows = np.setdiff1d(np.flatnonzero(read_selection(match.name)), match.deleted_row_numbers)
-            matches.append(replace(match, row_numbers=rows, key_indices=np.zeros(len(rows), np.int64)))
+            row_numbers = np.setdiff1d(np.flatnonzero(read_selection(match.name)), match.deleted_row_numbers)
+            key_indices = np.zeros(len(row_numbers), np.int64)
+            matches.append(replace(match, row_numbers=row_numbers, key_indices=key_indices))
         elif match.name in row_counts:
             matches.append(match)
         else:
             is_selected = read_selection(match.name)[match.row_numbers]
-            rows, keys = match.row_numbers[is_selected], match.key_indices[is_selected]
-            matches.append(replace(match, row_numbers=rows, key_indices=keys))
+            row_numbers, key_indices = match.row_numbers[is_selected], match.key_indices[is_selected]
+            matches.append(replace(match, row_numbers=row_numbers, key_indices=key_indices))
     return [match for match in matches if len(match.row_numbers)]
 
 
@@ -360,8 +361,8 @@ def _read_batches(
     All files of the table are read if rows are marked as deleted, if the table has partitions, or if one of the
     columns has a name that Arrow datasets use themselves.
     """
-    marked = pa.table(table.deletion_vectors().read_all()).num_rows
-    if marked or table.metadata().partition_columns or has_dataset_names(schema.names):
+    vector_count = pa.table(table.deletion_vectors().read_all()).num_rows
+    if vector_count or table.metadata().partition_columns or has_dataset_names(schema.names):
         select_list = ", ".join(map(quote_column, schema.names))
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)

@@ -125,5 +125,9 @@ def parse_recorded_properties(text: str | None) -> set[str]:
     """The names of all properties in a text that `format_properties` made. Empty if the text is None."""
     if text is None:
         return set()
-    recorded = json.loads(text)
-    return {name for names in (recorded["every"], *recorded["tables"].values()) for name in names}
+    properties_by_scope = json.loads(text)
+    return {
+        name
+        for names in (properties_by_scope["every"], *properties_by_scope["tables"].values())
+        for name in names
+    }
