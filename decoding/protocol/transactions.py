@@ -6,10 +6,10 @@ session of protocol version 1 would send.
 - With streaming, a session sends a transaction in progress in blocks. Other transactions come between the blocks.
 - With two_phase, a session sends a prepared transaction before it knows of COMMIT PREPARED or ROLLBACK PREPARED.
 
-`TransactionAssembler` keeps the messages of such a transaction in a spool until the transaction commits. After the
-commit it yields Begin, the changes without their transaction ids, and Commit. It leaves out subtransactions that
-were rolled back. It passes on all other messages unchanged. So the output has the same transactions in the same
-order for all options of a slot.
+`TransactionAssembler` keeps the messages of such a transaction in a spool (for example in temporary files) until the
+transaction commits. After the commit it yields Begin, the changes without their transaction ids, and Commit. It leaves
+out subtransactions that were rolled back. It passes on all other messages unchanged. So the output has the same
+transactions in the same order for all options of a slot.
 
 Python code runs once per block or prepared transaction, never per change. Raises ProtocolError for messages in an
 order in which PostgreSQL does not send them.
@@ -82,8 +82,9 @@ class _SpooledTransaction:
     """A transaction in the spool.
 
     - `aborted_xids` has the ids of its subtransactions that were rolled back.
-    - `xid_and_description_by_relation` maps a relation id to the description of the relation (its Relation and Type messages) that came
-      in this transaction, and to the id of the subtransaction in which the description came.
+    - `xid_and_description_by_relation` has the descriptions of relations (their Relation and Type messages) that came in
+      this transaction. It maps a relation id to the id of the subtransaction in which the description came, and to the
+      description.
     """
 
     spool_id: int
@@ -94,8 +95,8 @@ class _SpooledTransaction:
     def valid_descriptions(self) -> dict[int, Description]:
         """The descriptions by relation id, without the descriptions that came in aborted subtransactions."""
         return {
-            i: description
-            for i, (xid, description) in self.xid_and_description_by_relation.items()
+            relation_id: description
+            for relation_id, (xid, description) in self.xid_and_description_by_relation.items()
             if xid not in self.aborted_xids
         }
 
@@ -181,7 +182,7 @@ class TransactionAssembler:
             part = messages if len(distinct_xids) == 1 else messages.filter(pa.array(xids == xid))
             descriptions = self._descriptions.read_descriptions(part)
             transaction.xid_and_description_by_relation.update(
-                (i, (xid, description)) for i, description in descriptions.items()
+                (relation_id, (xid, description)) for relation_id, description in descriptions.items()
             )
         self._append(transaction, xids, messages)
 
@@ -228,8 +229,8 @@ class TransactionAssembler:
             case StreamPrepare():
                 transaction = self._compact(self._end_stream(message))
                 self._keep_prepared(_to_prepare(message), transaction)
-                # The server does not send these descriptions again. From version 19 on, it does not even send them
-                # again after ROLLBACK PREPARED.
+                # The server does not send the descriptions in this transaction again. From version 19 on, it does not even
+                # do so after ROLLBACK PREPARED.
                 self._descriptions.record_replayed_descriptions(transaction.valid_descriptions)
             case CommitPrepared():
                 # The transaction may be unknown here: if it changed nothing, servers before 17 send no Prepare.
@@ -298,7 +299,8 @@ class TransactionAssembler:
             return transaction
         compacted_transaction = self._new_transaction()
         compacted_transaction.xid_and_description_by_relation = {
-            i: (0, description) for i, description in transaction.valid_descriptions.items()
+            relation_id: (0, description)
+            for relation_id, description in transaction.valid_descriptions.items()
         }
         for batch in self._remaining_messages(transaction):
             self._spool.append(compacted_transaction.spool_id, batch)

@@ -6,7 +6,7 @@ of the catalog: the former state, with which the replica was written (`Layout`),
 
 - PostgreSQL never reuses the number of a column. So equal numbers mean the same column, even if it was renamed.
 - A column was altered if xmin, the transaction that wrote its row of pg_attribute, differs.
-- A table was rewritten if its file differs.
+- A table was rewritten if its file (relfilenode) differs.
 
 Out:
 
@@ -105,7 +105,9 @@ class Layout:
             )
             for a in table.attributes
         )
-        files = tuple(sorted((part.oid, part.file) for part in tables_with_rows))
+        files = tuple(
+            sorted((table_with_rows.oid, table_with_rows.file) for table_with_rows in tables_with_rows)
+        )
         return cls(table.oid, columns, table.columns_ever, files)
 
     @classmethod
@@ -154,7 +156,12 @@ class Layout:
 
 
 def _find_missing_values(attribute: Attribute, tables_with_rows: Sequence[Table]) -> tuple[str | None, ...]:
-    values = {a.missing for part in tables_with_rows for a in part.attributes if a.name == attribute.name}
+    values = {
+        column.missing
+        for table in tables_with_rows
+        for column in table.attributes
+        if column.name == attribute.name
+    }
     return tuple(sorted(values, key=lambda value: (value is not None, value or "")))
 
 

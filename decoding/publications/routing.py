@@ -99,7 +99,7 @@ def plan_capture(
     for table, operations in operations_by_table.values():
         if not table.legible:
             continue  # A statement cannot name this table; `Subscription.definition` reports it.
-        sorted_operations = tuple(o for o in OPERATIONS if o in operations)
+        sorted_operations = tuple(operation for operation in OPERATIONS if operation in operations)
         via_root = table.oid in roots and roots[table.oid][0]
         tables_by_group.setdefault((sorted_operations, via_root), []).append(table)
     return tuple(
@@ -165,7 +165,10 @@ def find_leaf_captured_trees(
         if relation.publish_as.oid != relation.relation.oid and "truncate" in relation.operations
     }
     captured_roots = {
-        table.oid for c in plan_capture(catalog, subscriptions) if c.via_root for table in c.tables
+        table.oid
+        for publication in plan_capture(catalog, subscriptions)
+        if publication.via_root
+        for table in publication.tables
     }
     return tuple(frozenset(root.leaves) for oid, root in sorted(trees.items()) if oid not in captured_roots)
 
@@ -177,7 +180,7 @@ def list_capture_suffixes() -> tuple[str, ...]:
 
 
 def _make_suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
-    letters = "" if operations == OPERATIONS else "_" + "".join(o[0] for o in operations)
+    letters = "" if operations == OPERATIONS else "_" + "".join(operation[0] for operation in operations)
     return letters + ("_root" if via_root else "")
 
 

@@ -97,7 +97,11 @@ def _remove_wrong_hint(log_folder: Path) -> None:
         return
     except (ValueError, TypeError, LookupError):
         version = -1
-    if not any(int(m[1]) == version for p in log_folder.iterdir() if (m := _CHECKPOINT.fullmatch(p.name))):
+    if not any(
+        int(match[1]) == version
+        for path in log_folder.iterdir()
+        if (match := _CHECKPOINT.fullmatch(path.name))
+    ):
         hint_path.unlink(missing_ok=True)
 
 
@@ -112,9 +116,9 @@ def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
     None if there is no such version.
     """
     entry_path_by_version = {
-        v: p
-        for v, p in sorted(_list_entry_paths(table / "_delta_log").items())
-        if _is_written_since(p, since_ns)
+        version: path
+        for version, path in sorted(_list_entry_paths(table / "_delta_log").items())
+        if _is_written_since(path, since_ns)
     }
     changes_by_version = dict[int, _FileChanges]()
     for version, path in entry_path_by_version.items():
@@ -127,7 +131,9 @@ def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
         # This entry and all later ones will be removed. The files that they have removed then belong to the table
         # again. So check the earlier entries once more, now with these files.
         changes_by_version = {
-            version: each for version, each in changes_by_version.items() if version < incomplete_version
+            version: changes
+            for version, changes in changes_by_version.items()
+            if version < incomplete_version
         }
     return next((version for version in entry_path_by_version if version not in changes_by_version), None)
 

@@ -48,8 +48,8 @@ class Store:
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     names: ColumnNames | None = None
-    #: Returns the objects of the store of a path. It exists for object stores that delta-rs can reach. It is None on
-    #: executors.
+    #: Returns the objects of the store that contains a path. It exists for object stores that delta-rs can reach. It is
+    #: None on executors.
     open_objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
     #: Maps the address of a bucket or container to its file system. Each file system has its own connections.
     _file_system_by_root: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
