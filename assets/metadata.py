@@ -56,7 +56,10 @@ def work_metadata(work: Work) -> dict[str, Any]:
 
 
 def replica_metadata(table_result: TableResult, sent_as: SentCounts) -> dict[str, Any]:
-    """Entries about what a run has changed in a replica, and how the changes were sent. A copy has only zeros."""
+    """Entries about what a run has changed in a replica, and how the changes were sent.
+
+    After an initial copy of the table, all of these numbers are 0.
+    """
     return {
         "inserted": table_result.inserted,
         "updated": table_result.updated,
@@ -90,8 +93,8 @@ def cut_metadata(cut: Cut, result: ApplyResult) -> dict[str, Any]:
 def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
     """Entries about the UPDATE transformation, which may turn an UPDATE into an INSERT or a DELETE.
 
-    They say how many UPDATEs were sent as each operation, and through how many relations changes came. A further entry is
-    a table with the counts for each relation.
+    One number for each operation says how many UPDATEs were sent as this operation. Another is the number of relations
+    (the table itself, or partitions) that had changes. A further entry is a table with the counts for each relation.
     """
     counts_of_origins = group_by_origin(counts)
     records = [
@@ -154,7 +157,7 @@ def column_metadata(
     """Entries about the columns of a replica, with the publisher's comments.
 
     They also have the lineage: for each column, the column of the asset `source` from which it comes. `published_names`
-    maps each column of the replica to its name at the publisher. It does not have metadata columns.
+    maps each column of the replica to its name at the publisher. Metadata columns are not in this mapping.
     """
     comments_by_column = {
         name: comments.comment_by_column[published_name]

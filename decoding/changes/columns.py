@@ -20,6 +20,7 @@ ROW_OPERATIONS = ("insert", "update", "delete")
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
 #: The columns of a change log that `decode` reads.
 ENCODED_COLUMNS = (*CHANGE_COLUMNS[:4], "data")
+#: The columns with the row before a change and with the row after it.
 SIDES = ("old", "new")
 #: The type of `commit_time`.
 COMMIT_TIME = pa.timestamp("us", "UTC")

@@ -96,7 +96,7 @@ class RelationDescriptions:
                 self._descriptions[relation_id] = description
         self._stale_ids.update(description_by_relation)
 
-    def insert_missing(self, data: pa.Array) -> Iterator[pa.Array]:
+    def insert_missing_descriptions(self, data: pa.Array) -> Iterator[pa.Array]:
         """Yield messages of ordinary transactions (not streamed or prepared), and insert missing descriptions."""
         octets = Octets(data)
         kind = octets.first_bytes()

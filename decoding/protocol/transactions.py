@@ -169,10 +169,10 @@ class TransactionAssembler:
             self._spool_block(self._transaction_by_stream_xid[self._block_xid], self._block_xid, data)
         elif self._transaction_in_preparation is not None:
             begin, transaction = self._transaction_in_preparation
-            for described_messages in self._descriptions.insert_missing(data):
+            for described_messages in self._descriptions.insert_missing_descriptions(data):
                 self._append(transaction, np.full(len(described_messages), begin.xid), described_messages)
         else:
-            yield from self._descriptions.insert_missing(data)
+            yield from self._descriptions.insert_missing_descriptions(data)
 
     def _spool_block(self, transaction: _SpooledTransaction, top_xid: int, data: pa.Array) -> None:
         """Spool messages of a block, without their transaction ids; `top_xid` is the id of the block's transaction."""

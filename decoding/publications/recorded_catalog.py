@@ -16,9 +16,9 @@ from pgsieve.decoding.publications.catalog import Attribute, Catalog, Publicatio
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, CharacterReplacements, InitcapRules
 from pgsieve.decoding.values.builtin_types import DerivedType
 
-#: The fields of `Catalog` that the functions below convert. The only field that is left out is `locked`, because a
-#: recorded catalog never has locked tables.
-_CONVERTED_FIELDS = {"tables", "publications", "types", "locked"}
+#: The fields of `Catalog` that are not copied into the JSON as they are. The functions below convert the first three.
+#: `locked` is left out, because a recorded catalog never has locked tables.
+_FIELDS_NOT_COPIED = {"tables", "publications", "types", "locked"}
 
 
 def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
@@ -39,7 +39,7 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
     plain_fields = {
         f.name: getattr(catalog, f.name)
         for f in fields(catalog)
-        if f.init and f.name not in _CONVERTED_FIELDS
+        if f.init and f.name not in _FIELDS_NOT_COPIED
     }
     mappings = {name: mapping for t in tables for name, mapping in t.case_mappings}
     document = {

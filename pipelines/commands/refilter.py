@@ -48,7 +48,7 @@ def refilter(
     names_to_plan = [parse_table_name(text) for text in tables]
     source_subscriptions = find_possible_sources(project, subscription, lake, source_name)
     lake.access.check_writable()
-    SubscriptionRecord(lake, subscription.name).enabled_state()
+    SubscriptionRecord(lake, subscription.name).require_enabled()
     planner = _prepare_refilter(subscription, source_subscriptions, lake)
     plans = planner.plan(names_to_plan)
     lsn, names_to_make = None, [plan.name for plan in plans if plan.source is not None]

@@ -53,7 +53,7 @@ def resync(
             stack.enter_context(suppress(LakeError))
         refuse_other_publisher(connection, slot_stream, lake)
     damaged_records = [] if chosen_names else remove_damaged_records(subscription, lake)
-    SubscriptionRecord(lake, subscription.name).enabled_state()
+    SubscriptionRecord(lake, subscription.name).require_enabled()
     slot_loss = None if chosen_names else replace_lost_slot(slot_stream, lake, take_over=take_over)
     states = TableStates(lake, subscription.name)
     tables_to_copy = find_tables_to_resync(subscription, states.read_newest(), chosen_names)

@@ -1,12 +1,13 @@
 """Repairs the tables of a lake after a power cut: rolls the log of each table back to its last complete version.
 
 In: - the lake's folder
-    - the time from which on writes may not have reached the disk
+    - a time: later writes may not have reached the disk
 Out: each Delta log ends before its first incomplete version.
 
 A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. Incomplete
 checkpoints, checksums that were written since this time, and a log without any version are removed, too. pgsieve
-relies on a commit only once the commit is on disk, so no commit is lost on which pgsieve relies. Raises OSError.
+acts on a commit only after it is on disk. So the commits that are removed here are commits that pgsieve never acted
+on. Raises OSError.
 
 Writers give log entries and files their names only once they are complete. So a process that was killed leaves no
 incomplete file, and a process that is still writing shows none. But a running process may remove a file while this
@@ -33,7 +34,7 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 _LAST_CHECKPOINT = "_last_checkpoint"
 #: The bytes with which a Parquet file begins and ends, and the size of the smallest possible Parquet file.
 _MAGIC, _MIN_PARQUET_BYTES = b"PAR1", 12
-#: The resolution of the times of files. A file that was written just after a time may have an earlier time.
+#: How exact the times of files are. A file that was written one second after a given time may have a time before it.
 _CLOCK_RESOLUTION_NS = 2_000_000_000
 
 #: The changes of a log entry: the names of the files that it removes, and a mapping from the names of the files that it

@@ -1,7 +1,7 @@
-"""Marks a lake in a folder as long as a power cut could lose writes of this process.
+"""Marks a lake in a folder while a power cut could still lose writes of this process.
 
 In: the lake's folder.
-Out: - a mark, which is a file in the folder, as long as writes of the process may not be on disk
+Out: - a mark (a file in the folder), which exists while writes of the process may not be on disk
      - `sync`, after which all earlier writes are on disk
 
 Before a process begins to write, it looks for marks of other processes that have ended. If there are any, these
@@ -10,8 +10,8 @@ if the folder cannot be written, or if writes did not reach the disk.
 
 The system call syncfs(2) writes a whole file system to disk. This covers the writes of this process, of delta-rs,
 of a JVM, and of other processes of this machine. Its argument is an open file of the file system. Since Linux 5.8
-it reports all writes that have failed since this file was opened. So the file is the mark, which is opened before
-the first write. After an error no write counts as durable.
+it reports all writes that have failed since this file was opened. Therefore a file is used that is opened before the
+first write: the mark. After an error no write counts as durable.
 """
 
 import ctypes
@@ -197,7 +197,7 @@ def _open_folder(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def _exclude_writers(marks_folder: Path) -> Iterator[None]:
-    """Keep other processes from beginning to write within the block. They could rely on a commit that the block removes."""
+    """Let no other process begin to write while the block runs. It could act on a commit that the block removes."""
     descriptor = os.open(marks_folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         _lock(descriptor, fcntl.LOCK_EX)

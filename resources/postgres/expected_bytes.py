@@ -3,9 +3,10 @@
 In: a session, a slot and the published tables.
 Out: a number of bytes.
 
-The estimate only decides whether work is prepared early, for example whether Spark is started. So it may be wrong,
-and no query waits for a lock that another session could hold for long (PostgreSQL documentation, Statistics
-Collection Configuration, and Database Object Management Functions).
+The estimate only decides whether work is prepared early, for example whether Spark is started. So a wrong estimate
+does no harm, and it is not worth a wait: the queries read only statistics and sizes, which need no lock that another
+session could hold for long (PostgreSQL documentation, Statistics Collection Configuration, and Database Object
+Management Functions).
 """
 
 from collections.abc import Collection
@@ -21,8 +22,8 @@ from pgsieve.resources.postgres.snapshot import read_table_bytes
 _WAL_RATIO = 8
 
 _PUBLISHED_TABLES_QUERY = "select schemaname, tablename from pg_publication_tables where pubname = any(%s)"
-#: Of all rows that were written in the database since its statistics began, the share that was written to one table:
-#: the table to which most rows were written. The rows of partitions count as rows of their root.
+#: Finds the table to which most rows were written since the statistics of the database began. The result is the number
+#: of its rows, divided by that of all tables. The rows of partitions count as rows of their root.
 _LARGEST_SHARE_QUERY = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from unnest(%s::text[], %s::text[]) w(schema, name)
@@ -44,12 +45,13 @@ def estimate_bytes(
     tables: Collection[tuple[str, str]] = (),
     sufficient_bytes: int = 0,
 ) -> int:
-    """Estimate how many bytes will be written to one table: the one to which most bytes will be written.
+    """Estimate how many bytes of rows or changes the table will get that gets the most.
 
     The tables are those of `publications` and those of `tables`. If the slot does not exist, the tables will be
-    copied, so the estimate is the size of the largest table. If the slot exists, the estimate is the largest share
-    of one table in the unconfirmed WAL of the slot. If the whole unconfirmed WAL is within `sufficient_bytes`, as in most
-    runs, its size is returned, and no further query is needed.
+    copied, so the estimate is the size of the largest table. If the slot exists, its unconfirmed WAL is converted to
+    bytes of changes (`_WAL_RATIO`). The estimate is the part of these bytes that the table with the most written rows
+    gets. If all of these bytes are at most `sufficient_bytes`, as in most runs, they are the estimate, and no further query
+    is needed. The caller sets `sufficient_bytes` to the size below which the exact estimate does not matter to it.
     """
     state = read_slot_state(connection, slot)
     if state is not None and (waiting_bytes := state.lag_bytes // _WAL_RATIO) <= sufficient_bytes:

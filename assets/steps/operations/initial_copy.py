@@ -51,7 +51,7 @@ def copy_tables(
     if not tables:
         return []
     record = SubscriptionRecord(lake, subscription.name)
-    record.enabled_state()
+    record.require_enabled()
     lake.access.check_writable()
     record.record_folders()
     slot_stream = subscription.slot_stream

@@ -3,8 +3,9 @@
 In: the recorded definitions, and the publisher's catalog
 Out: for each table its state, and the differences of its definition, as `former → present`
 
-As in PostgreSQL, a table is not copied just because a row filter or a publication was altered, and its rows stay.
-Raises PgsieveError for a table that the subscription does not replicate.
+After a row filter or a publication was altered, a run does not copy the table again, as in PostgreSQL: the rows that the
+replica has stay. `pgsieve resync` is the user's way to copy such a table again, so it is among the tables here. Raises
+PgsieveError for a table that the subscription does not replicate.
 """
 
 from collections.abc import Mapping, Sequence

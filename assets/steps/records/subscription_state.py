@@ -164,8 +164,8 @@ class SubscriptionRecord:
             sqlstate="55000",
         )
 
-    def enabled_state(self) -> SubscriptionState:
-        """The state. Raises SubscriptionDisabledError if the subscription is disabled.
+    def require_enabled(self) -> SubscriptionState:
+        """Return the state of an enabled subscription. Raises SubscriptionDisabledError if it is disabled.
 
         Also raises the errors of `state_in_same_folders`.
         """

@@ -253,7 +253,7 @@ def _write_slices(
     for end in ends:
         relations.begin_slice()
         messages_before = transactions.take_before(None if end == ends[-1] else end)
-        messages = chain.from_iterable(map(relations.insert_missing, messages_before))
+        messages = chain.from_iterable(map(relations.insert_missing_descriptions, messages_before))
         first_arrays = list(islice(messages, 1))
         yield (
             end,

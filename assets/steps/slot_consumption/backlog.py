@@ -2,11 +2,12 @@
 
 A slice is the changes from one position of the slot to another.
 
-In: positions, faults, and the messages of transactions in commit order
+In: positions, whether the last reading succeeded, and the messages of transactions in commit order
 Out: the ends of the slices to read next, and the messages of each slice
 
-For each reading, the server decodes WAL from the slot's restart_lsn on, which a long transaction holds back. So
-readings become larger as long as they succeed, and a large backlog needs only few readings. Raises ProtocolError for
+Each reading makes the server decode the WAL from the slot's restart_lsn on. A long transaction keeps restart_lsn far
+back, so the same WAL is decoded again by each reading. Therefore a large backlog should need few readings: they become
+larger as long as they succeed. Raises ProtocolError for
 messages that cannot be parsed.
 """
 
@@ -106,13 +107,16 @@ def skip_earlier_transactions(
     pg_replication_slot_advance()).
     """
     transactions = TransactionsInOrder(messages)
-    for repeated_messages in map(relations.insert_missing, transactions.take_before(begin)):
+    for repeated_messages in map(relations.insert_missing_descriptions, transactions.take_before(begin)):
         deque(repeated_messages, maxlen=0)
     return transactions
 
 
 def find_first_row(messages: pa.Array, end: int) -> int:
-    """The row at which the first transaction begins that commits at or after `end`. The number of rows if there is none."""
+    """Find the first transaction that commits at or after `end`. Return the row of its Begin message.
+
+    Returns the number of rows if there is no such transaction.
+    """
 
     def is_later(row: int) -> bool:
         begin = decode(messages[row].as_py())

@@ -219,7 +219,7 @@ class FollowedSlotStream:
         self._session.relation_descriptions.begin_slice()
         messages = chain.from_iterable(
             map(
-                self._session.relation_descriptions.insert_missing,
+                self._session.relation_descriptions.insert_missing_descriptions,
                 self._session.waiting_transactions.read_complete_messages(),
             )
         )

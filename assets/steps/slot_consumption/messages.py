@@ -44,7 +44,9 @@ def read_slice_by_executor(
                     relations = RelationDescriptions()
                     transactions = skip_earlier_transactions(begin, arrays, relations)
                     relations.begin_slice()
-                    described_messages = map(relations.insert_missing, transactions.take_before(None))
+                    described_messages = map(
+                        relations.insert_missing_descriptions, transactions.take_before(None)
+                    )
                     rows = make_change_log_rows(chain.from_iterable(described_messages), slice_end)
                     yield from with_note(summary.collect(rows), CHANGE_LOG_SCHEMA, note)
 

@@ -1,13 +1,13 @@
-"""The changes of a table in a slice for one subscription, written as files, or made as a DataFrame that Spark writes.
+"""Makes the changes of one table for one subscription: as files, or as a DataFrame that Spark writes.
 
-A slice is the changes from one position of the slot to another. A relation version is a Relation message of a slice, and
-the changes that it describes.
+The changes come from one slice, which is what the slot delivered from one of its positions to another. In a slice, a
+Relation message describes the columns of the messages that follow it. These messages are called a relation version.
 
 In: readings (a reading has the messages of a relation version, and says how they are transformed), and TRUNCATEs
 Out: files, which the caller commits, or a DataFrame
 
-Both forms run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The workers of a
-runner write files part by part, so each of them has only one row group in memory at a time. Raises the errors of
+Both forms run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The work for files
+is divided into parts of some row groups, and a worker has only one row group in memory at a time. Raises the errors of
 decoding and of row filters, and OSError.
 """
 
@@ -232,7 +232,7 @@ def _encode_messages(
 
 
 def _make_counts_row(counts: ChangeCounts) -> pa.RecordBatch:
-    """Make the row with the counts of a part. In a result whose other rows have a file each, it has none."""
+    """Make the row with the counts of a part. In a result with a row for each file, this is the row without a file."""
     return pa.RecordBatch.from_pylist([{"size": 0, "tally": counts.to_json()}], FILE_SCHEMA)
 
 

@@ -96,7 +96,7 @@ class Transformation:
         """Transform the slices that exist now, and add their changes to `results`."""
         subscription, lake = self.subscription, self.lake
         transformed_slices = TransformedSlices(lake, subscription.name)
-        skip_lsn = SubscriptionRecord(lake, subscription.name).enabled_state().skip_lsn
+        skip_lsn = SubscriptionRecord(lake, subscription.name).require_enabled().skip_lsn
         # The version of `_transformed` is read before any table state. A process that changes a state also commits to
         # `_transformed`. So if the states of this process become too old, its commits fail.
         head = lake.records.head(transformed_slices.path)

@@ -31,7 +31,11 @@ def binary(*messages: Message) -> pa.Array:
 
 
 def passed(descriptions: RelationDescriptions, *messages: Message) -> list[bytes]:
-    return [value for part in descriptions.insert_missing(binary(*messages)) for value in part.to_pylist()]
+    return [
+        value
+        for part in descriptions.insert_missing_descriptions(binary(*messages))
+        for value in part.to_pylist()
+    ]
 
 
 def raw(*messages: Message) -> list[bytes]:
@@ -86,4 +90,4 @@ def test_a_truncated_change_is_an_error() -> None:
     passed(descriptions, A)
     descriptions.begin_slice()
     with pytest.raises(ProtocolError, match="ends before its relation"):
-        list(descriptions.insert_missing(pa.array([b"I\0\0"], pa.binary())))
+        list(descriptions.insert_missing_descriptions(pa.array([b"I\0\0"], pa.binary())))

@@ -20,13 +20,13 @@ def test_another_template_is_refused_while_there_may_be_replicas(tmp_path: Path)
     # A table that waits for its first copy has no replica.
     states = TableStates(first.lake, "sales")
     states.append([TableState("public", "t", SyncState.INITIALIZE)])
-    assert first.enabled_state().enabled
+    assert first.require_enabled().enabled
     first.record_folders()
     states.append([TableState("public", "t", SyncState.DATA_SYNC, 1)])
     assert lake().paths.replica("sales", "public", "t") == f"{tmp_path}/sales/t"
     with pytest.raises(FoldersChangedError, match="its replicas are in folders named"):
-        SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").enabled_state()
-    assert first.enabled_state().folders == "{table}"
+        SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").require_enabled()
+    assert first.require_enabled().folders == "{table}"
     states.append([TableState("public", "t", SyncState.REMOVED)])
     SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").record_folders()
     assert lake().paths.replica("sales", "public", "t") == f"{tmp_path}/sales/public/t"
