@@ -1,4 +1,4 @@
-"""The errors by which a step of pgsieve tells Dagster that it is incomplete or has failed, and the log of a step.
+"""Two errors by which a step of pgsieve fails its Dagster run, and the log of a step.
 
 In: the problems of a subscription (the replication of some publications into the lake), or the error of a step.
 Out: - `IncompleteError`: some tables have problems. It is raised after the work on all other tables is done.

@@ -34,7 +34,7 @@ class MomentReport:
 
 @dataclass(frozen=True, slots=True)
 class RefilteredTable:
-    """A table that was made from the replica of another subscription, or that could be made.
+    """A table that `pgsieve refilter` has made, or could make, from the replica of another subscription.
 
     - `source`: the other subscription; None if the table cannot be made from any
     - `reason`: why it cannot be made

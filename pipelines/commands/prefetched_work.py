@@ -80,7 +80,7 @@ class _PrefetchLogHandler(logging.Handler):
 
 
 class _PrefetchedStep(Generic[Result]):
-    """The work of one step, and the lines that the work logs, which are kept until the step runs."""
+    """The work of one step. The lines that it logs are kept until the step runs."""
 
     def __init__(
         self, thread_pool: ThreadPoolExecutor, lake: Lake, step_work: Callable[[Log], Result], strand: Strand

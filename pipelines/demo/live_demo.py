@@ -38,8 +38,8 @@ RUN_SECONDS = 10.0
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
 
-#: A function that opens a log file. Its block gets an object that writes progress into the file, and a function that
-#: writes the results of runs there.
+#: A function that opens a log file. It returns a context manager with two values: an object that writes progress into the
+#: file, and a function that writes the results of runs there.
 RunLogOpener = Callable[[Path], AbstractContextManager[tuple[Progress, Callable[[RunSummary], None]]]]
 
 

@@ -11,8 +11,8 @@ the slice to the change log, and applies it to the replicas before it appends th
   middle of its work.
 - If a subscription fails, the others go on, and the failed one is left out until the command is started again. If all
   subscriptions of a stream have failed, its slot is no longer read.
-- After a transient error of the server or the network (one that may go away), the stream is followed again, unless
-  following it never worked since the start.
+- A transient error of the server or the network is one that may go away. After such an error the stream is followed
+  again. But if it could never be followed since the start, the error ends the work.
 - Copies of tables are Dagster runs. The slices are reported to Dagster every few minutes (`follow_report`).
 - After a few hundred slices the changed tables are maintained, because each slice adds a few files and commits.
 - After a copy the replica is registered in Spark's catalog. If its name is already taken, the follower reports that,
@@ -229,8 +229,8 @@ class _Context:
 class _Follower:
     """Follows one stream, for the subscriptions of the stream that the user has selected."""
 
-    #: Only one stream is copied, applied or maintained at a time. The reason is that the writer of a commit is identified
-    #: by settings of the Spark session, and the streams share one session.
+    #: Only one stream is copied, applied or maintained at a time. All streams share one Spark session, and settings of the
+    #: session have the position that its commits get.
     _turn_lock = threading.Lock()
 
     def __init__(

@@ -51,8 +51,8 @@ class SlotStreamActivity:
     - `apply_start`: when the thread began to apply a slice, or when the first change of the slice arrived; None if
       it applies no slice
     - `last_progress_at`: the time of the last progress
-    - `behind_since`: the time of the first check after the last progress that found WAL on the server which had not
-      been received
+    - `behind_since`: since when the server has WAL that was not received: the time of the first check that found this
+      after the last progress
     """
 
     source: str

@@ -125,7 +125,7 @@ class KeyedChanges:
     def find_present_keys(self, lookup: Callable[[pa.Table], PresentKeys]) -> PresentKeys:
         """Find the rows of the replica that have one of the keys in `sought_keys`.
 
-        `lookup` is a function that gets a table of keys, and returns the replica's rows that have one of them.
+        `lookup` is a function that gets a table of keys, and returns the rows of the replica with these keys.
         """
         sought_keys = self.sought_keys
         if not len(sought_keys):
@@ -449,7 +449,7 @@ def _sort_changes(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table)
 def _replace_truncates(
     changes: KeyedChanges, truncates: pa.Table, soft_delete_columns: Metadata
 ) -> KeyedChanges:
-    """Replace each TRUNCATE by DELETEs of the keys that may have a row, with the metadata that ended rows get."""
+    """Replace each TRUNCATE by a DELETE of each key that may have a row. These DELETEs get the metadata of ended rows."""
     if not changes.truncate_indices:
         return changes
     key_changes, source_indices = insert_deletes(

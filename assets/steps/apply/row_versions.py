@@ -328,7 +328,7 @@ class VersionsWriter:
         return find_present_versions(committer, path, matches)
 
     def _find_ended_versions(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
-        """Find the present versions that end, by file, and the numbers of the commits that end them."""
+        """Find the present versions that end, file by file; and for each of them the number of the commit that ends it."""
         ends = outcome.versions.former_end_commits
         if outcome.truncate_commit is None:
             matches = [match.select_keys(ends != NONE) for match in outcome.matches]

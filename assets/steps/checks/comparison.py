@@ -199,7 +199,8 @@ class TableSides:
         differences = find_differing_rows(publisher_rows, replica_rows, [c.name for c in self.columns])
         counts = differences.agg(
             F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
-            # The publisher's number of rows is computed from this, so that the publisher's rows are read only once.
+            # How many more rows the publisher has than the replica. With the replica's number of rows, this gives the
+            # publisher's number, so that the publisher's rows are read only once.
             F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
         ).first()
         assert counts is not None
@@ -212,7 +213,7 @@ class TableSides:
     def _compare_in_process(self, reader: DeltaRsRecords, segments: SegmentSelection | None) -> Difference:
         """Compare few rows in this process."""
         schema = make_replica_schema(self.columns)
-        batches = [
+        publisher_batches = [
             batch
             for query in self._make_queries(segments)
             for batch in read_query_batches(self.conninfo, self.snapshot.name, query, self.columns)
@@ -221,7 +222,7 @@ class TableSides:
         if segments is not None:
             replica_batches = map(segments.select, replica_batches)
         publisher_rows, replica_rows = (
-            pa.Table.from_batches(batches, schema) for batches in (batches, replica_batches)
+            pa.Table.from_batches(batches, schema) for batches in (publisher_batches, replica_batches)
         )
         differences = find_few_differing_rows(publisher_rows, replica_rows)
         differing_count = pc.sum(pc.abs(differences["count"])).as_py() or 0

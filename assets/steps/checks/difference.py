@@ -3,8 +3,8 @@
 Both sides are multisets of typed rows. NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in PostgreSQL. The
 comparison is exact, because it compares rows, and not their hashes.
 
-The result has the columns c0, c1 and so on, in the order of the replica, and `count`. `count` is greater than 0 for
-rows that are missing in the replica, and less than 0 for rows that the replica has too often. Spark computes the
+The result has the columns c0, c1 and so on, in the order of the replica, and `count`. If a row is missing in the replica,
+its `count` is greater than 0. If the replica has a row too often, its `count` is less than 0. Spark computes the
 result, or Arrow if there are few rows; both give the same result. Both group the rows by their bytes, which a function of
 Arrow batches computes.
 """

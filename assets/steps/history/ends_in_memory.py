@@ -76,9 +76,9 @@ class EndsInMemory:
     ) -> "EndsInMemory":
         """Find out when the versions began that end now, from the files of the table of versions in `folder`.
 
-        `ended_versions` has a pair for each file: which of its versions end, and for each of these the number of the commit
-        that ends it. `single_commit_files` are the names of the files in which all versions began with the same commit.
-        For such a file it suffices to read its first version.
+        `ended_versions` has a pair for each file: the versions that end, and an array with a number for each of them, the
+        number of the commit that ends it. `single_commit_files` are the names of the files in which all versions began
+        with the same commit. For such a file it suffices to read its first version.
         """
         beginning_schema = pa.schema([schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
         key_count = _count_key_numbers(rows, [match for match, _ in ended_versions])

@@ -9,8 +9,8 @@ In: - the rows that a batch adds to the replica. Each has the place of its chang
     - the rows that a batch removes from the replica. Each has the number of its key: the keys of a batch are numbered.
 Out: the same rows, as far as they were kept
 
-Only this process can add rows here. Rows that Spark executors write are not kept, and neither are rows that do not fit
-into the memory that is reserved for them. Such rows are read again when the table of versions is written.
+Some rows are not kept: those that Spark executors write, as only this process can add rows here; and those that do not
+fit into the memory. They are read again when the table of versions is written.
 """
 
 from dataclasses import dataclass, field

@@ -269,7 +269,7 @@ def find_present_versions(
     )
 
 
-#: Which versions in a file end, and for each of these the number of the commit that ends it (an index of `Commits`).
+#: The versions in a file that end, and an array with a number for each of them: the number of the commit that ends it.
 _Ends = tuple[FileMatches, Numbers]
 
 

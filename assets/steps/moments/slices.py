@@ -119,7 +119,7 @@ def _copy_by_spark(
 
 
 def _make_table_changes(base: TableBase, slice_end: int, notes: Sequence[str]) -> TableChanges:
-    """What a run would record about a slice of a table. `notes` are the counts of its parts."""
+    """Make the record that a run would have made about a slice of a table. `notes` are the counts of its parts."""
     counts_of_parts = [json.loads(note) for note in notes]
     tally = sum_tallies(counts["tally"] for counts in counts_of_parts)
     truncates = [(lsn, ordinal) for counts in counts_of_parts for lsn, ordinal in counts["truncates"]]

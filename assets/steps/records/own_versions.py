@@ -1,4 +1,4 @@
-"""Finds record tables of pgsieve that were put back to an earlier version, so that rows are missing in them.
+"""Finds pgsieve's own tables (record tables) that were put back to an earlier version, and so have lost rows.
 
 A table is put back by RESTORE, or by restoring files from a backup. A stream is a slot with the subscriptions that read
 it.

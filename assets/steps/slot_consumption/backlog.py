@@ -102,8 +102,8 @@ def skip_earlier_transactions(
 ) -> TransactionsInOrder:
     """The transactions that commit at or after `begin`. Of earlier ones, only the Relation messages are recorded.
 
-    If a server has crashed after a slot was advanced, the slot is at the position of the last checkpoint again, and the
-    server sends earlier transactions again (PostgreSQL documentation, 9.28.6 Replication Management Functions,
+    A server may crash after a slot was advanced. The slot is then at its position of the last checkpoint again, and the
+    server repeats the transactions from there on (PostgreSQL documentation, 9.28.6 Replication Management Functions,
     pg_replication_slot_advance()).
     """
     transactions = TransactionsInOrder(messages)

@@ -81,7 +81,7 @@ class DrainResult:
 
 @dataclass(frozen=True)
 class ReadySlot:
-    """A slot that is ready to be read into a lake, with a session and the publications with which it is read.
+    """A slot that is ready to be read into a lake: a session of its server, and the publications to read it with.
 
     `leaves_by_root` has a set for each root whose leaf partitions are captured: the oids of these leaves. A TRUNCATE of
     such a root looks the same as a TRUNCATE of all its leaves.

@@ -46,7 +46,10 @@ def make_readings(
     since_order: OrderKey,
     definition: Definition,
 ) -> list[Reading]:
-    """Make a reading for each relation version that has changes of the table after `since_order`, the order of its copy."""
+    """Make a reading for each relation version that has changes of the table after its copy.
+
+    `since_order` is the order key of the copy: its LSN, and the ordinal before all changes.
+    """
     return [
         _make_reading(subscription, messages, published_version, since_order, definition)
         for published_version in versions
@@ -286,7 +289,10 @@ def _refuse_another_identity(
 
 
 def _has_key_of_leaves(published_version: PublishedVersion, definition: Definition) -> bool:
-    """Whether the replica of a partition tree has the key that its leaf partitions share, instead of the root's key."""
+    """Whether a partition tree is published as its root, but its replica does not have the root's key.
+
+    In that case the replica has the key that the leaf partitions share, or no key.
+    """
     return published_version.root_key is not None and not (
         definition.key and set(definition.key) == published_version.root_key
     )
