@@ -129,7 +129,7 @@ def initial_sync_asset(
                 callbacks.add_work(work)
                 callbacks.report(tables)
                 yield from _make_partition_events(key, context.partition_keys, tables, work)
-                for copy in (result for result in tables if not (result.problem or result.overtaken)):
+                for copy in (result for result in tables if not (result.problem or result.is_overtaken)):
                     yield _make_replica_event(context, subscription, dagster_names, copy, work)
                 if name_template is not None:
                     Registration(subscription, lake, name_template).register()
@@ -194,7 +194,7 @@ def _make_replica_event(
             **work_metadata(work),
             SECONDS: round(copy_result.seconds, 2),
             **standard_metadata(rows=copy_result.rows, table=quote_qualified(*name)),
-            **column_metadata(copy_result.columns, source, NO_COMMENTS, copy_result.published),
+            **column_metadata(copy_result.columns, source, NO_COMMENTS, copy_result.publisher_name_by_column),
         },
     )
     changes = dagster_names.asset_key(subscription_asset(subscription, AssetKind.TABLE_CHANGES))

@@ -162,13 +162,13 @@ def _make_pgoutput_options(source_name: str, subscriptions: Sequence[Subscriptio
 
 def _refuse_unsupported_options(subscription: SubscriptionConfig, storage: Storage) -> None:
     """Raise PgsieveError for an option that would have no effect in this lake."""
-    unsupported = {
+    facts_by_option = {
         "two_phase: true": (
             subscription.two_phase and not storage.is_reached_by_delta_rs,
             "in a lake that only Spark reaches transactions arrive at their commit, and the replica's rows are the same",
         ),
     }
-    for option, (is_requested, consequence) in unsupported.items():
+    for option, (is_requested, consequence) in facts_by_option.items():
         if is_requested:
             raise PgsieveError(
                 f'subscription "{subscription.name}": `{option}` is not supported yet',

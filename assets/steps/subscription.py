@@ -143,9 +143,9 @@ class SlotStream:
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
         # Former capture publications are used, too, because WAL from the time when they were planned needs them.
-        existing = [name for name in self.capture_names() if name in catalog.publications]
-        planned = [self.capture + publication.suffix for publication in self.planned_capture(catalog)]
-        return tuple(dict.fromkeys([*planned, *existing])) if planned else ()
+        existing_names = [name for name in self.capture_names() if name in catalog.publications]
+        planned_names = [self.capture + publication.suffix for publication in self.planned_capture(catalog)]
+        return tuple(dict.fromkeys([*planned_names, *existing_names])) if planned_names else ()
 
 
 @dataclass(frozen=True)

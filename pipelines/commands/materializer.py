@@ -156,9 +156,9 @@ class Materializer:
     def _record_copies(self, results: Sequence[CopyResult]) -> None:
         """Record which tables were copied, and which have to wait."""
         self.waiting_tables |= {
-            (result.schema, result.table): result.awaits
+            (result.schema, result.table): result.awaited_transactions
             for result in results
-            if result.awaits or result.again
+            if result.awaited_transactions or result.must_be_repeated
         }
         self.copied_tables += [
             CopiedTable(result.schema, result.table, result.rows, result.seconds)

@@ -258,7 +258,7 @@ class Batch:
             if not plans:
                 # Another process has applied the changes, or is about to copy the table.
                 head = self.lake.records.head(path)
-                return TableResult(*name, head=head, overtaken=(head.position or 0) < self.end)
+                return TableResult(*name, head=head, is_overtaken=(head.position or 0) < self.end)
             present_plan = plans.pop()
             try:
                 search = _make_conflict_search(self.subscription, self.lake, present_plan)

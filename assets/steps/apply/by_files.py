@@ -81,12 +81,12 @@ class ReplicaChange:
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        keyed = 0 if self.keyed_changes is None else self.keyed_changes.nbytes
+        keyed_bytes = 0 if self.keyed_changes is None else self.keyed_changes.nbytes
         return (
             self.deleted_rows.nbytes
             + self.new_rows.nbytes
             + sum(rows.nbytes for rows in self.ended_rows)
-            + keyed
+            + keyed_bytes
         )
 
 
@@ -257,9 +257,9 @@ class _NetChangeComputation:
         assert deleted_column is not None
         return self.committer.find_flagged_rows(self.path, Flag(deleted_column, is_set=False), matches)
 
-    def _find_truncated_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
+    def _find_truncated_rows(self, keyed_changes: KeyedChanges) -> Sequence[FileMatches]:
         """Find the rows that a TRUNCATE marks as deleted: all living rows. Empty if the batch has no TRUNCATE."""
-        return () if keyed.truncated_metadata is None else self._find_living_rows(None)
+        return () if keyed_changes.truncated_metadata is None else self._find_living_rows(None)
 
     def compute_by_row(self) -> ReplicaChange | None:
         """Compute the net change of a table without a key."""
@@ -293,13 +293,15 @@ class _NetChangeComputation:
             NetRows(places, {}, np.full(len(places), NONE)), deleted_rows, counts, has_changes
         )
 
-    def _find_matching_rows(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
+    def _find_matching_rows(self, keyed_changes: KeyedChanges) -> Sequence[FileMatches] | None:
         """Find the replica's rows with these keys.
 
         None if rows cannot be marked as deleted, and the files with these rows are too large to be rewritten.
         """
         max_bytes = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
-        return self.committer.find_key_matches(self.path, keyed.keys, keyed.lookup_masks, max_bytes)
+        return self.committer.find_key_matches(
+            self.path, keyed_changes.keys, keyed_changes.lookup_masks, max_bytes
+        )
 
     @cached_property
     def _deletion(self) -> RowDeletion:

@@ -95,8 +95,8 @@ class Completion:
             return rows
         column = rows.schema.get_field_index(self.column)
         values = pa.concat_arrays([rows.column(column), self.values])
-        taken = np.where(has_value, rows.num_rows + indexes, np.arange(rows.num_rows))
-        return rows.set_column(column, rows.schema.field(column), values.take(pa.array(taken)))
+        value_indices = np.where(has_value, rows.num_rows + indexes, np.arange(rows.num_rows))
+        return rows.set_column(column, rows.schema.field(column), values.take(pa.array(value_indices)))
 
 
 class _BudgetExceededError(Exception):

@@ -127,7 +127,7 @@ def _merge_matches(
         match.name: replace(match, key_indices=np.full(len(match.row_numbers), key))
         for match in truncated_rows
     }
-    merged = list[FileMatches]()
+    merged_matches = list[FileMatches]()
     for match in removed_rows:
         rows, keys = match.row_numbers, match.key_indices
         if (truncated_match := truncated_match_by_file.pop(match.name, None)) is not None:
@@ -138,8 +138,8 @@ def _merge_matches(
             )
             order = np.argsort(rows)
             rows, keys = rows[order], keys[order]
-        merged.append(replace(match, row_numbers=rows, key_indices=keys))
-    return [*merged, *truncated_match_by_file.values()]
+        merged_matches.append(replace(match, row_numbers=rows, key_indices=keys))
+    return [*merged_matches, *truncated_match_by_file.values()]
 
 
 def _join_chunks(column: pa.ChunkedArray) -> pa.Array:

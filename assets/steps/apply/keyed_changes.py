@@ -119,8 +119,10 @@ class KeyedChanges:
 
     def _take_changes(self, begin: int, end: int) -> KeyChanges:
         changes, part = self.changes, slice(begin, end)
-        sent = {name: is_sent[part] for name, is_sent in changes.is_sent_by_column.items()}
-        return KeyChanges(changes.operations[part], changes.old_keys[part], changes.new_keys[part], sent)
+        is_sent_by_column = {name: is_sent[part] for name, is_sent in changes.is_sent_by_column.items()}
+        return KeyChanges(
+            changes.operations[part], changes.old_keys[part], changes.new_keys[part], is_sent_by_column
+        )
 
     def find_present_keys(self, lookup: Callable[[pa.Table], PresentKeys]) -> PresentKeys:
         """Find the rows of the replica that have one of the keys in `sought_keys`.
@@ -130,8 +132,8 @@ class KeyedChanges:
         sought_keys = self.sought_keys
         if not len(sought_keys):
             return PresentKeys.empty(self.keys)
-        present = lookup(self.keys.take(pa.array(sought_keys)))
-        return replace(present, numbers=sought_keys[present.numbers])
+        present_keys = lookup(self.keys.take(pa.array(sought_keys)))
+        return replace(present_keys, numbers=sought_keys[present_keys.numbers])
 
     def make_ended_metadata(self, ending_changes: Numbers, stamp: Stamp) -> pa.Table:
         """Make the metadata of rows; `ending_changes` has for each row the index of the change that ends it.

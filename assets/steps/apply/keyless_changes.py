@@ -79,9 +79,9 @@ class KeylessChanges:
     @classmethod
     def from_digests(cls, digests: pa.Table, extent: Extent) -> "KeylessChanges":
         """Make them from digests that `read_digests` has read; `extent` tells which changes belong to the batch."""
-        keyed = make_keyed_changes([digests], DIGEST_SCHEMA, (), extent)
-        assert keyed is not None
-        return cls(keyed)
+        keyed_changes = make_keyed_changes([digests], DIGEST_SCHEMA, (), extent)
+        assert keyed_changes is not None
+        return cls(keyed_changes)
 
     @property
     def places(self) -> Numbers:

@@ -239,12 +239,12 @@ class _Apply:
             if result.problem is None:
                 problem = self._replicas.advance(result.name, former_heads[result.name], result.head)
                 outcome = replace(result, problem=problem, damaged=problem is not None)
-                self._can_cut = self._can_cut and not result.overtaken
+                self._can_cut = self._can_cut and not result.is_overtaken
             elif self._subscription.disable_on_error and not result.damaged:
                 self._disable_subscription(result.problem)
             else:
                 self._replicas.set_aside(result.name, result.problem)
-            if outcome.problem is not None or result.overtaken:
+            if outcome.problem is not None or result.is_overtaken:
                 self._lagging_tables.add(result.name)
             self._count_result(outcome)
 

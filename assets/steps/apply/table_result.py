@@ -28,7 +28,7 @@ class TableResult:
     - `head`: the replica's Delta version and position
     - `problem`: why the table failed; None if it did not
     - `damaged`: True if the cause of `problem` is a damaged replica, not a change
-    - `overtaken`: True if another process works on the table, so that the replica may lack the batch
+    - `is_overtaken`: True if another process works on the table, so that the replica may lack the batch
     - `through`: the partitions through which changes came, as `partition_names` of `TableChanges`
     """
 
@@ -45,7 +45,7 @@ class TableResult:
     head: TableHead = field(default_factory=TableHead)
     problem: str | None = None
     damaged: bool = False
-    overtaken: bool = False
+    is_overtaken: bool = False
     through: tuple[str, ...] = ()
 
     @property

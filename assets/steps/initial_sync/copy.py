@@ -210,7 +210,7 @@ class InitialCopy:
                 self.log(f"{outcome.first_fault.message}; to be copied again: {tables}")
                 time.sleep(_PAUSE_SECONDS * 2 ** (fault_count - 1))
             after_batch(bool(remaining_tables))
-        failed_results = [c for c in results if c.problem and not c.awaits]
+        failed_results = [c for c in results if c.problem and not c.awaited_transactions]
         if failed_results and self.subscription.disable_on_error:
             SubscriptionRecord(self.lake, self.subscription.name).disable(failed_results[0].problem or "")
         return sorted(results, key=lambda table: (table.schema, table.table))

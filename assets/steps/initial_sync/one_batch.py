@@ -148,8 +148,10 @@ class BatchCopy:
                 reach(Failpoint.COPY_PLANNED)
                 # Each read needs a session on the publisher, and the role may be allowed only a few.
                 read_limit = Semaphore(_MAX_READERS)
-                with conninfo.keep_adbc_sessions() as kept:
-                    copy = SnapshotCopy(self.subscription, self.lake, snapshot, kept, self.log, read_limit)
+                with conninfo.keep_adbc_sessions() as conninfo_with_sessions:
+                    copy = SnapshotCopy(
+                        self.subscription, self.lake, snapshot, conninfo_with_sessions, self.log, read_limit
+                    )
                     results, copy_faults = self._copy_in_parallel(copy, planned_tables)
             # The first connection was idle during the copy, and may have been closed. So a new one is used.
             with source.connect() as connection:
@@ -282,7 +284,7 @@ class BatchCopy:
             except PgsieveError as error:
                 if not is_transient(error):
                     raise
-                fault_by_table[table.replicated.table.schema, table.replicated.table.name] = error
+                fault_by_table[table.replicated_table.table.schema, table.replicated_table.table.name] = error
                 return
             finally:
                 self.lake.release_tables()
@@ -312,7 +314,7 @@ class BatchCopy:
         states_after = [
             make_state_after_copy(self.subscription, states, result, catalog_after)
             for result in results
-            if not result.overtaken
+            if not result.is_overtaken
         ]
         completion = self._readiness.complete_copies(states_after)
         for name in completion.overtaken_tables:

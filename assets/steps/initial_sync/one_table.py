@@ -69,21 +69,21 @@ class CopyResult:
     columns: tuple[tuple[str, str], ...]
     problem: str | None = None
     #: Maps each column of the replica to its name at the publisher.
-    published: Mapping[str, str] = field(default_factory=dict)
+    publisher_name_by_column: Mapping[str, str] = field(default_factory=dict)
     #: True if another process has copied the table at a later LSN, or applies changes to it. That process also sets the
     #: table's state.
-    overtaken: bool = False
+    is_overtaken: bool = False
     #: The ids of the transactions for which the snapshot of the table has to wait.
-    awaits: tuple[str, ...] = ()
+    awaited_transactions: tuple[str, ...] = ()
     #: True if the table is not the cause of the problem, so that the next run copies it again.
-    again: bool = False
+    must_be_repeated: bool = False
 
 
 @dataclass(frozen=True)
 class PlannedTable:
     """A table to copy, divided into chunks. `former_definition` is that of its present replica; None if it has none."""
 
-    replicated: ReplicatedTable
+    replicated_table: ReplicatedTable
     chunks: Chunks
     former_definition: Definition | None
 
@@ -177,7 +177,7 @@ class SnapshotCopy:
         The result has the table's problem, or says that another process has copied the table at a later LSN.
         """
         start_time = time.monotonic()
-        replicated_table, table = planned_table.replicated, planned_table.replicated.table
+        replicated_table, table = planned_table.replicated_table, planned_table.replicated_table.table
         type_by_column = self.subscription.replica_types(replicated_table)
         written_replica, problem, is_copied_again = _WrittenReplica(), None, False
         try:
@@ -203,17 +203,19 @@ class SnapshotCopy:
             if replicated_table.row_filters is not None
             else None,
             columns=tuple((name, column_type.spark_type) for name, column_type in type_by_column.items()),
-            published={self.subscription.replica_name(name): name for name in replicated_table.columns},
+            publisher_name_by_column={
+                self.subscription.replica_name(name): name for name in replicated_table.columns
+            },
             problem=problem,
-            overtaken=written_replica.is_overtaken,
-            again=is_copied_again,
+            is_overtaken=written_replica.is_overtaken,
+            must_be_repeated=is_copied_again,
         )
 
     def _write_replica(
         self, planned_table: PlannedTable, type_by_column: Mapping[str, ColumnType]
     ) -> _WrittenReplica:
         """Write the replica of a table. Without `copy_data` it gets no rows."""
-        lake, table = self.lake, planned_table.replicated.table
+        lake, table = self.lake, planned_table.replicated_table.table
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without `copy_data`, a table that is published again keeps the rows of its replica.
         if not self.subscription.copy_data and lake.records.exists(path):
@@ -225,7 +227,7 @@ class SnapshotCopy:
             with self.read_limit:
                 verify_foreign_servers(self.subscription.slot_stream.source, (table.schema, table.name))
         chunks = planned_table.chunks if self.subscription.copy_data else Chunks([], 0)
-        key = set(map(self.subscription.replica_name, planned_table.replicated.key))
+        key = set(map(self.subscription.replica_name, planned_table.replicated_table.key))
         columns = [
             ReplicaColumn(name, column_type, name in key) for name, column_type in type_by_column.items()
         ]
@@ -258,7 +260,7 @@ class SnapshotCopy:
         Raises OvertakenError and PgsieveError if the replica must not be written. If another process writes the replica
         after this call, the commit of the copy fails.
         """
-        lake, table, schema = self.lake, planned_table.replicated.table, selected_rows.schema
+        lake, table, schema = self.lake, planned_table.replicated_table.table, selected_rows.schema
         name = (table.schema, table.name)
         # Without a former copy and without `scd2` there is no table of versions of rows. Knowing that saves a request to
         # the store.

@@ -88,7 +88,9 @@ def defer_tables(
     states.leave_to_next_copy(names, reason)
     log(f"{quantity(len(names), 'table')} of {states.subscription} cannot be copied yet: {error.message}")
     transactions = error.transactions
-    return [CopyResult(*name, 0, 0, 0.0, 0, None, (), reason, awaits=transactions) for name in names]
+    return [
+        CopyResult(*name, 0, 0, 0.0, 0, None, (), reason, awaited_transactions=transactions) for name in names
+    ]
 
 
 def make_state_after_copy(
@@ -103,10 +105,10 @@ def make_state_after_copy(
     table has to be copied again, because it may have been read as empty (PostgreSQL documentation, 13.6 Caveats).
     """
     name = (result.schema, result.table)
-    if result.problem and not result.again:
+    if result.problem and not result.must_be_repeated:
         return _make_failed_state(subscription, name, result.problem)
     state = announced_states[name]
-    if result.again:
+    if result.must_be_repeated:
         return replace(state, state=SyncState.INITIALIZE, reason=result.problem)
     assert state.definition is not None
     if state.definition.layout.is_rewritten_in(catalog_after):

@@ -102,11 +102,11 @@ def _add_configuration(slot_stream: SlotStream, fingerprint: CatalogFingerprint)
 
     Like an alteration of the server's catalog, an alteration of these changes what is replicated.
     """
-    configured = [
+    configuration = [
         dict(slot_stream.subscriptions),
         {name: asdict(definition) for name, definition in slot_stream.defined_publications.items()},
     ]
-    text = json.dumps(configured, sort_keys=True, default=sorted)
+    text = json.dumps(configuration, sort_keys=True, default=sorted)
     return replace(fingerprint, digest=f"{fingerprint.digest} {hashlib.sha256(text.encode()).hexdigest()}")
 
 
@@ -222,8 +222,8 @@ class Catalogs:
     def _compute_capture_digest(self, catalog: Catalog) -> str:
         """A digest of the stream's capture publications, with which pgsieve reads the slot."""
         names = [name for name in self.slot_stream.capture_names() if name in catalog.publications]
-        captured = [asdict(catalog.publications[name]) for name in names]
-        text = json.dumps(captured, sort_keys=True, default=sorted)
+        publications = [asdict(catalog.publications[name]) for name in names]
+        text = json.dumps(publications, sort_keys=True, default=sorted)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def find_validity(self, connection: psycopg.Connection[Any], position: int) -> "CatalogValidity | None":

@@ -91,7 +91,9 @@ def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lak
     listed_oids = {entry.oid for entry in publication.tables}
     if not listed_oids <= set_aside_tables.keys():
         return None  # A listed table is in use again, and has to be sent with its filter.
-    relations = frozenset(oid for each in listed_oids for oid in _list_oids(set_aside_tables[each]))
+    relations = frozenset(
+        oid for listed_oid in listed_oids for oid in _list_oids(set_aside_tables[listed_oid])
+    )
     options = replace(
         peek.options, publications=(*peek.options.publications, slot_stream.unfiltered_publication)
     )

@@ -200,18 +200,22 @@ class _RowGroupMessages:
 
         Of each batch, the columns that row filters read are decoded once, and shared by all subscriptions that need them.
         """
-        stored = self.messages
-        with stored.store.prefetch(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
+        stored_batches = self.messages.batches(self.groups, ENCODED_COLUMNS)
+        with self.messages.store.prefetch(self.groups, stored_batches) as batches:
             for batch in batches:
                 yield EncodedMessages(
-                    batch.messages, partial(_shared_filter_columns, stored.batch_cache, batch.key)
+                    batch.messages, partial(_share_filter_columns, self.messages.batch_cache, batch.key)
                 )
 
 
-def _shared_filter_columns(
-    shared: BatchCache, key: Hashable, read: FilterColumns, make: Callable[[], pa.RecordBatch]
+def _share_filter_columns(
+    batch_cache: BatchCache,
+    batch_key: Hashable,
+    filter_columns: FilterColumns,
+    decode: Callable[[], pa.RecordBatch],
 ) -> pa.RecordBatch:
-    return shared.get((key, read), make)
+    """Return the columns of a batch of messages that row filters read, from the cache or by calling `decode`."""
+    return batch_cache.get((batch_key, filter_columns), decode)
 
 
 #: Messages that can be read without Spark.

@@ -182,15 +182,15 @@ def published_versions(
         if relation_id not in contents.changed_oids:
             continue
         for version in versions:
-            published = (
+            published_relation = (
                 _make_published_relation(version.relation)
                 if slot_stream.filtered
                 else relations_by_oid.get(relation_id)
             )
-            if published is not None:
-                name = (published.publish_as.schema, published.publish_as.name)
-                published_version = PublishedVersion(version, published, catalog.types)
-                root = catalog.tables.get(published.publish_as.oid)
+            if published_relation is not None:
+                name = (published_relation.publish_as.schema, published_relation.publish_as.name)
+                published_version = PublishedVersion(version, published_relation, catalog.types)
+                root = catalog.tables.get(published_relation.publish_as.oid)
                 if root is not None and root.kind == "p":
                     leaves = _find_leaf_versions(root, version, contents, catalog, publications)
                     partitions = _name_partitions(root, version, contents)
