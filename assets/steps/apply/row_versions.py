@@ -108,6 +108,7 @@ class VersionsDuringApply:
 
     def _begin(self, table: VersionTable, state: TableState, *, is_repaired: bool) -> None:
         lake, cut, name, path = self._lake, self._cut, state.name, table.path
+        # A cut from before the copy says nothing about the present replica and its versions.
         usable_cut = cut if cut is not None and name in cut.tables and state.lsn <= cut.lsn else None
         since_lsn = state.lsn if usable_cut is None else usable_cut.versioned.get(name, usable_cut.lsn)
         version = None if usable_cut is None else usable_cut.scd2.get(name)

@@ -295,6 +295,7 @@ class SparkChanges:
             former_rows = self._read_replica_rows(
                 keys.take(pa.array(former_key_numbers)), former_key_numbers, unsent_columns
             )
+            # `number`, and the replica's value of each column that some change did not send (wv0, wv1, …).
             former_rows = former_rows.select(
                 "number", *(F.col(v).alias(f"w{v}") for v in _make_labels("v", unsent_columns))
             )

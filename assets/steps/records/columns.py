@@ -7,7 +7,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.delta.records import quote_name
 
-#: The order key of a change: the LSN of the commit record of its transaction, and its place in the transaction.
+#: The order key of a change: the LSN of the commit record of its transaction, and its ordinal (its number in the
+#: transaction).
 OrderKey = tuple[int, int]
 
 

@@ -62,7 +62,7 @@ class TableChanges:
       INSERT. Empty in records of earlier versions of pgsieve.
     - `sent_counts`: counts the changes that are sent, by operation
     - `truncate_count`: the number of TRUNCATEs
-    - `last_truncate`: the order key (commit LSN, place in the transaction) of the last TRUNCATE
+    - `last_truncate`: the order key (commit LSN, ordinal in the transaction) of the last TRUNCATE
     - `key_change_count`: the number of UPDATEs that give a row another key
     - `unsent_columns`: the columns whose values some change did not send, because they had not changed (TOAST)
     - `problem`: the reason why the changes cannot be transformed
