@@ -217,9 +217,7 @@ class _NetChangeComputation:
         net, had_row, has_row = outcome.net, outcome.had_row, outcome.has_row
         if is_emptied:
             matches = []
-        # In a replica that keeps deleted rows, a row leaves its file only if the batch writes another row of its key.
-        is_replaced = np.zeros_like(had_row)
-        is_replaced[net.keys[has_row] if soft_delete_columns else net.keys] = True
+        is_replaced = outcome.mask_replaced_keys(retain_ended=bool(soft_delete_columns))
         removed_rows = [
             match.select_keys(is_replaced) for match in matches if is_replaced[match.key_indices].any()
         ]
@@ -386,7 +384,7 @@ class FilesWriter:
                 parts,
                 self._select_new_rows(changes, store),
             )
-            return runner.run(task, len(files_to_rewrite) + len(ended_parts) + len(parts))
+            return runner.run(task, task.part_count)
 
         if marked_files is not None:
             files = committer.commit_marked_files(write_parts, path, marked_files, self.end, base_version)
@@ -443,6 +441,11 @@ class FilesTask:
     change_parts: Sequence[Sequence[RowGroup]]
     row_selection: RowSelection
     encodings: Mapping[str, str] | None = None
+
+    @property
+    def part_count(self) -> int:
+        """The number of parts."""
+        return len(self.files_to_rewrite) + len(self.ended_rows) + len(self.change_parts)
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write one part; yields a row (`FILE_SCHEMA`) per file."""

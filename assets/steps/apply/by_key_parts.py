@@ -79,13 +79,14 @@ class KeyPartsWriter:
     def _is_divisible(self) -> bool:
         """Whether the batch is large enough, and each key can be decided from its own changes alone.
 
-        An UPDATE that moves a row to another key concerns two keys, which may be in different parts.
+        An UPDATE that moves a row to another key concerns two keys, which may be in different parts. In a replica that
+        keeps deleted rows, a TRUNCATE ends rows of all keys.
         """
         pending, definition = self.pending, self.definition
         return (
             _count_changes(pending) >= self.lake.policy.min_parted_changes
             and bool(definition.key)
-            and not definition.soft_delete_columns
+            and not (definition.soft_delete_columns and pending.truncated_at is not None)
             and not pending.key_change_count
         )
 
@@ -108,7 +109,10 @@ class KeyPartsWriter:
         if sum(file.row_count or 0 for file in files) > max_rows:
             return None
         deletion = RowDeletion(self.lake, committer, path, columns, pending.size_bytes)
-        removes_rows = not stored_changes.empties_replica and pending.count("update", "delete") > 0
+        # In a replica that keeps deleted rows, an INSERT may replace a deleted row.
+        removes_rows = not stored_changes.empties_replica and (
+            bool(self.definition.soft_delete_columns) or pending.count("update", "delete") > 0
+        )
         is_cheap_to_rewrite = (
             not removes_rows or sum(file.size_bytes for file in files) <= deletion.max_rewritten_bytes
         )
@@ -155,7 +159,14 @@ class KeyPartsWriter:
         key_part_count = max(runner.parallelism, -(-_count_changes(pending) // _PART_CHANGES))
         file_part_count = min(len(files), 2 * runner.parallelism)
         unsent_columns = sorted(pending.unsent_columns)
-        batch_parts = BatchParts(key_schema, unsent_columns, pending.extent, len(change_parts), len(files))
+        batch_parts = BatchParts(
+            key_schema,
+            unsent_columns,
+            pending.extent,
+            len(change_parts),
+            len(files),
+            self.definition.soft_delete_columns,
+        )
         selection = RowSelection(pending.extent, Stamp(stored_changes.stamp_column))
         replica_schema, target_file_bytes = (
             committer.delta_rs.arrow_schema(path),

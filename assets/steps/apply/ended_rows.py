@@ -67,7 +67,7 @@ class RowEndings:
     truncated_rows: Sequence[FileMatches]
 
     @property
-    def _metadata(self) -> pa.Table:
+    def metadata(self) -> pa.Table:
         """The metadata of ended rows: a row per change. If there are TRUNCATEs, the last row is for the first of them."""
         assert self.keyed_changes.end_metadata is not None
         return pa.concat_tables(
@@ -83,12 +83,9 @@ class RowEndings:
 
         `removed_rows` are the replica's rows for which the batch writes another row of the same key.
         """
+        metadata, metadata_by_key = self.metadata, self.find_metadata_rows()
         # Rows that only a TRUNCATE ends have no key among those of the changes. They share one number after all key numbers.
-        net, metadata, truncated_key = self.net_change, self._metadata, self.keyed_changes.keys.num_rows
-        is_ended = self.has_row & (net.last_changes == NONE)
-        metadata_by_key = np.full(truncated_key + 1, NONE)
-        metadata_by_key[net.keys[is_ended]] = net.end_changes[is_ended]
-        metadata_by_key[truncated_key] = metadata.num_rows - 1
+        truncated_key = self.keyed_changes.keys.num_rows
         matches, ended_rows = (
             _merge_matches(removed_rows, self.truncated_rows, truncated_key),
             list[EndedRows](),
@@ -108,15 +105,36 @@ class RowEndings:
                 )
         return matches, ended_rows
 
+    def find_metadata_rows(self) -> Numbers:
+        """For each key, find the row of `metadata` for the replica's row that ends; `NONE` if none ends.
+
+        There is one more element, for the rows with other keys, which a TRUNCATE ends.
+        """
+        net, key_count = self.net_change, self.keyed_changes.keys.num_rows
+        is_ended = self.has_row & (net.last_changes == NONE)
+        metadata_rows = np.full(key_count + 1, NONE)
+        metadata_rows[net.keys[is_ended]] = net.end_changes[is_ended]
+        metadata_rows[key_count] = self.metadata.num_rows - 1
+        return metadata_rows
+
     def make_completions(self, schema: pa.Schema) -> list[Completion]:
         """Make the metadata of the rows that the batch both writes and ends; `schema` has the replica's columns."""
+        return make_completions(*self.find_ended_new_rows(), schema)
+
+    def find_ended_new_rows(self) -> tuple[Numbers, pa.Table]:
+        """Find the rows that the batch both writes and ends: the ascending places of their changes, and their metadata."""
         net = self.net_change
         keys = np.flatnonzero(self.has_row & (net.last_changes != NONE) & (net.end_changes != NONE))
         keys = keys[np.argsort(net.last_changes[keys])]
-        metadata = self._metadata.take(pa.array(net.end_changes[keys]))
-        metadata = conform(metadata, pa.schema([schema.field(name) for name in metadata.column_names]))
-        places = self.keyed_changes.places[net.last_changes[keys]]
-        return [Completion(name, places, _join_chunks(metadata[name])) for name in metadata.column_names]
+        return self.keyed_changes.places[net.last_changes[keys]], self.metadata.take(
+            pa.array(net.end_changes[keys])
+        )
+
+
+def make_completions(places: Numbers, metadata: pa.Table, schema: pa.Schema) -> list[Completion]:
+    """Make the values of metadata columns for the new rows at `places`; `schema` has the replica's columns."""
+    metadata = conform(metadata, pa.schema([schema.field(name) for name in metadata.column_names]))
+    return [Completion(name, places, _join_chunks(metadata[name])) for name in metadata.column_names]
 
 
 def _merge_matches(

@@ -23,12 +23,21 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.by_files import FilesTask
 from pgsieve.assets.steps.apply.completion import MissingValues, NetRows, find_net_rows
-from pgsieve.assets.steps.apply.keyed_changes import UnorderedChanges, extract_changes, join_changes
+from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings, make_completions
+from pgsieve.assets.steps.apply.keyed_changes import (
+    ChangesOutcome,
+    KeyedChanges,
+    UnorderedChanges,
+    extract_changes,
+    join_changes,
+    list_change_columns,
+)
 from pgsieve.assets.steps.apply.row_selection import is_in
-from pgsieve.decoding.changes.columns import SIDES
-from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
+from pgsieve.decoding.changes.deleted_rows import DELETED
+from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.keys import SoughtKeys, assign_key_parts
-from pgsieve.decoding.changes.net_change import NONE, Numbers
+from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, mask_living_rows
+from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 from pgsieve.resources.lake.delta.deletion_vectors import (
     read_vector,
     write_vector,
@@ -44,6 +53,9 @@ RESULT_SCHEMA = FILE_SCHEMA.append(pa.field("result", pa.string()))
 _NO_ROWS = np.empty(0, np.int64)
 #: Stands in a message for the sender's number, and says that the message has TRUNCATEs.
 _TRUNCATES_SENDER = -1
+#: Stand for the sender's number in messages to writers, and say which rows a message has: rows to write or to remove, or
+#: rows that have ended but are kept, with their metadata.
+_ROWS, _ENDED_ROWS = range(2)
 _TRUNCATE_SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 
 
@@ -66,6 +78,7 @@ class BatchParts:
     - `extent`: which changes of the change history the batch has
     - `change_part_count`: the number of parts into which the changes are divided
     - `file_count`: the number of files of the replica
+    - `soft_delete_columns`: the metadata columns, if the replica keeps deleted rows
 
     The receivers that write are numbered in this order: one for each part of the changes, which writes the new rows of the
     part; one for each file of the replica; and one that sums up the counts.
@@ -76,6 +89,12 @@ class BatchParts:
     extent: Extent
     change_part_count: int
     file_count: int
+    soft_delete_columns: Metadata = ()
+
+    @property
+    def deleted_column(self) -> str | None:
+        """The column that marks deleted rows; None if the replica does not keep them."""
+        return find_metadata_column(self.soft_delete_columns, DELETED)
 
     @property
     def writer_count(self) -> int:
@@ -109,15 +128,11 @@ class KeyReader:
 
     def _send_changes(self, number: int) -> Iterator[pa.RecordBatch]:
         batch_parts = self.batch_parts
-        names = [
-            *PLACE_COLUMNS,
-            *(f"{side}.{name}" for side in SIDES for name in batch_parts.key_schema.names),
-            *(["unchanged"] if batch_parts.unsent_columns else []),
-        ]
+        columns = (batch_parts.key_schema, batch_parts.unsent_columns)
+        metadata = batch_parts.soft_delete_columns
+        names = list_change_columns(*columns, metadata)
         for _, read in self.store.iterate_group_readers(self.change_parts[number]):
-            changes = extract_changes(
-                read(names), batch_parts.key_schema, batch_parts.unsent_columns, batch_parts.extent
-            )
+            changes = extract_changes(read(names), *columns, batch_parts.extent, metadata)
             if changes.truncates.num_rows:
                 for part in range(self.key_part_count):
                     yield make_message(part, _TRUNCATES_SENDER, _pack(changes.truncates))
@@ -125,6 +140,8 @@ class KeyReader:
             rows = rows.append_column("operation", pa.array(changes.operations))
             for column, is_sent in enumerate(changes.sent_masks):
                 rows = rows.append_column(f"sent{column}", pa.array(is_sent))
+            for column, values in enumerate(changes.end_metadata.columns):
+                rows = rows.append_column(f"m{column}", values)
             if batch_parts.extent.truncated_at is not None:
                 rows = rows.append_column("lsn", pa.array(changes.commit_lsns))
                 rows = rows.append_column("ordinal", pa.array(changes.ordinals))
@@ -133,12 +150,18 @@ class KeyReader:
     def _send_rows(self, file_index: int) -> Iterator[pa.RecordBatch]:
         file, begin = self.files[file_index], 0
         deleted_numbers = read_vector(self.store, self.path, file.deletion_vector)
-        for batch in self.store.read_batches(join_path(self.path, file.name), self.batch_parts.key_schema):
+        key_schema, deleted_column = self.batch_parts.key_schema, self.batch_parts.deleted_column
+        schema = (
+            key_schema if deleted_column is None else key_schema.append(pa.field(deleted_column, pa.bool_()))
+        )
+        for batch in self.store.read_batches(join_path(self.path, file.name), schema):
             row_numbers = np.arange(begin, begin + batch.num_rows)
-            keys, begin = pa.Table.from_batches([batch]), begin + batch.num_rows
+            rows, begin = pa.Table.from_batches([batch]), begin + batch.num_rows
             if (is_deleted := is_in(row_numbers, deleted_numbers)).any():
-                keys, row_numbers = keys.filter(pa.array(~is_deleted)), row_numbers[~is_deleted]
+                rows, row_numbers = rows.filter(pa.array(~is_deleted)), row_numbers[~is_deleted]
+            keys = rows.select(key_schema.names)
             labelled_rows = _label_keys(keys).append_column("row", pa.array(row_numbers))
+            labelled_rows = labelled_rows.append_column("is_living", mask_living_rows(rows, deleted_column))
             yield from self._make_messages(len(self.change_parts) + file_index, keys, labelled_rows)
 
     def _make_messages(self, sender: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -174,6 +197,7 @@ class KeyDecider:
 
     def _decide(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
         batch_parts, tables_by_sender = self.batch_parts, defaultdict[int, list[pa.Table]](list)
+        change_part_count = batch_parts.change_part_count
         for sender, content in messages:
             tables_by_sender[sender].append(_unpack(content))
         truncates = pa.concat_tables(
@@ -182,48 +206,73 @@ class KeyDecider:
         changes = [
             (sender, table)
             for sender, tables in tables_by_sender.items()
-            if sender < batch_parts.change_part_count
+            if sender < change_part_count
             for table in tables
         ]
         if not changes:
             return
         keyed_changes = join_changes(
-            [_unpack_changes([table for _, table in changes], truncates)], batch_parts.unsent_columns
+            [_unpack_changes([table for _, table in changes], truncates)],
+            batch_parts.unsent_columns,
+            batch_parts.soft_delete_columns,
         )
-        sought_keys, matches = (
+        matches = _find_matches(
             SoughtKeys.from_keys(_label_keys(keyed_changes.keys)),
-            dict[int, tuple[Numbers, Numbers]](),
+            {sender: tables for sender, tables in tables_by_sender.items() if sender >= change_part_count},
         )
-        for sender, tables in tables_by_sender.items():
-            if sender >= batch_parts.change_part_count:
-                table = pa.concat_tables(tables)
-                row_indices, key_indices = sought_keys.find_rows(table.drop_columns("row"))
-                matches[sender] = np.asarray(table["row"])[row_indices], key_indices
         outcome = keyed_changes.decide(
-            (key_indices for _, key_indices in matches.values()), empties_replica=self.empties_replica
+            (match.living_keys for match in matches.values()), empties_replica=self.empties_replica
         )
+        for kind, places, rows in self._describe_new_rows(keyed_changes, outcome, matches):
+            receivers = _find_parts(places, changes)
+            for receiver in np.unique(receivers).tolist():
+                yield make_message(receiver, kind, _pack(rows.filter(pa.array(receivers == receiver))))
+        if not self.empties_replica:
+            yield from self._describe_removed_rows(keyed_changes, outcome, matches)
+        counts = outcome.net.count_rows(outcome.had_row) | {
+            "conflicts": int(outcome.conflict is not None),
+            "changes": int(outcome.has_row_changes),
+        }
+        yield make_message(batch_parts.writer_count - 1, _ROWS, json.dumps(counts).encode())
+
+    def _describe_new_rows(
+        self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, "_PartMatches"]
+    ) -> Iterator[tuple[int, Numbers, pa.Table]]:
+        """Yield what the writers of new rows need: the kind of message, the places of new rows, and a row for each place."""
         net_change = outcome.net
         new_rows = find_net_rows(
             keyed_changes.places[keyed_changes.first_effective_index :],
             net_change,
             outcome.has_row & (net_change.last_changes != NONE),
         )
-        sources, receivers = self._find_sources(new_rows, matches), _find_parts(new_rows.places, changes)
-        for receiver in np.unique(receivers).tolist():
-            yield make_message(receiver, 0, _pack(sources.filter(pa.array(receivers == receiver))))
-        is_replaced = np.zeros_like(outcome.had_row)
-        is_replaced[net_change.keys] = not self.empties_replica
-        # The task that read a file, and the receiver that writes the file again, have the same number.
-        for number, (row_numbers, key_indices) in matches.items():
-            if len(removed_numbers := row_numbers[is_replaced[key_indices]]):
-                yield make_message(number, 0, removed_numbers.tobytes())
-        counts = net_change.count_rows(outcome.had_row) | {
-            "conflicts": int(outcome.conflict is not None),
-            "changes": int(outcome.has_row_changes),
-        }
-        yield make_message(batch_parts.writer_count - 1, 0, json.dumps(counts).encode())
+        yield _ROWS, new_rows.places, self._find_sources(new_rows, matches)
+        if self.batch_parts.soft_delete_columns:
+            endings = RowEndings(keyed_changes, net_change, outcome.has_row, ())
+            places, metadata = endings.find_ended_new_rows()
+            yield _ENDED_ROWS, places, metadata.append_column("place", pa.array(places))
 
-    def _find_sources(self, rows: NetRows, matches: Mapping[int, tuple[Numbers, Numbers]]) -> pa.Table:
+    def _describe_removed_rows(
+        self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, "_PartMatches"]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield messages to the writers of files. They have the same numbers as the tasks that read the files."""
+        retain_ended = bool(self.batch_parts.soft_delete_columns)
+        is_replaced = outcome.mask_replaced_keys(retain_ended=retain_ended)
+        endings = RowEndings(keyed_changes, outcome.net, outcome.has_row, ())
+        metadata_by_key = endings.find_metadata_rows() if retain_ended else None
+        for number, match in matches.items():
+            is_removed = is_replaced[match.keys]
+            if not is_removed.any():
+                continue
+            row_numbers = match.row_numbers[is_removed]
+            yield make_message(number, _ROWS, _pack(pa.table({"row": row_numbers})))
+            if metadata_by_key is not None:
+                metadata_rows = metadata_by_key[match.keys[is_removed]]
+                is_ended = metadata_rows != NONE
+                metadata = endings.metadata.take(pa.array(metadata_rows[is_ended]))
+                ended_rows = metadata.append_column("row", pa.array(row_numbers[is_ended]))
+                yield make_message(number, _ENDED_ROWS, _pack(ended_rows))
+
+    def _find_sources(self, rows: NetRows, matches: Mapping[int, "_PartMatches"]) -> pa.Table:
         """Return the places of the changes that have new rows.
 
         If some changes lack values, also return where these values are: in other changes, or in a row of a file.
@@ -234,10 +283,10 @@ class KeyDecider:
         for number, name in enumerate(self.batch_parts.unsent_columns):
             columns[f"sent{number}"] = rows.sent_places[name]
         files, base_rows = np.full(len(rows), NONE), np.full(len(rows), NONE)
-        for sender, (row_numbers, key_indices) in matches.items():
-            greatest_key = int(max(key_indices.max(initial=NONE), rows.base_keys.max(initial=NONE)))
+        for sender, match in matches.items():
+            greatest_key = int(max(match.keys.max(initial=NONE), rows.base_keys.max(initial=NONE)))
             row_by_key = np.full(greatest_key + 2, NONE)
-            row_by_key[key_indices] = row_numbers
+            row_by_key[match.keys] = match.row_numbers
             base_rows_in_file = row_by_key[rows.base_keys]
             file_index = sender - self.batch_parts.change_part_count
             files = np.where(base_rows_in_file == NONE, files, file_index)
@@ -269,30 +318,47 @@ class PartWriter:
             yield _make_result({"counts": counts})
             return
         if receiver < len(self.change_parts):
-            sources = pa.concat_tables([_unpack(content) for _, content in messages]).sort_by("place")
+            sources = _unpack_rows(messages, _ROWS, "place")
+            ended_places, metadata = self._unpack_ended_rows(messages, "place")
             selection = replace(
                 self.files_task.row_selection,
                 places=np.asarray(sources["place"]),
                 missing_values=self._find_missing_values(sources),
+                completions=make_completions(ended_places, metadata, self.files_task.schema),
             )
             yield from _write_files(
                 replace(self.files_task, change_parts=[self.change_parts[receiver]], row_selection=selection),
                 guard,
             )
             return
-        numbers = np.sort(
-            np.concatenate([_NO_ROWS, *(np.frombuffer(content, np.int64) for _, content in messages)])
-        )
-        file_index = receiver - len(self.change_parts)
-        file = self.files[file_index]
+        yield from self._change_file(receiver - len(self.change_parts), messages, guard)
+
+    def _change_file(
+        self, file_index: int, messages: Sequence[Message], guard: Guard
+    ) -> Iterator[pa.RecordBatch]:
+        """Remove rows from a file, and write those of them again that have ended."""
+        file, numbers = self.files[file_index], np.asarray(_unpack_rows(messages, _ROWS, "row")["row"])
+        files_task, store, path = self.files_task, self.files_task.store, self.files_task.path
+        ended_numbers, metadata = self._unpack_ended_rows(messages, "row")
+        if len(ended_numbers):
+            rows = EndedRows(file.name, ended_numbers, np.arange(len(ended_numbers)), metadata)
+            files_task = replace(files_task, ended_rows=[[rows]])
         if not self.can_mark_rows:
             match = FileMatches(file.name, file.log_path, file.size_bytes, numbers, _NO_ROWS, _NO_ROWS)
-            yield from _write_files(replace(self.files_task, files_to_rewrite=[match]), guard)
+            yield from _write_files(replace(files_task, files_to_rewrite=[match]), guard)
             yield _make_result({"file": file_index})
             return
-        store, path = self.files_task.store, self.files_task.path
+        yield from _write_files(files_task, guard)
         deleted_numbers = np.sort(np.concatenate([read_vector(store, path, file.deletion_vector), numbers]))
         yield _make_result({"file": file_index, "vector": write_vector(store, path, deleted_numbers)})
+
+    def _unpack_ended_rows(self, messages: Sequence[Message], number_column: str) -> tuple[Numbers, pa.Table]:
+        """Unpack the numbers of ended rows, which ascend, and their metadata; both are empty without such rows."""
+        names = [name for name, _ in self.batch_parts.soft_delete_columns]
+        if not any(kind == _ENDED_ROWS for kind, _ in messages):
+            return _NO_ROWS, pa.table({})
+        rows = _unpack_rows(messages, _ENDED_ROWS, number_column)
+        return np.asarray(rows[number_column]), rows.drop_columns(number_column).rename_columns(names)
 
     def _find_missing_values(self, sources: pa.Table) -> MissingValues | None:
         """Return the values that new rows lack; `sources` is a table that `KeyDecider` has made."""
@@ -321,9 +387,11 @@ class PartWriter:
 
 
 def _write_files(files_task: FilesTask, guard: Guard) -> Iterator[pa.RecordBatch]:
-    for rows in files_task(0, guard):
-        no_results = pa.nulls(rows.num_rows, pa.string())
-        yield pa.RecordBatch.from_arrays([*rows.columns, no_results], schema=RESULT_SCHEMA)
+    """Write all parts of a task."""
+    for number in range(files_task.part_count):
+        for rows in files_task(number, guard):
+            no_results = pa.nulls(rows.num_rows, pa.string())
+            yield pa.RecordBatch.from_arrays([*rows.columns, no_results], schema=RESULT_SCHEMA)
 
 
 def _make_result(result: Mapping[str, object]) -> pa.RecordBatch:
@@ -350,11 +418,46 @@ def _unpack_changes(tables: Sequence[pa.Table], truncates: pa.Table) -> Unordere
         for name in ("lsn", "ordinal")
     )
     places, operations = np.asarray(rows["place"]), np.asarray(rows["operation"])
-    no_keys = keys.slice(0, 0)
+    no_keys, metadata_columns = keys.slice(0, 0), [name for name in rows.column_names if name.startswith("m")]
     sent_masks = [np.asarray(rows[name]) for name in rows.column_names if name.startswith("sent")]
     return UnorderedChanges(
-        places, lsns, ordinals, operations, keys, _NO_ROWS, no_keys, sent_masks, no_keys, truncates
+        places,
+        lsns,
+        ordinals,
+        operations,
+        keys,
+        _NO_ROWS,
+        no_keys,
+        sent_masks,
+        rows.select(metadata_columns),
+        truncates,
     )
+
+
+@dataclass(frozen=True)
+class _PartMatches:
+    """The rows of a file with keys of a part: their numbers, the numbers of their keys, and the mask of living rows."""
+
+    row_numbers: Numbers
+    keys: Numbers
+    is_living: Mask
+
+    @property
+    def living_keys(self) -> Numbers:
+        return self.keys[self.is_living]
+
+
+def _find_matches(
+    sought_keys: SoughtKeys, tables_by_sender: Mapping[int, Sequence[pa.Table]]
+) -> dict[int, _PartMatches]:
+    """Find the rows with the sought keys among the rows that `KeyReader` has sent, by file."""
+    matches = dict[int, _PartMatches]()
+    for sender, tables in tables_by_sender.items():
+        table = pa.concat_tables(tables)
+        row_indices, keys = sought_keys.find_rows(table.select(sought_keys.keys.column_names))
+        rows = table.select(["row", "is_living"]).take(pa.array(row_indices))
+        matches[sender] = _PartMatches(np.asarray(rows["row"]), keys, np.asarray(rows["is_living"]))
+    return matches
 
 
 def _label_keys(keys: pa.Table) -> pa.Table:
@@ -367,6 +470,12 @@ def _pack(rows: pa.Table) -> pa.Buffer:
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)
     return sink.getvalue()
+
+
+def _unpack_rows(messages: Sequence[Message], kind: int, number_column: str) -> pa.Table:
+    """Unpack the messages of one kind, in the order of a column."""
+    tables = [_unpack(content) for message_kind, content in messages if message_kind == kind]
+    return pa.concat_tables(tables).sort_by(number_column)
 
 
 def _unpack(content: pa.Buffer) -> pa.Table:

@@ -205,6 +205,15 @@ class ChangesOutcome:
     had_row: Mask
     has_row: Mask
 
+    def mask_replaced_keys(self, *, retain_ended: bool) -> Mask:
+        """Return a mask of the keys whose row leaves its file of the replica.
+
+        In a replica that keeps deleted rows (`retain_ended`), these are the keys with another row after the changes.
+        """
+        is_replaced = np.zeros_like(self.had_row)
+        is_replaced[self.net.keys[self.has_row] if retain_ended else self.net.keys] = True
+        return is_replaced
+
     @property
     def has_row_changes(self) -> bool:
         """Whether there is anything to commit."""
@@ -256,13 +265,19 @@ def read_changes(
 
     The other columns are not read, because they may be large.
     """
+    columns = list_change_columns(key_schema, unsent_columns, soft_delete_columns)
+    return (store.read_columns(file, columns) for file in files)
+
+
+def list_change_columns(
+    key_schema: pa.Schema, unsent_columns: Sequence[str], soft_delete_columns: Metadata
+) -> list[str]:
+    """List the columns of a change history that `extract_changes` needs."""
     columns = [*PLACE_COLUMNS, *(f"{side}.{name}" for side in ("new", "old") for name in key_schema.names)]
     columns += (
         ["commit_time", *(f"old.{name}" for name, _ in soft_delete_columns)] if soft_delete_columns else []
     )
-    return (
-        store.read_columns(file, [*columns, "unchanged"] if unsent_columns else columns) for file in files
-    )
+    return [*columns, "unchanged"] if unsent_columns else columns
 
 
 def make_keyed_changes(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pgsieve.assets.steps.apply import by_files
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
@@ -21,6 +22,7 @@ from tests.assets.steps.apply.test_by_files import (
     Changes,
     Row,
     _random,
+    followed,
     row,
     update,
 )
@@ -66,23 +68,30 @@ def _followed(rows: list[Row], changes: list[Change]) -> list[Row]:
     return sorted([*living.values(), *ended.values()], key=lambda row: str(row["k"]))
 
 
-@pytest.mark.parametrize("way", ["rewritten", "marked", "merged"])
-def test_random_changes_keep_deleted_rows(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("way", ["rewritten", "marked", "merged", "parts rewritten", "parts marked"])
+def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Parts of the keys decide all changes without a TRUNCATE, unless they conflict."""
     ended = compared = 0
+    by_parts = way.startswith("parts")
     for seed in range(24):
-        rows, changes = _random(random.Random(seed))
+        rows, changes = _random(random.Random(seed), plain=by_parts)
         if way == "merged" and any(change.operation == "truncate" for change in changes):
             continue  # Spark applies it
         lives = [{**row, **_LIVES} for row in rows]
         made = Changes(tmp_path / str(seed), lives, [_soft(each) for each in changes], _ALL)
-        if way == "marked":
+        if way.endswith("marked"):
             assert made.lake.delta_rs is not None
             made.lake.policy = replace(made.lake.policy, rewritten_bytes=-1)
             enable_marking(made.lake.delta_rs, made.path)
-        try:
-            (made.one_by_one if way == "merged" else made.by_files)(_DEFINITION)
-        except KeyConflictError:
-            continue
+        apply = made.by_key_parts if by_parts else made.by_files
+        is_divided = by_parts and not any(change.operation == "truncate" for change in changes)
+        with monkeypatch.context() as alone:
+            if is_divided and followed(rows, changes, ("k",)) is not None:
+                alone.setattr(by_files, "make_keyed_changes", None)
+            try:
+                (made.one_by_one if way == "merged" else apply)(_DEFINITION)
+            except KeyConflictError:
+                continue
         left = sorted(made.rows(), key=lambda row: str(row["k"]))
         assert left == _followed(rows, changes), f"seed {seed}"
         ended += sum(bool(row["_deleted"]) for row in left)
