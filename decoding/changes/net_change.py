@@ -39,9 +39,10 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: The operations of changes. A change is one event, but a move is two events: `_LEAVE` and `_ARRIVE`.
-INSERT, UPDATE, DELETE = range(3)
-_LEAVE, _ARRIVE = 3, 4
+#: The operations of changes. A change is one event, but a move is two events: `LEAVE` and `_ARRIVE`. A move may also be given
+#: as two changes, `LEAVE` and `INSERT`, if its row has all values and `has_lost_moves` is false.
+INSERT, UPDATE, DELETE, LEAVE = range(4)
+_ARRIVE = 4
 #: Where the row of a tenure comes from: an INSERT (`INSERT`), a move (`_ARRIVE`), the replica (`_REPLICA`), or nowhere,
 #: because the changes found no row (`_NOTHING`). If tenures are split by commits, `_CONTINUED` means that the row comes
 #: from the previous part of the tenure.
@@ -57,8 +58,8 @@ _PLACE_BITS = 33
 class KeyChanges:
     """The changes of a table in order, with numbers of their keys (0, 1, …).
 
-    - `operations` are `INSERT`, `UPDATE` and `DELETE`.
-    - `old_keys` is the key before a DELETE or a move, and `NONE` for other changes.
+    - `operations` are `INSERT`, `UPDATE`, `DELETE` and `LEAVE`.
+    - `old_keys` is the key before a DELETE, a LEAVE or a move, and `NONE` for other changes.
     - `new_keys` is the key after an INSERT or an UPDATE, and `NONE` for other changes.
     - `is_sent_by_column` has the columns that some change did not send, because their TOASTed value did not change. It
       maps such a column to the mask of the changes that sent it.
@@ -172,7 +173,7 @@ class _Tenures:
     @property
     def is_left(self) -> Mask:
         """The mask of the tenures that end because the row moves to another key."""
-        is_left: Mask = self.event_kinds[self.last_events] == _LEAVE
+        is_left: Mask = self.event_kinds[self.last_events] == LEAVE
         return is_left
 
 
@@ -345,7 +346,7 @@ def _find_tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenur
     is_move = changes.is_move
     row_changes, moves = np.flatnonzero(~is_move), np.flatnonzero(is_move)
     event_keys = np.where(
-        changes.operations[row_changes] == DELETE,
+        _mask_ends(changes.operations[row_changes]),
         changes.old_keys[row_changes],
         changes.new_keys[row_changes],
     )
@@ -355,7 +356,7 @@ def _find_tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenur
     event_keys, event_places = events >> _PLACE_BITS, events & ((1 << _PLACE_BITS) - 1)
     event_changes = event_places >> 1
     event_kinds = np.where(
-        is_move[event_changes], _LEAVE + (event_places & 1), changes.operations[event_changes]
+        is_move[event_changes], LEAVE + (event_places & 1), changes.operations[event_changes]
     ).astype(np.int8)
     is_begin, is_end, is_first = (
         _mask_begins(event_kinds),
@@ -466,16 +467,24 @@ def _replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges
     """Replace each move that finds no row by a DELETE of its old key. The DELETE finds no row either, so it does nothing."""
     if not changes.is_move.any():
         return changes
-    tenures = _find_tenures(changes)
-    is_without_row = (tenures.origins == _NOTHING) | (
-        (tenures.origins == _REPLICA) & ~has_row_before[tenures.keys]
-    )
-    if not (tenures.is_left & is_without_row).any():
+    if not has_lost_moves(changes, has_row_before):
         return changes
     lost_moves = _find_lost_moves(changes, has_row_before)
     operations, new_keys = changes.operations.copy(), changes.new_keys.copy()
     operations[lost_moves], new_keys[lost_moves] = DELETE, NONE
     return replace(changes, operations=operations, new_keys=new_keys)
+
+
+def has_lost_moves(changes: KeyChanges, has_row_before: Mask) -> bool:
+    """Whether a move finds no row. If moves are given as LEAVE and INSERT, all of them are supposed to find a row.
+
+    The first move that finds none is noticed also then, because all moves before it have found a row.
+    """
+    tenures = _find_tenures(changes)
+    is_without_row = (tenures.origins == _NOTHING) | (
+        (tenures.origins == _REPLICA) & ~has_row_before[tenures.keys]
+    )
+    return bool((tenures.is_left & is_without_row).any())
 
 
 def _find_lost_moves(changes: KeyChanges, has_row_before: Mask) -> Numbers:
@@ -506,7 +515,7 @@ def _mask_begins(event_kinds: npt.NDArray[np.int8]) -> Mask:
 
 
 def _mask_ends(event_kinds: npt.NDArray[np.int8]) -> Mask:
-    is_end: Mask = (event_kinds == DELETE) | (event_kinds == _LEAVE)
+    is_end: Mask = (event_kinds == DELETE) | (event_kinds == LEAVE)
     return is_end
 
 

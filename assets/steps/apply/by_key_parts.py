@@ -69,7 +69,7 @@ class KeyPartsWriter:
     end: int
 
     def apply(self, stored_changes: ManyChanges) -> TableResult | None:
-        """Apply the changes; None if there is a key conflict, or if the batch cannot be divided by keys."""
+        """Apply the changes; None if there is a key conflict or a lost move, or if the keys cannot be divided."""
         if not self._is_divisible:
             return None
         with self.lake.access.translate_errors(self.path):
@@ -79,15 +79,15 @@ class KeyPartsWriter:
     def _is_divisible(self) -> bool:
         """Whether the batch is large enough, and each key can be decided from its own changes alone.
 
-        An UPDATE that moves a row to another key concerns two keys, which may be in different parts. In a replica that
-        keeps deleted rows, a TRUNCATE ends rows of all keys.
+        The two keys of a move may be in different parts, and a part does not know the values that the row has under its
+        former key. In a replica that keeps deleted rows, a TRUNCATE ends rows of all keys.
         """
         pending, definition = self.pending, self.definition
         return (
             _count_changes(pending) >= self.lake.policy.min_parted_changes
             and bool(definition.key)
             and not (definition.soft_delete_columns and pending.truncated_at is not None)
-            and not pending.key_change_count
+            and not (pending.key_change_count and pending.unsent_columns)
         )
 
     def _plan(self, stored_changes: ManyChanges, key_schema: pa.Schema) -> "_FilesPlan | None":
@@ -139,7 +139,7 @@ class KeyPartsWriter:
         )
 
     def _write(self, stored_changes: ManyChanges) -> TableResult | None:
-        """Let tasks decide the changes and write files, and commit the files; None if there is a conflict."""
+        """Let tasks decide the changes and write files, and commit the files; None if a part refuses them."""
         path, pending, committer, schema = (
             self.path,
             self.pending,
@@ -166,6 +166,7 @@ class KeyPartsWriter:
             len(change_parts),
             len(files),
             self.definition.soft_delete_columns,
+            has_moves=pending.key_change_count > 0,
         )
         selection = RowSelection(pending.extent, Stamp(stored_changes.stamp_column))
         replica_schema, target_file_bytes = (
@@ -193,7 +194,7 @@ class KeyPartsWriter:
         path, pending, base_version = self.path, self.pending, self.pending.head.version
         results = [json.loads(text) for text in rows["result"].to_pylist() if text is not None]
         counts = sum((Counter(result["counts"]) for result in results if "counts" in result), Counter[str]())
-        if counts["conflicts"]:
+        if counts["refused"]:
             return None
         new_files = rows.filter(pc.is_valid(rows["path"])).select(FILE_SCHEMA.names)
         changed_files = [

@@ -31,13 +31,14 @@ from pgsieve.assets.steps.apply.keyed_changes import (
     extract_changes,
     join_changes,
     list_change_columns,
+    split_moves,
 )
 from pgsieve.assets.steps.apply.row_selection import is_in
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.keys import SoughtKeys, assign_key_parts
 from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, mask_living_rows
-from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers, has_lost_moves
 from pgsieve.resources.lake.delta.deletion_vectors import (
     read_vector,
     write_vector,
@@ -79,6 +80,7 @@ class BatchParts:
     - `change_part_count`: the number of parts into which the changes are divided
     - `file_count`: the number of files of the replica
     - `soft_delete_columns`: the metadata columns, if the replica keeps deleted rows
+    - `has_moves`: whether an UPDATE may move a row to another key
 
     The receivers that write are numbered in this order: one for each part of the changes, which writes the new rows of the
     part; one for each file of the replica; and one that sums up the counts.
@@ -90,6 +92,7 @@ class BatchParts:
     change_part_count: int
     file_count: int
     soft_delete_columns: Metadata = ()
+    has_moves: bool = False
 
     @property
     def deleted_column(self) -> str | None:
@@ -133,6 +136,8 @@ class KeyReader:
         names = list_change_columns(*columns, metadata)
         for _, read in self.store.iterate_group_readers(self.change_parts[number]):
             changes = extract_changes(read(names), *columns, batch_parts.extent, metadata)
+            # The two keys of a move may be in different parts.
+            changes = split_moves(changes) if batch_parts.has_moves else changes
             if changes.truncates.num_rows:
                 for part in range(self.key_part_count):
                     yield make_message(part, _TRUNCATES_SENDER, _pack(changes.truncates))
@@ -229,8 +234,11 @@ class KeyDecider:
                 yield make_message(receiver, kind, _pack(rows.filter(pa.array(receivers == receiver))))
         if not self.empties_replica:
             yield from self._describe_removed_rows(keyed_changes, outcome, matches)
+        is_refused = outcome.conflict is not None or (
+            batch_parts.has_moves and has_lost_moves(keyed_changes.effective_changes, outcome.had_row)
+        )
         counts = outcome.net.count_rows(outcome.had_row) | {
-            "conflicts": int(outcome.conflict is not None),
+            "refused": int(is_refused),
             "changes": int(outcome.has_row_changes),
         }
         yield make_message(batch_parts.writer_count - 1, _ROWS, json.dumps(counts).encode())

@@ -21,6 +21,7 @@ from pgsieve.decoding.changes.metadata_columns import Metadata, Stamp, make_trun
 from pgsieve.decoding.changes.net_change import (
     DELETE,
     INSERT,
+    LEAVE,
     NONE,
     UPDATE,
     KeyChanges,
@@ -224,7 +225,7 @@ class ChangesOutcome:
 class UnorderedChanges:
     """Some changes of a change history, in any order.
 
-    - `keys`: the key of each change: the old key of a DELETE, the new key of any other change
+    - `keys`: the key of each change: the old key of a DELETE or a LEAVE, the new key of any other change
     - `move_indices`: the indices of the UPDATEs that sent an old key; `former_keys` has these old keys
     - `sent_masks`: for each column that some change did not send, a mask of the changes that sent it
     - `end_metadata`: for each change, the metadata that a row gets if the change ends it
@@ -328,11 +329,11 @@ def join_changes(
     numbers_of_keys = number_keys(pa.concat_tables(keys))
     change_count = int(begins[-1])
     operations = np.concatenate([part.operations for part in parts])
+    is_end = (operations == DELETE) | (operations == LEAVE)
     new_numbers, old_numbers = (
-        np.where(operations == DELETE, NONE, numbers_of_keys[:change_count]),
-        np.full(change_count, NONE, np.int64),
+        np.where(is_end, NONE, numbers_of_keys[:change_count]),
+        np.where(is_end, numbers_of_keys[:change_count], NONE),
     )
-    old_numbers[operations == DELETE] = numbers_of_keys[:change_count][operations == DELETE]
     # Under REPLICA IDENTITY FULL an UPDATE sends the old key even if the key did not change.
     is_other_key = numbers_of_keys[change_count:] != new_numbers[move_indices]
     old_numbers[move_indices[is_other_key]] = numbers_of_keys[change_count:][is_other_key]
@@ -393,6 +394,33 @@ def extract_changes(
             metadata_schema(soft_delete_columns),
         ),
         truncates,
+    )
+
+
+def split_moves(changes: UnorderedChanges) -> UnorderedChanges:
+    """Replace each UPDATE that moves a row to another key by a LEAVE of the old key and an INSERT of the new key.
+
+    Both have the place of the UPDATE. The changes must have sent all values.
+    """
+    updates, former_keys = changes.move_indices, changes.former_keys
+    numbers = number_keys(pa.concat_tables([changes.keys.take(pa.array(updates)), former_keys]))
+    # Under REPLICA IDENTITY FULL an UPDATE sends the old key even if the key did not change.
+    is_move = numbers[: len(updates)] != numbers[len(updates) :]
+    moves, former_keys = updates[is_move], former_keys.filter(pa.array(is_move))
+    operations = changes.operations.copy()
+    operations[moves] = INSERT
+    rows = np.concatenate([moves, np.arange(len(operations))])
+    return UnorderedChanges(
+        changes.places[rows],
+        changes.commit_lsns[rows],
+        changes.ordinals[rows],
+        np.concatenate([np.full(len(moves), LEAVE, np.int8), operations]),
+        pa.concat_tables([former_keys, changes.keys]),
+        updates[:0],
+        former_keys.slice(0, 0),
+        [is_sent[rows] for is_sent in changes.sent_masks],
+        changes.end_metadata.take(pa.array(rows)),
+        changes.truncates,
     )
 
 
