@@ -28,7 +28,9 @@ class _End:
 def prefetch(
     items: Iterable[T], max_waiting: int = 2, cancel_item: Callable[[], None] | None = None
 ) -> Iterator[Iterator[T]]:
-    """Yield an iterator of the items. A thread makes up to `max_waiting` items in advance.
+    """Yield an iterator of the items. A thread makes items in advance.
+
+    Up to `max_waiting` items wait in a queue for the caller, and one more may wait for room in the queue.
 
     The iterator raises the errors of `items`. The thread ends with the block. If the caller leaves the block
     early, the thread still finishes the item that it is making. The end of the block waits for this item, and

@@ -1,10 +1,11 @@
 """Creates a temporary folder for a process. Only the user of the process can read it.
 
-In: the folder in which the temporary folder is to be.
-Out: a folder of mode 0700, one per process. The process has locked it until the process ends.
+In: the folder in which the temporary folder is to be (the parent folder).
+Out: a folder of mode 0700, one per process and parent folder. The process has locked it until the process ends.
 
 The folder is removed when the process ends. If the process was killed, another process removes the folder: before
-a process creates its own folder, it removes all folders of the same user that are not locked.
+a process creates its own folder, it removes all such folders of the same user, in the same parent folder, that are not
+locked.
 """
 
 import atexit
@@ -19,7 +20,10 @@ from pathlib import Path
 
 
 def private_folder(parent_path: str | None = None) -> Path:
-    """The folder of this process. It is in `parent_path`, or in the default folder for temporary files. Raises OSError."""
+    """The folder of this process in `parent_path`. By default it is in the system's folder for temporary files.
+
+    The first call creates it. Raises OSError.
+    """
     return _create_folder(parent_path or tempfile.gettempdir(), os.getpid())
 
 

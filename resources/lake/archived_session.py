@@ -5,8 +5,8 @@ Later sessions load their classes from the archive, and start faster (`pgsieve.r
 In: the path of the archive, as the argument of the program.
 Out: the archive, which the JVM writes when it ends.
 
-The session runs each typical operation once: a Python function of Arrow batches, a write to a Delta table, and a
-MERGE.
+The session runs each typical operation once: a Python function of Arrow batches, a write to a Delta table, a MERGE,
+and a query of the table.
 """
 
 import os

@@ -94,7 +94,10 @@ class Policy:
     min_parted_changes: int = PARTED_CHANGES_DEFAULT
 
     def is_small(self, byte_count: int | None) -> bool:
-        """True if `byte_count` bytes are small work, which may pass through this process. None stands for many bytes."""
+        """True if `byte_count` bytes are small work, which may pass through this process. None stands for many bytes.
+
+        No work is small in a lake that delta-rs cannot reach.
+        """
         return self.delta_rs is not None and byte_count is not None and byte_count <= self.small_bytes
 
     def choose_runner(self, byte_count: int | None) -> Runner:
@@ -209,7 +212,7 @@ class Policy:
     ) -> FileCommitter | None:
         """The committer that adds files with this schema to a table, for any number of rows.
 
-        A runner has written these files before. None if only Spark can commit rows to the table.
+        A runner writes these files before the commit. None if only Spark can commit rows to the table.
 
         `translates_names` says whether the caller reads and writes the files by `FileCommitter.make_table_store`. Otherwise
         tables with column mapping are left to Spark.
@@ -226,8 +229,8 @@ class Policy:
     def find_reader(self, path: str, byte_count: int | None = None) -> DeltaRsRecords | None:
         """The access to the lake by delta-rs, if this process may read `byte_count` bytes of a table with it.
 
-        Otherwise None: the table must not require a feature of readers that delta-rs lacks, and `byte_count` must be
-        small work. If `byte_count` is None, only the features of the table count.
+        None if the table is not readable (`DeltaRsRecords.is_readable`), for example because it has partitions; also None if
+        `byte_count` is not small work. If `byte_count` is None, only the table counts.
         """
         if self.delta_rs is None or not (byte_count is None or self.is_small(byte_count)):
             return None

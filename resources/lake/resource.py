@@ -23,7 +23,7 @@ from pgsieve.resources.lake.unsynced import remove_half_written_commits
 #: written without Spark.
 SMALL_BYTES_SETTING = "spark.pgsieve.smallBytes"
 #: One of pgsieve's settings among Spark's. In replicas up to this number of bytes, rows are deleted by rewriting
-#: their files. In larger replicas the rows are marked as deleted.
+#: their files. In larger replicas most rows are marked as deleted instead (`Policy.rewritten_bytes`).
 REWRITTEN_BYTES_SETTING = "spark.pgsieve.rewrittenBytes"
 
 

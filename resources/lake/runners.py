@@ -1,7 +1,7 @@
 """Runs functions on parts of data: by Spark, by the calling thread, or by threads of this process.
 
-In: the number of parts, and a function. The function gets the number of a part and yields rows. If it writes
-    files, it yields a row for each file (`FILE_SCHEMA`).
+In: the number of parts, and a function. The function gets the number of a part and a guard (`resources.parts`),
+    and yields rows. If it writes files, it yields a row for each file (`FILE_SCHEMA`).
 Out: the rows of all parts.
 
 Raises the errors of the function. Spark wraps the errors of its executors.

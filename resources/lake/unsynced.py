@@ -59,7 +59,7 @@ class UnsyncedWrites:
             with _open_folder(folder) as descriptor:
                 os.fsync(descriptor)
         self._error_code: int | None = None
-        #: Writes everything to disk, and removes the mark.
+        #: Writes the lake's own file system to disk, and removes the mark.
         self.close = weakref.finalize(self, _finish_writes, self._descriptor, mark, os.getpid())
 
     def sync(self) -> None:
@@ -103,7 +103,7 @@ def remove_half_written_commits(lake: str) -> None:
 
 
 def close_all_lakes() -> None:
-    """At the end of a command, write all lakes to disk and close them.
+    """At the end of a command, write the file systems of all lakes to disk, and remove the marks.
 
     A lake opened later is closed when the process ends.
     """
@@ -141,7 +141,7 @@ def _remove_half_written_commits(lake: Path, marks_folder: Path) -> None:
 
 
 def _finish_writes(descriptor: int, mark: Path, pid: int) -> None:
-    """Write the lake to disk, and remove the mark. In a forked process this does nothing."""
+    """Write the lake's own file system to disk, and remove the mark. In a forked process this does nothing."""
     if os.getpid() != pid:
         return
     try:
@@ -166,7 +166,7 @@ def _sync_file_system(descriptor: int) -> None:
 def _find_folders_on_other_devices(lake: Path) -> list[Path]:
     """One folder of the lake on each file system other than the lake's own.
 
-    Only the folders of subscriptions and their subfolders are searched.
+    Only the folders in the lake's folder and their direct subfolders are searched.
     """
     folders_by_device, device = dict[int, Path](), lake.stat().st_dev
     for folder in (lake, *(Path(entry) for entry in _subfolders(lake))):

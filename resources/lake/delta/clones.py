@@ -3,8 +3,8 @@
 In: - the path of the table, and one of its versions
     - the path of the clone
     - the stores of both paths
-Out: at the path of the clone, the log up to the version, and the files of the version. So the clone also has the
-     table's position, an LSN that the log stores.
+Out: at the path of the clone, the log from the last checkpoint up to the version, and the files of the version. So the
+     clone also has the table's position, an LSN that the log stores.
 
 Within one file system, a file of the clone is a second name (a hard link) of the table's file. It needs no space,
 and is safe because Delta never changes a file. Otherwise the file is copied. Raises OSError, and the error of

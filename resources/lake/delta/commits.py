@@ -78,7 +78,11 @@ class Commits:
         )
 
     def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
-        """Append rows, with the Delta version of their commit. Raises CommitFailedError if another writer was faster."""
+        """Append rows, with the Delta version of their commit.
+
+        Raises OvertakenError if the table is not at `expected_version`. Raises CommitFailedError if another writer was
+        faster.
+        """
         table = self.open_if_exists(path) or self._create(path, add_version_column(rows, 0).schema)
         version = table.version() + 1
         if expected_version not in {None, table.version()}:
@@ -101,8 +105,8 @@ class Commits:
         """Append rows to a table, or overwrite the table with them, in one commit.
 
         If another writer was faster, the commit is repeated. But a RecordBatchReader can be read only once, so for
-        such rows CommitFailedError is raised instead. OvertakenError is also raised if an overwrite would lower
-        the position.
+        such rows CommitFailedError is raised instead. OvertakenError is raised if an overwrite would lower the
+        position, or if the table is not at the version or position that `commit` expects.
         """
         overwrite = commit.overwrite
 
@@ -227,7 +231,11 @@ class Commits:
         merge: Merge,
         commit: Commit,
     ) -> None:
-        """Merge a net change into a table that has a key, in one commit. It is made only once per position."""
+        """Merge a net change into a table that has a key, in one commit.
+
+        Unlike `write`, this does not look whether the table already has the position of `commit`. So `commit` must have an
+        `expected_version`: OvertakenError is raised if the change was merged before.
+        """
         clauses = merge.make_clauses(quote_column)
 
         def attempt(table: DeltaTable | None) -> None:

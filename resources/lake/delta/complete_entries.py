@@ -3,7 +3,8 @@
 In: the bytes of an entry.
 Out: a text that says what is missing.
 
-An entry that is cut off within an action is not JSON, and delta-rs refuses it. Raises nothing.
+An entry that is cut off within an action is not JSON, and delta-rs refuses it; `find_defect` reports it, too. Raises
+nothing.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Commit Provenance Information)
 """

@@ -1,11 +1,12 @@
 """Defines the errors of the lake, and interprets the exceptions of its engines.
 
 In: exceptions of delta-rs, Arrow, the operating system and Spark.
-Out: `LakeError` and its subclasses. Their messages contain no value of a cell.
+Out: errors of pgsieve, most of them subclasses of `LakeError`. Their messages contain no value of a cell.
 
-If an error concerns one table, the table is set aside, and the run goes on without it. Three errors stop the run:
-the storage refuses writes (`LakeUnavailableError`), Spark has lost executors or their data (`SparkLostError`), or
-another writer keeps pgsieve from committing (`ConcurrentWriteError`).
+If an error concerns one table, the table is set aside, and the run goes on without it. Four errors stop the run
+(`ERRORS_OF_NO_TABLE`): the storage refuses requests (`LakeUnavailableError`), Spark has lost executors or their data
+(`SparkLostError`), there is no Spark session (`SparkUnavailableError`), or another writer keeps pgsieve from
+committing (`ConcurrentWriteError`).
 """
 
 import errno
@@ -120,7 +121,7 @@ class OvertakenError(ConcurrentWriteError):
 
 
 class LakeUnavailableError(LakeError):
-    """The storage of the whole lake refuses.
+    """The storage refuses requests of pgsieve, and this concerns the whole lake.
 
     For example, the disk is full, the file system is read-only, rights are missing, or the bucket does not exist.
     """

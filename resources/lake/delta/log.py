@@ -54,7 +54,10 @@ class Files(Protocol):
         """Raise UnmarkableError if `create` would fail for every file in the log."""
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file. None if it does not exist. Raises UnmarkableError if this process may not read it."""
+        """The bytes of a file. None if it does not exist.
+
+        Raises OSError; on an object store it raises UnmarkableError if this process may not read the file.
+        """
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file with a name that no other file has. It is durable when this function returns."""
@@ -177,7 +180,7 @@ class Log:
         """Yield the actions of one kind, entry by entry, from `version` backwards; at last those of the checkpoint.
 
         The checkpoint is the last one up to `version`. Its actions have only `fields`; None means all fields. Raises
-        UnmarkableError if an entry after the checkpoint is missing.
+        UnmarkableError if the checkpoint or an entry after it is missing.
         """
         checkpoint_version = self._find_last_checkpoint(version)
         with ThreadPoolExecutor(_PARALLEL_READS) as pool:

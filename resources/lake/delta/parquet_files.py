@@ -39,8 +39,8 @@ _GROUP_BYTES = 16 * 1024 * 1024
 
 _LOCAL_STORE = Store()
 
-#: Only this many columns, the first ones, have statistics. That is Delta's default. Columns of integers always
-#: have statistics, because they cost little.
+#: Only this many columns, the first ones, have statistics: bounds, and the number of NULLs. That is Delta's default.
+#: Columns of integers after these have bounds, too, because such bounds cost little.
 _INDEXED_COLUMNS = 32
 #: Longer texts are not used as bounds. A UUID has 36 characters.
 _MAX_BOUND_CHARACTERS = 64

@@ -75,7 +75,7 @@ def can_read(table: DeltaTable) -> bool:
 
 
 def can_write(table: DeltaTable) -> bool:
-    """True if delta-rs supports all features that a table requires of its writers.
+    """True if delta-rs supports all features that a table requires of its writers, and reads its properties correctly.
 
     delta-rs does not support identity columns, which writer version 6 requires.
     """
@@ -121,10 +121,11 @@ def find_constraints(properties: Mapping[str, str]) -> list[str]:
 def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
     """True if files with this schema may be added to a table.
 
-    The table must have no partitions and no constraints on rows.
+    The table must have no partitions and no constraints on rows, and this process must be able to translate its names of
+    columns (`has_flat_names`).
 
     The table must have all these columns. If it has other columns, they are NULL in the new rows. For an
-    overwrite, the schema must have all columns of the table.
+    overwrite, the schema must have exactly the columns of the table, in the same order.
     """
     if not (_accepts_any_row(table) and has_flat_names(table)):
         return False

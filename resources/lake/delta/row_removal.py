@@ -166,7 +166,7 @@ def _write_checkpoint(table: DeltaTable) -> None:
 def _log(commits: Commits, path: str) -> Log:
     """The log of a table to which this process can add entries."""
     log = Log.open(path, commits.store)
-    assert log is not None  # `can_mark_rows` has checked it.
+    assert log is not None  # `can_enable_marking` has checked it.
     return log
 
 

@@ -50,7 +50,7 @@ class Slices:
     def list_ends_after(self, after_lsn: int) -> Sequence[int]:
         """The slices that end after an LSN: the LSNs where they end, in order, from the statistics of the files.
 
-        Only files with several slices are read. Compaction makes such files.
+        Only files with several slices (compaction makes such files) and files without statistics are read.
         """
         ends: set[int] = set()
         for file, bounds in self._read_bounds_by_file().items():

@@ -36,8 +36,8 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
-#: The largest number of tables in folders that a thread has open, and the largest number of idle tables. A table
-#: takes up to a megabyte of memory.
+#: The largest number of tables in folders that a thread has open, of idle tables, and of tables with cached results of
+#: queries. A table takes up to a megabyte of memory.
 _MAX_OPEN_TABLES = 512
 #: The number of tables on an object store that are checked at the same time.
 _PARALLEL_CHECKS = 8
@@ -71,7 +71,10 @@ class _OpenTable:
         return self.own_results, version
 
     def update(self, log_entries: LogEntries) -> bool:
-        """Update the table to its newest version. Return False if another table is at its path now."""
+        """Update the table to its newest version.
+
+        Return False if the table must be opened again, for example because another table is at its path now.
+        """
         version, stamp = self.last_check
         stamp_by_version = log_entries.read_stamps_since(version, self.table.version())
         if stamp_by_version.get(version) != stamp:

@@ -37,7 +37,10 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class EngineUse:
-    """The use of an engine by this process. The engine keeps running until `close`, or until this process ends."""
+    """The use of an engine by this process.
+
+    Until `close`, or until this process ends, the engine does not count as unused. `stop` ends it nevertheless.
+    """
 
     record: EngineRecord
     lock: IO[bytes]
@@ -106,8 +109,8 @@ def start(
 ) -> EngineRecord:
     """Start an engine with these settings, unless one is serving already. Return its record.
 
-    If an engine with other settings is running, it is ended first. Raises EngineError if it is in use, or if the
-    new engine ends while it starts.
+    If an engine with other settings is running, it is ended first. Raises EngineError if that engine is in use, or if the
+    new engine ends while it starts, or does not serve in time.
     """
     is_launched = False
     deadline = time.monotonic() + _START_SECONDS
@@ -162,6 +165,7 @@ def launch(
         assert process.stdin is not None
         with process.stdin:
             process.stdin.write(json.dumps(asdict(plan)).encode())
+        # Wait only until the process has locked the folder, so that no other process starts a second engine.
         while process.poll() is None and not folder.is_serving():
             time.sleep(_WAIT_SECONDS / 10)
     return True

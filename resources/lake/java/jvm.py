@@ -37,8 +37,8 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_DIRECTORIES = "spark.local.dir"
 _LOG_LEVEL = "spark.log.level"
 _CATALOG, _WAREHOUSE = "spark.sql.catalogImplementation", "spark.sql.warehouse.dir"
-#: The variables that change the encoding of texts, or that choose another Spark, or its mode or its folders.
-#: Variables that begin with `LC_` change the encoding, too.
+#: The variables that change the language, the encoding of texts or the time zone, or that choose another Spark, or its
+#: mode or its folders. Variables that begin with `LC_` change the language and the encoding, too.
 _ALTERING_VARIABLES = frozenset(
     (
         "LANG",
@@ -110,7 +110,8 @@ def _find_named_home() -> str | None:
 def has_writable_home() -> bool:
     """True if this user has a home directory that can be written.
 
-    Otherwise a JVM writes such files into the private folder of this process, which is removed with the process.
+    Otherwise Ivy, which would write files into the home directory, writes them into the private folder of this process.
+    That folder is removed when the process ends.
     """
     home = _find_named_home()
     return home is not None and os.access(home, os.W_OK | os.X_OK)

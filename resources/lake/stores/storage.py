@@ -76,7 +76,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def find_address_problem(lake: str) -> tuple[str, str] | None:
     """The reason why an engine would misread the address of a lake, and the remedy. None if no engine would misread it.
 
-    The address may contain credentials, so the message shows at most single characters of it.
+    The address may contain credentials. So the message shows only its scheme, and the characters that are misread.
     """
     if not is_uri(lake):
         if match := _AMBIGUOUS_IN_FOLDERS.search(lake):

@@ -48,8 +48,8 @@ class Store:
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     names: ColumnNames | None = None
-    #: Returns the objects of the store that contains a path. It exists for object stores that delta-rs can reach. It is
-    #: None on executors.
+    #: Returns the objects of the store that contains a path, or None if the path is in a folder, or if only delta-rs has
+    #: credentials for the store (`objects.open_objects`). An executor does not get this function.
     open_objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
     #: Maps the address of a bucket or container to its file system. Each file system has its own connections.
     _file_system_by_root: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
@@ -258,7 +258,7 @@ class Store:
     def _read_small_file(self, path: str) -> pa.Buffer | None:
         """The bytes of a file on an object store, if the file is small. A dataset would open it more than once.
 
-        None for other files, and on executors.
+        None for other files, and if there is no `open_objects`, as on executors.
         """
         objects = self.open_objects(path) if self.open_objects is not None and is_uri(path) else None
         if objects is None:
