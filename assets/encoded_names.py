@@ -62,7 +62,7 @@ def name_outputs(asset_keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
 def group_by_distinct_names(
     table_by_key: Mapping[dg.AssetKey, TableName],
 ) -> list[dict[dg.AssetKey, TableName]]:
-    """Divide assets into groups, as few as possible, so that no group has two assets to which Dagster gives the same name.
+    """Divide assets into few groups, so that no group has two assets to which Dagster gives the same name.
 
     In a check, Dagster makes the name of the output from the asset's key with `__` between the parts, and the name of
     the input with `_`. Neither may occur twice in a group.

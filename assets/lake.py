@@ -53,8 +53,8 @@ class PgsieveLake(LakeResource):
     def tables_at(self, subscription: str, moment: str | datetime) -> dict[str, DeltaTable]:
         """The same replicas as `read_at` returns, as tables of the package `deltalake`.
 
-        No JVM is needed, but delta-rs has to be able to reach the lake. The tables are clones beside the lake or on
-        this machine, and are deleted when this process ends.
+        No JVM is needed, but delta-rs has to be able to reach the lake. A table that has changed between the last cut and
+        the moment is a clone, in the lake or in a folder for temporary files, and is deleted when this process ends.
         """
         tables = find_tables(Moment.from_user_input(self.open(), subscription, moment))
         return {table.qualified_name: table.open_table() for table in tables}

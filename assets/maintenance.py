@@ -30,7 +30,7 @@ def slot_stream_maintenance_asset(
     retention: Retention,
     dagster_names: DagsterNames,
 ) -> dg.AssetsDefinition:
-    """Make the asset `<source>/change_log_maintenance`. `subscriptions` are all subscriptions that read the stream."""
+    """Make the asset `<stream>/change_log_maintenance`. `subscriptions` are all subscriptions that read the stream."""
     asset = slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG_MAINTENANCE)
 
     @dg.multi_asset(

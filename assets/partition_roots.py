@@ -10,7 +10,7 @@ aside (its changes are not applied, because of an error); the check `sync_state`
 that a user selects are materialised if they are ready. A run that has brought all replicas up to date materialises the
 cut, even if there were no changes.
 
-Each run evaluates the checks `sync_state` and `freshness` of the cut, which cover all tables. The checks of a single
+Each run of the cut evaluates its checks `sync_state` and `freshness`, which cover all tables. The checks of a single
 table are reported only if the run has materialised the table, or if the table has a new problem. A table that is set
 aside, or a disabled subscription, fails one run, at its end. If a user selects the table, it also fails that run.
 """
@@ -105,7 +105,7 @@ def replica_tables_asset(
     - `unchanged_tables`: the tables of the cut that are not among `tables`
     - `freshness_policy`: the policy of the cut, if any
     - `wait_for_prefetched_work`: a function that waits for changes that a thread applies before the step begins. It
-      returns the cut from before these changes, and the result; the step only reports them.
+      returns the cut from before these changes, the result, and the cost of the work; the step only reports them.
     """
     assets = _ReplicaAssets(subscription, tables, dagster_names, unchanged_tables, freshness_policy)
 
@@ -157,7 +157,7 @@ class _ReplicaAssets:
             dagster_names.asset_key(replica_asset(subscription, table)): name
             for name, table in tables.items()
         }
-        #: The asset keys of the tables without changes.
+        #: The asset keys of the tables of the cut that have no output in this op.
         self.unchanged_keys = {
             dagster_names.asset_key(replica_asset(subscription, table)) for table in unchanged.values()
         }
@@ -275,8 +275,9 @@ class _RunReport:
     def _choose_states(
         self, former_cut: Cut | None, keys_with_failed_check: Container[dg.AssetKey]
     ) -> dict[TableName, TableState]:
-        """Choose the ready tables that have changed, or that a user has selected; returns their states.
+        """Choose the ready tables that have changed; returns their states.
 
+        Ready tables that the run has selected are chosen, too, if the run has not selected all tables, or if it fails.
         `keys_with_failed_check` has the assets with a failed check `sync_state`. If such a table is ready by now, it is
         chosen, too, so that Dagster no longer shows the failure.
         """

@@ -58,7 +58,11 @@ _MAX_INPUTS = 100
 
 
 def cut_data_version(cut: Cut) -> dg.DataVersion:
-    """The data version of a cut. It changes only if a replica has changed."""
+    """The data version of a cut, which changes if a cut is written.
+
+    A run writes one only if a replica has changed. Maintenance writes the newest cut again if it is old, or if replicas
+    were compacted.
+    """
     return dg.DataVersion(f"{format_lsn(cut.lsn)} {cut.at.isoformat()}")
 
 
@@ -215,7 +219,8 @@ def read_current_input_tags(
 ) -> dict[str, str]:
     """Read the present versions of an asset's inputs, and make tags of them.
 
-    If an input was never materialised, its version in `inputs` is used.
+    If an input was never materialised, its version in `inputs` is used; or Dagster's default version if `inputs` has only
+    keys.
     """
     versions = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs, DEFAULT_DATA_VERSION)
     tags = {}

@@ -24,7 +24,7 @@ def change_log_asset(
     *,
     append: Callable[[], DrainResult] | None = None,
 ) -> dg.AssetsDefinition:
-    """Make the asset `<source>/change_log`.
+    """Make the asset `<stream>/change_log`.
 
     Its step appends the committed transactions up to the current LSN to the change log, and then confirms them to the
     slot. `pgsieve run --follow` passes `append`, which appends the messages that it has received.

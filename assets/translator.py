@@ -44,9 +44,9 @@ class AssetKind(StrEnum):
 class PgsieveAsset:
     """What an asset stands for, with its names.
 
-    - `name`: the name of the subscription. The change log and its maintenance belong to no subscription. They have the name of
-      their slot stream, which is a slot with its subscriptions. A shared slot stream has the name of the source. The slot
-      stream of a single subscription has the name of the slot.
+    - `name`: the name of the subscription. A table at the publisher has the name of the source. The change log and its
+      maintenance have the name of their slot stream, which is a slot with its subscriptions. A shared slot stream has the
+      name of the source. The slot stream of a single subscription has the name of the slot.
     - `subscription`, `schema`, `table`: None if the asset does not belong to one
     - `row_filter`: the row filter as text, or the text `none` if the table has no filter; None if this is unknown
     - `path`: the names of nested groups, the outermost first, within the group of the source or subscription
@@ -119,8 +119,8 @@ def source_table_asset(
     return PgsieveAsset(kind, source, source, schema=name[0], table=name[1], path=path, comment=comment)
 
 
-#: Maps each kind of asset to the kinds, in Dagster's sense, that Dagster shows for it. They do not name an engine; each
-#: materialization names the engine that made it.
+#: Maps kinds of assets to the kinds, in Dagster's sense, that Dagster shows for them. All other assets have only the kind
+#: `deltalake`. The kinds do not name an engine; each materialization names the engine that made it.
 _DAGSTER_KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},
     AssetKind.INITIAL_SYNC: {"postgres", "deltalake"},

@@ -106,7 +106,7 @@ class SlotStream:
         return catalog.select_publications(self.subscriptions[subscription])
 
     def without_missing_publications(self, catalog: Catalog) -> "SlotStream":
-        """The stream without those subscriptions that have missing publications."""
+        """The stream without those subscriptions that have a publication that is missing or cannot be resolved."""
         subscriptions = {}
         for name, publications in self.subscriptions.items():
             with suppress(PublicationError):
@@ -123,7 +123,8 @@ class SlotStream:
     def leaves_captured(self, catalog: Catalog) -> tuple[frozenset[int], ...]:
         """The leaf partitions of each tree whose leaves are captured instead of its root.
 
-        In the slot, a TRUNCATE of the root of such a tree looks the same as a TRUNCATE of all its leaves.
+        In the slot, a TRUNCATE of the root of such a tree looks the same as a TRUNCATE of all its leaves. Empty if the
+        publisher filters.
         """
         if self.filtered:
             return ()
@@ -139,6 +140,7 @@ class SlotStream:
         """The publications with which the slot is read.
 
         If the publisher does not filter, these are the capture publications that are needed now, and those that exist.
+        In that case the result is empty if none is needed now.
         """
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
@@ -468,7 +470,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         raise SchemaChangedError("deleted rows are no longer kept")
     if present.soft_delete_columns and former.key_numbers != present.key_numbers:
         raise SchemaChangedError("its key changed, and rows that were deleted may share the new one")
-    # None of the former rows is marked as deleted.
+    # A mark that the replica did not have so far, for example for deleted rows, is false in all of its rows.
     not_deleted = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAG_KINDS), "f")
     metadata = (
         ColumnSource(name, source, None if source else not_deleted.get(kind))

@@ -60,9 +60,10 @@ def find_lacking_changes(
 class Plan:
     """The changes of a batch that a replica lacks, and the state of its table.
 
-    `is_examined` is True if `Batch.examine` has searched the changes and found no key conflict (a change that gives a row
-    a key that another row has). `examined_changes` are the changes, with the net change that this search computed. It is
-    None without a search, or if the net change does not fit in memory.
+    - `is_examined`: True if `Batch.examine` has searched the changes and found no key conflict (a change that gives a row
+      a key that another row has)
+    - `examined_changes`: the changes, with the net change that this search computed. None without a search, if the net
+      change does not fit in memory, or if the changes cannot be applied by writing files.
     """
 
     pending: PendingChanges
@@ -116,7 +117,7 @@ class AppliedChangesByTable:
 
 @dataclass(frozen=True)
 class Batch:
-    """The changes in consecutive slices up to `end`, by table, oldest first.
+    """The changes in consecutive slices up to `end`. `changes` has an element per slice and table, the oldest slice first.
 
     `versioned_tables` are the tables with versions of rows (`history: scd2`). If the changes of such a table fit in memory,
     they are kept in `applied_changes`, so that they need not be read again for the versions of rows.
@@ -233,7 +234,7 @@ class Batch:
         return plans, (error, _make_conflict_result(plan.pending.name, error))
 
     def _apply_in_process(self, plan: Plan) -> TableResult | Plan:
-        """Apply a plan by a commit of this process; returns the plan if only Spark can commit to the table."""
+        """Apply a plan by a commit of this process; returns the plan if only Spark can apply it."""
         return self._apply_plan(plan, self._commit)
 
     def _apply_in_process_or_by_spark(self, plan: Plan) -> TableResult | Plan:

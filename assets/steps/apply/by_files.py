@@ -51,7 +51,8 @@ from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups, join_path
 from pgsieve.resources.parts import Guard
 
-#: The most memory for the keys of a batch. If they need more, Spark applies the batch.
+#: The most memory for the changes of a batch by key: the keys, and a few numbers for each change. If a table's changes
+#: need more, Spark applies them.
 KEY_BYTES = 1024 * 1024 * 1024
 
 
@@ -160,10 +161,11 @@ def add_net_change(
 def find_stored_changes(
     lake: Lake, path: str, changes_path: str, definition: Definition, pending: PendingChanges
 ) -> ManyChanges | None:
-    """Find the changes of a batch, without their net change; None if pgsieve cannot write files of the replica.
+    """Find the changes of a batch, without their net change.
 
-    Also None if some changes may be from before the table's key was altered: several rows of these changes may have the
-    same value of the present key.
+    None if pgsieve cannot write files of the replica, or if only Spark can read the change history. Also None if some
+    changes may be from before the table's key was altered: several rows of these changes may have the same value of the
+    present key.
     """
     if pending.since_lsn < find_key_alteration_lsn(definition):
         return None
@@ -197,7 +199,7 @@ class _NetChangeComputation:
     schema: pa.Schema
 
     def compute_by_key(self) -> ReplicaChange | None:
-        """Compute the net change of a table with a key. It is also None if the keys take more than `KEY_BYTES`."""
+        """Compute the net change of a table with a key. It is also None if its changes by key exceed `KEY_BYTES`."""
         pending, lake, soft_delete_columns = self.pending, self.lake, self.definition.soft_delete_columns
         key_schema = pa.schema([self.schema.field(name) for name in self.definition.key])
         with lake.access.translate_errors(self.changes_path):
@@ -366,7 +368,8 @@ class FilesWriter:
         ended_rows = net_change.ended_rows if net_change is not None else ()
 
         def write_parts() -> pa.Table:
-            # Each part of the work writes at least one file, so no more parts are made than can run at once.
+            # Each part writes files of its own. To get few files, the ended rows are divided into no more parts than can
+            # run at once.
             ended_parts = [
                 part
                 for first in range(runner.parallelism)

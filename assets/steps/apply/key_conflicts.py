@@ -42,6 +42,7 @@ _CHANGE_COLUMNS = ["slice", "number", "commit_lsn", "ordinal", "operation", "old
 class KeyConflictError(PgsieveError):
     """A change gives a row a key that the replica has already.
 
+    It is made from these facts, and keeps the conflict's name and the commit LSN:
     - `name`: the schema and the name of the table
     - `conflict_name`: PostgreSQL's name of the conflict, `insert_exists` or `update_exists`
     - `key`: maps each column of the key to its value, as PostgreSQL prints it
@@ -118,8 +119,6 @@ class ConflictSearch:
             # lacked them when the rows were read, so the conflict is real.
             if (self.lake.records.position(self.path) or 0) < self.pending.slice_ends[0]:
                 raise
-
-    # in this process
 
     def _read_few_changes(self) -> FewChanges | None:
         """Read the changes of the batch. None if they are many, or if this process cannot read the replica's keys."""

@@ -188,7 +188,9 @@ class KeyDecider:
     Sends three kinds of messages to the receivers:
     - the places of the changes that have new rows, and where the values are that these changes did not send
     - for each file, the numbers of the rows to remove from it
-    - the counts of inserted, updated, deleted and missing rows
+    - the counts of inserted, updated, deleted and missing rows, and whether there are conflicts or anything to commit
+
+    In a replica that keeps deleted rows, the first two also have the numbers of ended rows, and the metadata of these rows.
 
     `empties_replica` is True if a TRUNCATE removes all rows that the replica had.
     """
@@ -262,7 +264,7 @@ class KeyDecider:
     def _describe_removed_rows(
         self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, "_PartMatches"]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield messages to the writers of files. They have the same numbers as the tasks that read the files."""
+        """Yield messages to the writers of files. A writer has the number with which `KeyReader` sent the file's rows."""
         retain_ended = bool(self.batch_parts.soft_delete_columns)
         is_replaced = outcome.mask_replaced_keys(retain_ended=retain_ended)
         endings = RowEndings(keyed_changes, outcome.net, outcome.has_row, ())
@@ -307,7 +309,8 @@ class PartWriter:
     """Writes what the `KeyDecider`s have sent to a receiver. `BatchParts` says which receivers there are.
 
     The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
-    removed rows, or writes a deletion vector if `can_mark_rows` is True. The last receiver sums up the counts.
+    removed rows, or writes a deletion vector if `can_mark_rows` is True; removed rows that have ended but are kept go into
+    new files. The last receiver sums up the counts.
     `files_task` writes files once it has the rows to write.
     """
 

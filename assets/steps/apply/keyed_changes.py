@@ -1,7 +1,8 @@
 """Numbers the keys of a batch's changes, and finds out what the changes do to each key.
 
-In: Parquet files of the change history, which has a row for each change of a table. Only keys, operations and places are
-read. The place of a change is one number, which combines its slice in the batch and its number in this slice. Out:
+In: Parquet files of the change history, which has a row for each change of a table. Only some columns are read: the keys,
+operations and places, the names of the columns that were not sent, and the metadata of a replica that keeps deleted rows.
+The place of a change is one number, which combines its slice in the batch and its number in this slice. Out:
 `KeyedChanges`, the changes in order, in the form that `pgsieve.decoding.changes.net_change` takes. Everything is computed
 on whole columns; no Python code runs per change. Raises Arrow's errors.
 """

@@ -3,7 +3,7 @@
 A table without a key is a multiset of rows: it may have several equal rows. The net change is what all changes of a
 batch do together: which rows are deleted and inserted, and how often. In: files of the change history, and the replica.
 Out: the changes as if the digest of the whole row were the key (`KeyedChanges`), and the rows to delete and insert.
-Only one row group is in memory at a time. Raises LakeError, and Arrow's errors.
+A task that reads digests has only one row group in memory at a time. Raises LakeError, and Arrow's errors.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -394,7 +394,7 @@ def _is_copied_by_others(states: Mapping[Name, TableState], applied_tables: Coll
 
 
 def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, new_cut: Cut) -> None:
-    """Write a cut, unless the newest one has the same contents."""
+    """Write a cut, unless no table is in it, or the newest cut has the same versions."""
     last_cut, tables = result.cut, new_cut.tables
     contents = (tables, new_cut.versioned, new_cut.scd2)
     if not tables or (last_cut and (last_cut.tables, last_cut.versioned, last_cut.scd2) == contents):

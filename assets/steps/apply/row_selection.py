@@ -60,7 +60,7 @@ class RowSelection:
     - `completions`: values that replace those of the chosen changes, or that these changes did not send
     - `missing_values`: completes the chosen rows with the values that their changes did not send; None if all were sent
     - `validity`: if it is given, the rows become versions of rows (`scd2`)
-    - `shared_rows`: if it is given, the new rows are added to it, and so are the rows that were removed from the replica
+    - `shared_rows`: if it is given, the chosen rows are added to it as new rows. `FilesTask` adds the removed rows.
     - `side`: `new` for the rows after the changes, `old` for the rows before them
     """
 

@@ -1,10 +1,10 @@
 """Reads a batch's changes by Spark: their keys as `KeyedChanges`, and the rows of the net change as a DataFrame.
 
-In: the change history (the Delta table with all changes) and the replica, if only Spark can read them. A batch is the
-changes that are applied to a replica in one commit. Out: the changes by key, from which the driver
-computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of a MERGE. Spark itself
-joins rows only by numbers. Functions on Arrow batches choose the rows and compare keys, so keys are equal by the same
-rules as in the other engines. Raises Spark's errors.
+In: the change history (the Delta table with all changes) and the replica, if this process can apply the batch neither as
+files nor by delta-rs. A batch is the changes that are applied to a replica in one commit. Out: the changes by key, from
+which the driver computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of a MERGE.
+Spark itself joins rows only by numbers. Functions on Arrow batches choose the rows and compare keys, so keys are equal by
+the same rules as in the other engines. Raises Spark's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -77,7 +77,8 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     wait, because they cannot be replicated as they are published, or because the role may not read them.
 
     `warn` receives warnings about partitions whose changes the publisher does not send, for example unlogged ones.
-    Raises PgsieveError for a problem that concerns all tables, such as a missing publication.
+    Raises PgsieveError for a problem that concerns all tables, such as a missing publication. With `disable_on_error`, a
+    table that cannot be replicated or read disables the subscription, and the result is empty.
     """
     with subscription.slot_stream.source.connect() as connection:
         catalog = make_subscription_catalog(connection, subscription, read_present_catalog(connection))
@@ -179,7 +180,8 @@ class InitialCopy:
         connection, the tables that are not copied yet are copied again at another snapshot. If the faults continue,
         the last one is raised, and the next run copies these tables.
 
-        Returns the results of all tables, also of those that were set aside or left to the next run.
+        Returns the results of the tables, also of those that were set aside or left to the next run. Tables that were only
+        made ready, or that another process has copied before this one began with them, have no result.
         """
         remaining_tables, states_version = self._begin_copy(
             sorted(bytes_by_table, key=lambda name: bytes_by_table[name]), only_lacking=only_lacking

@@ -385,7 +385,7 @@ def _add_hint(replicated_table: ReplicatedTable, error: PgsieveError) -> Pgsieve
 
 
 def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
-    """True if a replica has changes that were committed at or after an LSN."""
+    """True if the position of a replica is beyond an LSN: it may have changes that committed at or after the LSN."""
     return (lake.records.position(path) or 0) > lsn
 
 

@@ -37,7 +37,7 @@ class CompletedCopies:
     """The result of making tables ready.
 
     - `ready_states`: the states of the tables that became ready
-    - `overtaken_tables`: the tables that another process has copied at a later LSN
+    - `overtaken_tables`: the tables that another process has copied at a later LSN, or has applied changes to
     - `problem_by_table`: maps tables to the reasons why their histories of rows could not begin
     """
 
@@ -80,9 +80,9 @@ def is_announced(state: TableState | None) -> bool:
 def defer_tables(
     states: TableStates, names: Sequence[Name], error: OpenTransactionsError, log: Log
 ) -> list[CopyResult]:
-    """Leave tables to the next run, because their snapshot would have to wait for open transactions.
+    """Leave tables to the next run, because their copy would have to wait for open transactions.
 
-    Returns the results of the tables.
+    Such a transaction keeps the server from exporting a snapshot, or has locked the table. Returns the results of the tables.
     """
     reason = f"{error.message}; the next run copies it"
     states.leave_to_next_copy(names, reason)
@@ -118,7 +118,7 @@ def make_state_after_copy(
 
 
 def _make_failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
-    """Make the state of a table after its copy has failed, or the begin of its histories."""
+    """Make the state of a table whose copy has failed, or whose histories could not begin."""
     # When the user has enabled the subscription again, the table is copied.
     if subscription.disable_on_error:
         return TableState(*name, SyncState.INITIALIZE, reason=problem)
@@ -210,7 +210,8 @@ class Readiness:
     def _record_finished_copies(self, states: Sequence[TableState]) -> list[Name]:
         """Record that the copies of tables are finished.
 
-        Returns the tables that are left out, because another process has copied them at a later LSN.
+        Returns the tables that are left out, because another process has copied them at a later LSN, or has applied changes
+        to them.
         """
         lake = self.lake
         base_version = max(lake.records.head(self._states.path).version, 0)

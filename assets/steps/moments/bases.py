@@ -161,7 +161,7 @@ class _BaseSearch:
         ready_state: TableState,
         cut_version: int | None,
     ) -> TableBase:
-        """The base of a table that has changed after the cut before the moment."""
+        """The base of a table that may have changed between the cut before the moment and the moment."""
         delta_rs = self._require_delta_rs(name)
         version, position = self._find_newest_version(name, delta_rs, path, cut_version)
         if not ready_state.lsn <= position <= self.moment.lsn:
@@ -262,7 +262,10 @@ class _BaseSearch:
     def _find_newest_version(
         self, name: Name, delta_rs: DeltaRsRecords, path: str, cut_version: int | None
     ) -> tuple[int, int]:
-        """The newest version that has a position at or before the LSN, and this position. It is found by bisection."""
+        """The newest version whose position is at or before the LSN, and the position that `_read_position` returns for it.
+
+        It is found by bisection.
+        """
         if not self._lake.records.exists(path):
             raise self._make_unreadable_error(name, "its replica is gone")
         newest_version = self._lake.records.version(path)

@@ -143,7 +143,8 @@ def find_tables(
 def _make_scratch_folder(lake: Lake) -> Path:
     """A temporary folder for clones.
 
-    It is in the lake if the lake has hard links and can be written, or else on this machine.
+    If the lake is a folder that this user can write, it is in the lake, because a clone may have hard links to data files.
+    Otherwise it is in the folder for temporary files.
     """
     if not is_uri(lake.uri):
         try:

@@ -182,7 +182,7 @@ class _SubscriptionTables:
             maintainer.vacuum(path)
 
     def maintain_records(self, applied_lsn: int) -> None:
-        """Delete rows of the subscription's record tables that newer rows have superseded."""
+        """Maintain the subscription's record tables: delete the rows that are no longer needed, and compact the tables."""
         lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.read_last()
@@ -229,8 +229,8 @@ class _SubscriptionTables:
     ) -> bool:
         """Remove the cuts, and the versions of replicas, from before `oldest_time`.
 
-        `states_version` is the version of the newest table state. Returns False if the newest cut is old and a replica
-        has changes that are not in it. In that case nothing is removed.
+        `states_version` is the version of the newest table state. Returns False if the newest cut is old and cannot be
+        renewed (`_renew_cut`). In that case nothing is removed.
         """
         if not self._renew_cut(oldest_time, states_version):
             return False
@@ -251,8 +251,8 @@ class _SubscriptionTables:
         """Write the newest cut again with the present versions of the replicas, if they have the same rows.
 
         This is needed if a version has changed, or if the cut is old. `states_version` is the version of the newest table
-        state. Returns False if the newest cut is from before `oldest_time` and a replica has changes that are in no cut
-        yet.
+        state. Returns False if the newest cut is from before `oldest_time`, and a replica has changes that are in no cut
+        yet, was restored, or has a history and was repaired.
         """
         records, cuts = self.lake.records, Cuts(self.lake, self.subscription.name)
         cut = cuts.read_last()
@@ -312,7 +312,7 @@ class _Maintainer:
         self.results: list[MaintainedTable] = []
 
     def find_expired_end(self, path: str, applied_lsn: int, retention: timedelta | None) -> int:
-        """Find the end of the last slice of a table that was applied and is older than `retention`; 0 if there is none."""
+        """Find the LSN up to which the slices of a table are applied and older than `retention`; 0 if there are none."""
         if retention is None or not self._lake.records.exists(path):
             return 0
         if retention:
@@ -320,7 +320,7 @@ class _Maintainer:
                 applied_lsn,
                 make_table_maintenance(self._lake, path).find_last_slice_before(self._start_time - retention),
             )
-        # The result is the end of a slice, not `applied_lsn`. The caller records it as the LSN up to which changes are
+        # Here the result is the end of a slice, not `applied_lsn`. The caller records it as the LSN up to which changes are
         # deleted, and a subscription that lacks deleted changes is copied again. Without slices nothing is deleted.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 

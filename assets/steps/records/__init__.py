@@ -1,4 +1,5 @@
 """pgsieve's record tables in the lake, one module each: sync states, cuts, catalogs, prepared transactions and others.
 
-The class of a table has its path, its columns and its rows. The docstring of the class says which steps write it.
+The class of a table has its path, and reads and writes its rows. The docstring of the module or of the class says which
+steps write it.
 """

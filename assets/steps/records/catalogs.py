@@ -52,7 +52,7 @@ from pgsieve.resources.postgres.slot import read_slot_state
 #: - `gone`, `unsure`: numbers of removed catalog rows, which the server still stores for a while. The removal of
 #:   `gone` had committed when the catalog was recorded, and the removal of `unsure` was perhaps in progress.
 #:
-#: The lakes of earlier versions of pgsieve have only the first four columns.
+#: The lakes of earlier versions of pgsieve have only `lsn`, `digest`, `catalog` and `subscriptions`.
 CATALOG_SCHEMA = pa.schema(
     {
         "lsn": pa.int64(),
@@ -229,9 +229,11 @@ class Catalogs:
     def find_validity(self, connection: psycopg.Connection[Any], position: int) -> "CatalogValidity | None":
         """The transactions and relations for whose changes after `position` one recorded catalog is valid.
 
-        None if the catalog was altered since the newest record up to `position`, so that no record is proven valid.
+        None if there is no record up to `position`, or if the catalog was altered since the newest of them, so that no
+        record is proven valid.
 
-        Call this after the slot's messages have been read, because an alteration after the call is not seen. The slot
+        An alteration after the call is not seen. So call this when the LSN up to which the slot is read is already fixed,
+        or when the messages have arrived. The slot
         must not be confirmed beyond `position` before the call. As long as the slot needs removed catalog rows, the
         server keeps them, and they are the proof that a row was added and removed in between.
         """

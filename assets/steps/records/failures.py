@@ -6,7 +6,7 @@ In: - the error of a step
     - a function that tries the transformation up to a transaction
 Out: the kind of the error; or a reason for the table's state, which contains no values of rows
 
-The reason names the LSN at which the transaction ends that fails, as PostgreSQL's apply worker does
+The reason names the commit LSN of the transaction that fails, as PostgreSQL's apply worker does
 (apply_error_callback() in src/backend/replication/logical/worker.c).
 """
 
@@ -147,7 +147,7 @@ def find_first_failing_commit(commits: Sequence[int], fails: Callable[[int], boo
 
 
 def add_transaction(problem: str, commit_lsn: int | None) -> str:
-    """Add to a problem the LSN at which its transaction ends. The user can pass this LSN to `pgsieve skip`."""
+    """Add to a problem the commit LSN of its transaction. The user can pass this LSN to `pgsieve skip`."""
     return (
         problem
         if commit_lsn is None

@@ -92,7 +92,8 @@ class PreparedTransactions:
         self._local_records().write(
             self.path, PREPARED_SCHEMA.empty_table(), Commit(position, overwrite=True)
         )
-        # The table is synced to disk before the change log begins, for the same reason.
+        # The table is synced to disk before the change log begins. Otherwise, after a power cut, the change log could have
+        # a position without this table, which `take_slot` refuses.
         self.lake.access.make_durable()
 
     def _local_records(self) -> DeltaRsRecords:

@@ -46,7 +46,7 @@ class SubscriptionState:
     """Whether a subscription is enabled, and other facts about the subscription as a whole.
 
     - `reason`: the reason why it is disabled
-    - `skip_lsn`: the LSN at which the transaction ends that will be skipped
+    - `skip_lsn`: the commit LSN of the transaction that will be skipped
     - `notice`: a sentence about the last transaction that was skipped
     - `folders`: the template of the replicas' folders; None until it is recorded
     - `properties`: the Delta properties that were last set on the replicas, as JSON; None until then
@@ -81,8 +81,8 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
 class SubscriptionRecord:
     """The table `_subscription` of one subscription.
 
-    A step writes it when an error disables the subscription. The copy, maintenance, `pgsieve skip` and `pgsieve enable`
-    write it, too.
+    A step writes it when an error disables the subscription. The copy, the apply, maintenance, and the commands `skip`,
+    `enable`, `drop` and `resync` write it, too.
     """
 
     lake: Lake

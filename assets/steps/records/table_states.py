@@ -29,8 +29,8 @@ class SyncState(StrEnum):
     """
 
     #: The table has to be copied, because its replica cannot be brought up to date in another way. The state is set by
-    #: the copy, the UPDATE transformation, schema changes, a new slot, and `pgsieve resync`. It has a reason if the user
-    #: has to correct something before.
+    #: the copy, the UPDATE transformation, schema changes, a new slot, a transaction that the server cannot send, and
+    #: `pgsieve resync`. It may have a reason: what the user has to correct before, or why the table is copied again.
     INITIALIZE = "i"
     #: The table is being copied. The copy sets this state twice before it writes the replica: at first without an LSN,
     #: and then with the LSN of the snapshot.
@@ -38,10 +38,11 @@ class SyncState(StrEnum):
     #: The replica has the rows of the snapshot. The copy sets this state. Some slices after the snapshot may still be
     #: transformed without the table.
     FINISHED_COPY = "f"
-    #: All slices after the LSN are transformed with the table. The copy sets this state, and schema changes keep it.
+    #: All slices after the LSN are transformed with the table. The copy and `refilter` set this state, and schema changes
+    #: keep it.
     READY = "r"
-    #: A step (copy, UPDATE transformation or apply) has failed for this table alone, and has set this state with the
-    #: reason. No more changes are applied to the table until the user names it in `pgsieve resync`.
+    #: A step has failed for this table alone, and has set this state with the reason. No more changes are applied to the
+    #: table until the user has it copied again by `pgsieve resync`.
     SET_ASIDE = "e"
     #: No subscribed publication has the table any more, or the subscription was dropped. The copy and `pgsieve drop` set
     #: this state. The LSN is 0, unless the table was ready.

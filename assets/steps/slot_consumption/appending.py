@@ -4,7 +4,8 @@ In: positions, and how the slot is read
 Out: - the commits. The position of each is the end of the slice.
      - the summaries of the slices in the table `slices`
 
-Raises SourceError, errors of the messages, OvertakenError if another process was faster, and LakeError.
+Raises SourceError, errors of the messages, OvertakenError if another process was faster, UnprovenError if the recorded
+catalog may not be valid, and LakeError.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -240,7 +241,8 @@ def _write_slices(
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
     """Write the slices of one session's messages. Yields the end of each slice, and the slice.
 
-    If nothing commits in a slice, None is yielded instead of the slice. With `write_empty`, it is written anyway.
+    If nothing commits in a slice, None is yielded instead of the slice. With `write_empty`, the slice is written anyway,
+    unless the session has no messages at all.
     """
     message_arrays = (batch.column("data") for batch in batches)
     first_array = next((messages for messages in message_arrays if len(messages)), None)

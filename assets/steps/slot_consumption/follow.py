@@ -66,9 +66,9 @@ class FollowedSlotStream:
     """A stream whose slot this process reads until it is stopped.
 
     It is used as `for _ in stream.read_slice_ends(): stream.append_due_slice()`. Nothing is read while a slice is
-    appended. The stream ends by itself in two cases: after an alteration at the publisher, because the slot has to be
-    made ready again; and if another process waits for the lock of the slot. Raises SourceError and SlotError if the
-    slot cannot be read, and LakeError if the lake cannot be written.
+    appended. The stream ends by itself in these cases: after an alteration at the publisher, because the slot has to be
+    made ready again; if the server cannot send a change; and if another process waits for the lock of the slot, or has read
+    the slot. Raises SourceError and SlotError if the slot cannot be read, and LakeError if the lake cannot be written.
     """
 
     def __init__(self, slot_stream: SlotStream, lake: Lake, log: Log) -> None:
@@ -109,7 +109,8 @@ class FollowedSlotStream:
             self._prepared_transactions: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
             self._is_altered = self._is_ended = False
-            #: How many bytes of messages have arrived; and when the server last sent something (None before that).
+            #: How many bytes of messages have arrived; and when the server last sent some, or a connection to it began
+            #: (None before the first connection).
             self.received_bytes = 0
             self.last_message_at: float | None = None
             #: When this process last checked whether another process waits for the lock.

@@ -78,7 +78,8 @@ def publish_set_aside_tables(
 def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
     """Find out how to read the slot up to `end` without the tables that are set aside.
 
-    Returns None if the server refuses that, too.
+    Returns None if the server refuses that, too; if there is no publication for it; or if a table in the publication is no
+    longer set aside.
     """
     slot_stream, catalog = peek.slot_stream, read_present_catalog(connection)
     publication = catalog.publications.get(slot_stream.unfiltered_publication)

@@ -189,7 +189,10 @@ class _SlotReader:
         self._confirm()
 
     def _read_next(self, head: TableHead) -> bool:
-        """Append and confirm the next slices. Returns False if the last slice is empty and ends at the target."""
+        """Append and confirm the next slices.
+
+        Returns False if the last slice is empty and ends at the target, and its position need not be recorded.
+        """
         begin = self.position
         publisher_decides = self._catalog_validity is None or self._is_catalog_unproven
         is_single = publisher_decides or self._keeps_prepared or self._lake.is_reached_by_spark_only

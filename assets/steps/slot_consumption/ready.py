@@ -6,7 +6,7 @@ and the recorded catalog. All of them fit the change log.
 In: a stream, and a session of its publisher
 Out: the stream without subscriptions that are refused, the catalog, and the publications with which the slot is read
 
-If a call fails, it drops the publications that it has created. Raises SlotError.
+If `prepare_slot` fails, it drops the publications that it has created. Raises SlotError.
 """
 
 from collections.abc import Sequence

@@ -63,7 +63,9 @@ def present_slot(connection: psycopg.Connection[tuple[object, ...]], slot_stream
 def take_slot(
     connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> SlotState | None:
-    """Check that the stream's slot has all changes after the change log. Returns its state; None if it does not exist yet.
+    """Check that the stream's slot has all changes after the change log.
+
+    Returns the state of the slot. None if there is no slot, and none is missed: it was not created yet, or was dropped.
 
     If `failover` is wanted, it is enabled. A new timeline is recorded. If the server is a promoted standby, the
     position of the change log has to be in the history of its timeline. The server must not be behind that position.
@@ -238,7 +240,10 @@ def _note_cluster(
     newest_row: Mapping[str, Any],
     timeline: int,
 ) -> None:
-    """Record the cluster and timeline of the present slot, if the newest row has others."""
+    """Record the cluster and timeline of the present slot.
+
+    Nothing is recorded if the newest row has this timeline, and does not say that the slot was dropped.
+    """
     if not newest_row or newest_row["given_up"] or newest_row.get("timeline") != timeline:
         record.record_cluster(read_system_identifier(connection), timeline, given_up=False)
 
@@ -286,9 +291,9 @@ def record_dropped_slot(lake: Lake, slot_stream: SlotStream) -> None:
 def begin_slot(
     connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> None:
-    """Create the stream's slot, and mark all tables of its subscriptions as to be copied.
+    """Create the stream's slot, and mark the copied tables of its subscriptions as to be copied again.
 
-    The slot does not have earlier changes, so all tables have to be copied. Raises SlotError if the server's LSN is
+    The slot does not have earlier changes, so these copies cannot be brought up to date. Raises SlotError if the server's LSN is
     behind the position of the change log, which never goes back.
     """
     server_lsn, log_position = (
@@ -327,7 +332,7 @@ def begin_slot(
 
 
 def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
-    """Mark the tables of these subscriptions that are copied as to be copied again.
+    """Mark those tables of these subscriptions that have a copy: they are to be copied again.
 
     Their states keep the definition of the last copy, so that changes since then are noticed.
     """
@@ -352,8 +357,9 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
 def replace_lost_slot(slot_stream: SlotStream, lake: Lake, *, take_over: bool = False) -> SlotError | None:
     """Replace a slot that is missing, invalidated, or ahead of the change log. Returns the error about the slot, or None.
 
-    After a crash this can be repeated: in that case the slot is missing, or ahead of the change log. Raises the errors
-    of `refuse_other_publisher`. Raises SlotAheadError without `take_over`, since another lake may read the slot.
+    After a crash this can be repeated: in that case the slot is missing, or ahead of the change log. The caller has made
+    sure, by `refuse_other_publisher`, that the slot is this lake's. Raises OtherClusterError and OtherDatabaseError. Raises
+    SlotAheadError without `take_over`, since another lake may read the slot.
     """
     with slot_stream.hold_lock(), slot_stream.source.connect() as connection:
         try:

@@ -68,7 +68,10 @@ _FIRST_STEP_BYTES = 256
 def find_refusal(
     connection: psycopg.Connection[Any], peek: Peek, subscription_slot_streams: Sequence[SlotStream], end: int
 ) -> SourceError | None:
-    """Find the server's error if it cannot send the changes up to `end` to all these streams; None if it can."""
+    """Find the server's error if it cannot send the changes up to `end`; None if it can.
+
+    It has to send them for the peek itself, and for the stream of each subscription (`subscription_slot_streams`).
+    """
     capture_error = find_decoding_error(
         connection, peek.slot_stream.source.name, peek.slot_stream.slot, peek.query(end)
     )
@@ -105,9 +108,10 @@ class Fallback:
     def read_past_change(self, fault: PgsieveError, position: int, end: int) -> int:
         """Append the changes before the first transaction that cannot be sent, and return the new position.
 
-        If there are no changes before this transaction, the transaction itself is appended, as far as it can be sent. The
-        slot is at `position`, and cannot be read up to `end`. Raises `fault` if the server can send everything, or
-        nothing at all.
+        If there are no changes before this transaction, the transaction itself is appended, as far as it can be sent. If
+        everything can be sent except the changes of tables that are set aside (`peek_past_filters`), all other changes up
+        to `end` are appended. The slot is at `position`, and cannot be read up to `end`. Raises `fault` if the server can
+        send everything, or nothing at all.
         """
         # It is not proven that a recorded catalog is valid for this slice, so the publisher decides.
         subscription_slot_streams = make_publisher_slot_streams(self.lake, self.peek.slot_stream)
@@ -410,8 +414,8 @@ def _find_failing_lsn(refusal: SourceError) -> int:
 def _find_last_sendable_lsn(begin: int, end: int, guessed_lsn: int, can_send: Callable[[int], bool]) -> int:
     """Find the last LSN up to which the server can send. It can send up to `begin`, and not up to `end`.
 
-    Only LSNs at which a record may begin are tried, `guessed_lsn` first. If the guess is right, the result is just after
-    it.
+    The result is an LSN at which a record may begin. `guessed_lsn` is tried first. If the guess is right, the search begins
+    there: the server sends a transaction only at its commit, which comes after the change that fails.
     """
     sendable_lsn = (
         _align_lsn(guessed_lsn)

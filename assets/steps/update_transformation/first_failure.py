@@ -1,7 +1,7 @@
 """Finds the first transaction with which the transformation of a window fails, by trying it without writing anything.
 
 In: the tables and messages of a window (the part of a slice that is transformed at once)
-Out: the LSN at which the transaction ends, which the user can pass to `pgsieve skip`, and the reason
+Out: the commit LSN of the transaction, which the user can pass to `pgsieve skip`, and the reason
 
 Raises LakeError if the lake itself fails.
 """
@@ -34,7 +34,10 @@ class FailureSearch:
     work: WindowWork
 
     def find_first(self) -> tuple[int, str] | None:
-        """Find the first transaction that cannot be transformed for some table, and the reason; None if there is none."""
+        """Find the first transaction that cannot be transformed for some table, and the reason; None if there is none.
+
+        A table that has to be copied again because of its definition, or because files are damaged, does not count.
+        """
         failures = self.lake.map_in_parallel(self._find_first_of_table, list(self.work.state_by_table))
         return min((failure for failure in failures if failure), default=None)
 

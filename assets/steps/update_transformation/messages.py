@@ -3,8 +3,8 @@
 The change log is a Delta table that has the messages of a replication slot as pgoutput sends them, one per row.
 
 In: slices of a change log (changes from one position of the slot to another), and filters that choose some messages
-Out: an Arrow table in the order of the messages, or row groups of files, or a DataFrame. For a DataFrame, a session is
-     started only when it is used.
+Out: an Arrow table in the order of the messages, or row groups of files, or a DataFrame. If Spark is not the only reader,
+     a session is started only when the DataFrame is used.
 
 Raises LakeError if a slice cannot be read.
 """
@@ -226,7 +226,7 @@ class Messages:
     """Messages of the change log, in each form in which they can be read.
 
     - `table`: the messages if they are few; otherwise None
-    - `stored`: the messages if executors can read their files; otherwise None
+    - `stored`: the messages if they are many, and executors can read their files; otherwise None
     - `frame`: the messages for Spark. The DataFrame is made only when it is used.
     """
 

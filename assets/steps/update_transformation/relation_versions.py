@@ -6,7 +6,8 @@ position of the slot to another.)
 In: the Relation message, and the definition of the replica, which may be newer
 Out: the `Transformation` to the columns of the replica
 
-Raises SchemaChangedError if the columns of the Relation message fit neither the present nor the former definition.
+Raises SchemaChangedError if the columns of the Relation message fit neither the present nor the former definition, or if
+old tuples no longer have the columns that identify the replica's rows.
 """
 
 from collections.abc import Sequence
@@ -186,7 +187,8 @@ def find_arriving_columns(
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
     """Find the columns of a relation version, under their present names, and the columns of the replica that it lacks.
 
-    Raises SchemaChangedError if the version fits neither the present nor the former definition.
+    Raises SchemaChangedError if the version fits neither the present nor the former definition, or if the replica identity
+    has changed.
     """
     columns, added_columns = _find_columns_with_types(subscription, published_version, definition)
     spark_type_by_name = {

@@ -194,8 +194,9 @@ class SchemaChanges:
     ) -> None:
         """Make the histories of rows follow the new definition of a replica. All transformed changes are in the replica.
 
-        `only_adds_nulls` is True if the rows only got more columns, which are NULL. Otherwise the versions of rows end,
-        and begin again with the present columns.
+        `only_adds_nulls` is True if the rows only got more columns, which are NULL. Otherwise, or if the change history
+        begins anew, the versions of rows end, and begin again with the present columns. Raises SchemaChangedError if the
+        versions cannot be written.
         """
         assert state.definition is not None
         subscription, lake = self.subscription, self.lake

@@ -1,4 +1,4 @@
-"""Skips a transaction by the LSN at which it ends, as ALTER SUBSCRIPTION … SKIP (lsn = …) does.
+"""Skips a transaction by its commit LSN, as ALTER SUBSCRIPTION … SKIP (lsn = …) does. PostgreSQL calls it the finish LSN.
 
 A slice is the changes from one position of the slot to another. A window is the part of a slice that is transformed at
 once.
@@ -36,7 +36,7 @@ class Skip:
         return SubscriptionRecord(self.lake, self.subscription.name)
 
     def set_lsn(self, lsn: int | None) -> None:
-        """Choose the transaction to skip by the LSN at which it ends. None clears the choice."""
+        """Choose the transaction to skip by its commit LSN. None clears the choice."""
         name, state = self.subscription.name, self._record.read_state()
         if lsn is None:
             self._record.write_state(replace(state, skip_lsn=None))
@@ -85,7 +85,7 @@ class Skip:
         return None
 
     def _is_in(self, window: Window) -> bool:
-        """True if the window has a transaction that ends at the LSN to skip."""
+        """True if the slice of the window has a transaction whose commit LSN is the LSN to skip."""
         lake, slot_stream = self.lake, self.subscription.slot_stream
         size = read_slice_contents(lake, slot_stream, window.slice_end).size
         messages = open_messages(lake, ChangeLog(lake, slot_stream).path, [window.slice_end], size)

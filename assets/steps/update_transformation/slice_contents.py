@@ -1,4 +1,4 @@
-"""Finds what a slice of the change log contains for a subscription, without reading any row.
+"""Finds what a slice of the change log contains for a subscription, from the slice's summary in the table `slices`.
 
 A slice is the changes from one position of the slot to another.
 
@@ -75,7 +75,7 @@ def slices_to_read(
 ) -> Iterator[tuple[int, Subscription | None, Catalog]]:
     """Yields the slices that end after `since_lsn`, in order: the end, a subscription, and the slice's catalog.
 
-    The present catalog is used for slices for which no catalog was recorded.
+    The present catalog is used for slices that the publisher has filtered, or for which no catalog was recorded.
 
     Mostly the yielded subscription is the one that was passed. If publications were altered within a slice, it is a copy
     that reads the slice from another stream: the publisher has filtered the changes of such a slice, and they are in a

@@ -70,7 +70,7 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     """Transform the slices that are not transformed yet, in order. Before that, the replicas follow schema changes.
 
     With `disable_on_error`, an error disables the subscription, and nothing of the transaction with the error or of
-    later transactions is written. Raises SubscriptionDisabledError if the subscription is disabled.
+    later transactions is written. If a table cannot be replicated as it is published, nothing is written at all. Raises SubscriptionDisabledError if the subscription is disabled.
     """
     results: list[TableChanges] = []
     lake.access.begin_writing()
@@ -378,8 +378,8 @@ def _count_written_changes(lake: Lake, path: str, end: int, key: Sequence[str]) 
 def _add_counts(result: TableChanges, counts: ChangeCounts) -> TableChanges:
     """Add the counts of the changes to a result.
 
-    If the counts include the size of the sent changes, `size` becomes that size. It may be much smaller, because a row
-    filter may let only few changes pass.
+    If the counts include the size of the sent changes, and it is smaller than `size`, it becomes the new `size`. It may be
+    much smaller, because a row filter may let only few changes pass.
     """
     sent_counts = counts.sent
     return replace(

@@ -193,7 +193,10 @@ def _read_small_tables(
         for versions in relation_versions_by_table.values()
         for published_version in versions
     }:
-        return {}, None  # All changes of the slice are of one table, and they are not few.
+        return (
+            {},
+            None,
+        )  # All changes of the slice are of one table, so no table has only a small part of them.
     change_counts = messages.count_changes()
     relations_of_table = {
         name: frozenset(published_version.version.relation.relation_id for published_version in versions)

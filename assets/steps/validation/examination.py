@@ -199,7 +199,7 @@ class Examination:
                         yield publication, error
 
     def find_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """Yields all problems of a subscription, each once."""
+        """Yields all problems of a subscription, each once, except `definition_problems`."""
         names = self._slot_stream.subscriptions[subscription]
         missing_error = self.catalog.make_missing_publication_error(
             name for name in names if name not in self._slot_stream.defined_publications

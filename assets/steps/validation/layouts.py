@@ -2,7 +2,8 @@
 
 In: a subscription and its tables
 Out: - a problem for each such table
-     - the columns by which a table is clustered. Raises ClusteringError if the table does not have one of them.
+     - the columns by which a table is clustered. Raises ClusteringError if the table does not have one of them, or if one
+       is an array.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

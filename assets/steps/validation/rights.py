@@ -1,8 +1,8 @@
 """Finds the privileges that pgsieve's database role needs and does not have, before anything is created.
 
 In: a session of the role, and the tables that the role has to copy
-Out: an error for each missing right, in PostgreSQL's words. The hint has the GRANT (PostgreSQL documentation, 29.11
-     Security).
+Out: an error for each missing right, in PostgreSQL's words. The hint has the GRANT or ALTER ROLE (PostgreSQL
+     documentation, 29.11 Security). A limit that allows too few sessions is an error, too.
 
 Superusers have all rights.
 """
@@ -49,7 +49,10 @@ select bool_and(has_column_privilege(%s::oid, name, 'select')) from unnest(%s::t
 def find_missing_rights(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> Iterator[PgsieveError]:
-    """Yields an error for each right that the session's role lacks: to read a slot, to use a schema, or to read a table."""
+    """Yields an error for each right that the session's role lacks: to read a slot, to use a schema, or to read a table.
+
+    Also yields an error for each limit that allows too few sessions.
+    """
     answer = connection.execute(_REPLICATION_QUERY).fetchone()
     assert answer is not None
     role, may_replicate = answer

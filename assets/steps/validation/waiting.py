@@ -4,8 +4,8 @@ In: a slot stream (a slot with its subscriptions) or a subscription, and the cat
 Out: - the stream without the subscriptions that are refused
      - the catalog of a subscription, and the problems of its tables
 
-A table with a problem waits in state `i` (to be copied), with the reason. If all subscriptions have a problem, it is
-raised.
+A table with a problem waits in state `i` (to be copied), with the reason. If all subscriptions are refused, the first
+problem is raised.
 """
 
 from collections.abc import Collection, Mapping
@@ -105,7 +105,7 @@ def hold_back_tables(
     """Record that the tables with problems have to be copied, with the reason.
 
     The changes of these tables are left out until the problem is solved. After that, the tables are copied. A table that
-    is ready does not wait because of a lock. With `disable_on_error`, a problem other than a lock disables the
+    is ready does not wait because of a lock, and a table that is set aside stays so. With `disable_on_error`, a problem other than a lock disables the
     subscription. Returns True in that case.
     """
     state_by_table, waiting_states = TableStates(lake, subscription.name).read_newest(), []
