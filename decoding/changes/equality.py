@@ -1,10 +1,10 @@
 """PostgreSQL's equality for Arrow.
 
-In: a column. Out: a column whose values are equal in Arrow exactly if the values of the first column are equal in
-PostgreSQL. The result is only for comparisons. Raises Arrow's errors.
+In: a column. Out: a column whose values are equal when Arrow joins or groups them, exactly if the values of the first
+column are equal in PostgreSQL. The result is only for comparisons. Raises Arrow's errors.
 
-In PostgreSQL NaN equals NaN, and 0.0 equals -0.0. Arrow compares and groups values by their bits, and it cannot compare
-or group lists. So all NaN get the same bits, all zeros get the same bits, and a list becomes bytes.
+In PostgreSQL NaN equals NaN, and 0.0 equals -0.0. Arrow joins and groups values by their bits, and it cannot join or
+group lists. So all NaN get the same bits, all zeros get the same bits, and a list becomes bytes.
 
 `encode_rows` turns entire rows into bytes. It can use this equality, or the equality of the values' texts, in which
 0.0 differs from -0.0.
@@ -21,7 +21,7 @@ _NO_OCTETS = pa.scalar(b"", _OCTETS)
 
 
 def to_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return values that Arrow compares as PostgreSQL compares the values of the column; NULL stays NULL."""
+    """Return values that Arrow joins and groups as PostgreSQL compares the column's values; NULL stays NULL."""
     if pa.types.is_list(column.type):
         return pa.chunked_array([_encode_lists(chunk) for chunk in column.chunks], _OCTETS)
     return unify_floats(column, unify_zeros=True)

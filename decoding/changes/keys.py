@@ -116,7 +116,7 @@ class SoughtKeys:
     If the key has one column, the rows are found without a join. A join would take several times as long.
 
     - `number_by_offset` has an element for each integer from `least_key` on: the number of the key, or -1 if the
-      integer is not a key. It is None if the keys are not integers, or if the array would be too large.
+      integer is not a key. It is None if the keys are not single integers, or if the array would be too large.
     """
 
     keys: pa.Table

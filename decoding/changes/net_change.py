@@ -126,7 +126,11 @@ class NetChange:
 
     @property
     def has_row(self) -> Mask:
-        """The mask of the keys with a row after the changes; ended rows that the replica retains count as rows."""
+        """The mask of the keys that are upserted or updated.
+
+        These keys have a row after the changes, except an updated key whose `base_keys` has no row in the replica. Ended
+        rows that the replica retains count as rows.
+        """
         has_row: Mask = self.is_upserted | self.is_updated
         return has_row
 

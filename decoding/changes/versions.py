@@ -3,8 +3,9 @@
 In: rows, and the commits that make and end their versions. Out: versions. Raises Arrow's errors.
 
 A version is valid from the commit that made it, up to the commit that ended it. So the condition
-`valid_from_lsn` <= c < `valid_to_lsn` selects the rows that the table had after the commit at an LSN c. The commit of a
-copied row is not known. Such a row is valid from the LSN before the LSN of its snapshot.
+`valid_from_lsn` <= c < `valid_to_lsn` selects the rows that the table had after the commit at an LSN c. In a current
+version `valid_to_lsn` is NULL, which counts as later than any c. The commit of a copied row is not known. Such a row is
+valid from the LSN before the LSN of its snapshot.
 """
 
 from __future__ import annotations

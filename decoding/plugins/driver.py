@@ -7,7 +7,7 @@ Out: the output of the callbacks that `pgsieve.decoding.plugins.interface` lists
 - If the plugin streams, it gets a streamed transaction in blocks. Otherwise the driver buffers the transaction
   until its end, and leaves out the changes of aborted subtransactions.
 - If the plugin has two-phase callbacks and filter_prepare returns false, the plugin gets a prepared transaction at
-  PREPARE. Otherwise it gets the transaction at COMMIT PREPARED like any other transaction. At ROLLBACK PREPARED
+  PREPARE. Otherwise it gets the transaction at COMMIT PREPARED like any other transaction, and at ROLLBACK PREPARED
   the driver drops the transaction.
 - If filter_by_origin returns true for a transaction, the driver drops the transaction.
 
@@ -169,8 +169,8 @@ class PluginDriver:
                 yield from self._end_transaction(open_txn, "commit", message.commit_lsn)
             case Prepare():
                 if self._open_transaction is None and self._open_buffer is None:
-                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction. The driver calls begin_prepare
-                    # all the same, because the plugin's prepare callback needs the state that begin_prepare sets.
+                    # PostgreSQL 18 sends no Begin Prepare for some transactions that changed nothing. The driver calls
+                    # begin_prepare all the same, because the plugin's prepare callback needs the state that it sets.
                     self._begin_prepare(message)
                 if self._open_buffer is not None:
                     self._open_buffer = None

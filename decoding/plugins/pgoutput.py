@@ -201,7 +201,7 @@ class Pgoutput:
         _write(ctx, change)
 
     def stream_message(self, ctx: DecodingContext, txn: Transaction, message: LogicalMessage) -> None:
-        """Write Message with the transaction's xid."""
+        """Write Message with the xid that it came with, if messages are requested."""
         del txn
         if self._sends_messages:
             _write(ctx, message)

@@ -85,10 +85,11 @@ class RelationDescriptions:
             )
 
     def record_replayed_descriptions(self, description_by_relation: Mapping[int, Description]) -> None:
-        """Record the descriptions in a streamed or prepared transaction that has just been written to the output.
+        """Record the descriptions in a streamed or prepared transaction.
 
-        The description that arrived last is valid. But such a transaction is written later than it arrived. So the
-        last description in the output may be an outdated one, and the relations of the transaction become stale.
+        The transaction has just been written to the output, or will be written when it commits. The description that
+        arrived last is valid. But such a transaction is written later than it arrived. So the last description in the
+        output may be an outdated one, and the relations of the transaction become stale.
         """
         for relation_id, description in description_by_relation.items():
             last_description = self._descriptions.get(relation_id)
@@ -97,7 +98,7 @@ class RelationDescriptions:
         self._stale_ids.update(description_by_relation)
 
     def insert_missing_descriptions(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Yield messages of ordinary transactions (not streamed or prepared), and insert missing descriptions."""
+        """Yield messages that are not in a streamed block, and insert missing descriptions."""
         octets = Octets(data)
         kind = octets.first_bytes()
         is_description = (kind == _RELATION) | (kind == _TYPE)

@@ -4,7 +4,8 @@ In: batches of raw messages. Out: columns with which to order and group these me
 
 The scan reads only the type byte, the relation and the transaction of each message, for all messages of a batch at
 once. `pgsieve.decoding.protocol.tuples` decodes the rows later. Raises ProtocolError for messages outside
-transactions, and for messages of streamed and prepared transactions, which `transactions` must assemble first.
+transactions, except logical decoding messages that are not transactional. Also raises it for messages of streamed and
+prepared transactions, which `transactions` must assemble first.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol, Logical Replication Message Formats.
 """
@@ -59,6 +60,9 @@ class MessageHeaders:
 
     So a change has the same (commit_lsn, ordinal) in every session, although sessions send Relation messages at
     different positions. The last Relation message with a lower ordinal describes the change.
+
+    For a message outside transactions, `commit_lsn` is the message's own LSN, and `commit_time`, `xid` and `ordinal`
+    are 0.
     """
 
     kind: npt.NDArray[np.uint8]

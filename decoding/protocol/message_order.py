@@ -115,7 +115,8 @@ class MessageOrder:
             case StreamStop(), StreamStart():
                 is_match = True
             case Prepare(), None:
-                # PostgreSQL 18 sends no Begin Prepare for a transaction that locked rows and changed nothing.
+                # PostgreSQL 18 sends no Begin Prepare for some transactions that changed nothing, for example one that
+                # only locked rows.
                 self._expect_new_xid(message, self._prepared_xids | self._stream_xids)
                 is_match = True
             case _:

@@ -193,7 +193,7 @@ def encode(message: Message) -> bytes:
 class Decoder:
     """Decodes the messages of one session in order, and tracks whether a streamed block is open.
 
-    Between Stream Start and Stream Stop, `decode` accepts only changes and an Origin (PostgreSQL documentation,
+    After Stream Start, `decode` accepts only changes and an Origin until Stream Stop (PostgreSQL documentation,
     Logical Streaming Replication Protocol).
     """
 

@@ -8,8 +8,8 @@ session of protocol version 1 would send.
 
 `TransactionAssembler` keeps the messages of such a transaction in a spool (for example in temporary files) until the
 transaction commits. After the commit it yields Begin, the changes without their transaction ids, and Commit. It leaves
-out subtransactions that were rolled back. It passes on all other messages unchanged. So the output has the same
-transactions in the same order for all options of a slot.
+out subtransactions that were rolled back. It passes on all other messages unchanged, and inserts descriptions of
+relations where they are missing. So the output has the same transactions in the same order for all options of a slot.
 
 Python code runs once per block or prepared transaction, never per change. Raises ProtocolError for messages in an
 order in which PostgreSQL does not send them.
@@ -215,8 +215,8 @@ class TransactionAssembler:
                 self._descriptions.begin_slice()
                 self._transaction_in_preparation = message, self._new_transaction()
             case Prepare():
-                # The server sends no Begin Prepare for a transaction that changed nothing, but rolled back to a
-                # savepoint.
+                # The server sends no Begin Prepare for some transactions that changed nothing, for example one that
+                # rolled back to a savepoint.
                 begin_message, transaction = self._transaction_in_preparation or (
                     message,
                     self._new_transaction(),

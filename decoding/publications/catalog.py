@@ -108,8 +108,8 @@ class Table:
         """The columns with which a subscriber finds a row.
 
         These are the columns of the index that is the replica identity, otherwise those of the primary key. If
-        the table has neither, the key is empty, and the subscriber compares whole rows (FindReplTupleInLocalRel()
-        in src/backend/replication/logical/worker.c).
+        the table has neither, or its replica identity is NOTHING, the key is empty. Without a key, the subscriber
+        compares whole rows (FindReplTupleInLocalRel() in src/backend/replication/logical/worker.c).
         """
         if self.replica_identity == "i":
             return self.identity_index
@@ -148,8 +148,8 @@ class Publication:
 
     - `via_root` is the parameter publish_via_partition_root.
     - `generated_columns` is publish_generated_columns: 'n' (none) or 's' (stored).
-    - `excluded` are the oids of the tables that ALL TABLES excludes (EXCEPT, since version 19), with their
-      partitions.
+    - `excluded` are the oids of the tables that ALL TABLES excludes (EXCEPT, since version 19). Their partitions
+      are excluded, too.
     - `owner` is the owner's role name, or None for a publication of pgsieve.yaml.
     """
 
@@ -326,7 +326,7 @@ def find_published_relation(
     Returns None if they send nothing. The publications can name different relations for the changes: the table
     itself or one of its ancestors. The topmost of these relations is sent. Only publications that name this
     relation contribute row filters and column lists. All publications contribute their operations
-    (get_rel_sync_entry()). Raises PublicationError if column lists differ.
+    (get_rel_sync_entry()). Raises PublicationError if their column lists or publish_generated_columns differ.
     """
     # Each publication, with the relation that it names in messages about the table, and the level of this relation.
     publications_and_relations = [
@@ -394,13 +394,14 @@ class ReplicatedTable:
 
         An old row has the identity columns of its leaf. So a partitioned table has one of these keys:
 
-        - The root's key, if the identities of all leaves contain it.
-        - Otherwise the key that all leaves share, if this key contains the partition key. Such a key is unique in
-          the whole tree, because equal keys are in the same leaf.
+        - The root's key, if it is in the identity of each leaf that has an identity.
+        - Otherwise the key that all leaves share, if this key contains the partition key, and no leaf is unlogged or
+          foreign. Such a key is unique in the whole tree, because equal keys are in the same leaf.
         - Otherwise the root's key.
 
         If no updates and deletes are published, no old row is sent, and the key is the root's key. A shared key
-        would be wrong: a deleted row stays in the replica, so a later insert can repeat its key.
+        would be wrong: a deleted row stays in the replica, so a later insert can repeat its key. If a column of the
+        key is not published, there is no key.
         """
         root_key = self.table.key
         has_root_key = root_key and all(

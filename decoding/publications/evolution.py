@@ -134,7 +134,7 @@ class Layout:
         return any(oid != self.oid for oid, _ in self.files)
 
     def is_rewritten_in(self, later_catalog: Catalog) -> bool:
-        """Whether the later catalog shows that the table was dropped, or that its files were replaced.
+        """Whether the later catalog shows that the table was dropped, or that its rows are in other files.
 
         A copy of such a table by the earlier snapshot is wrong: after TRUNCATE, or an ALTER TABLE that rewrites the
         table, this snapshot sees an empty table (PostgreSQL documentation, Concurrency Control: Caveats).
@@ -168,7 +168,8 @@ def _find_missing_values(attribute: Attribute, tables_with_rows: Sequence[Table]
 def _list_type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
     """Return the value of `LayoutColumn.type_parts` for a type.
 
-    ALTER TYPE can change these parts, and so the text of stored values, without rewriting a row.
+    ALTER TYPE, or a new name of an object, can change these parts and so the text of stored values, without rewriting a
+    row.
     """
     parts, label_transactions, names = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]](), set[str]()
     part_oids, pending_oids = set[int](), [type_oid]

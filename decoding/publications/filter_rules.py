@@ -56,7 +56,7 @@ class Expression:
     generation_expressions: Mapping[int, TreeNode] = field(default_factory=lambda: MappingProxyType({}))
 
     def iterate_nodes(self) -> Iterator[TreeNode]:
-        """Yield each node before its children.
+        """Yield each node before its children, except the node of each WHEN in a CASE, of which only the children count.
 
         A reference to a virtual generated column counts as the parent of the column's expression.
         """

@@ -117,8 +117,8 @@ def find_subscriber_error(
 ) -> ReplicaIdentityError | None:
     """The error that a subscriber would raise because it cannot find the row of an UPDATE or DELETE, or None.
 
-    Returns None if the root of a partition tree has a key. A subscriber assumes that this key is the identity of all
-    leaves, and raises no error. `find_leaves_without_root_key` lists the leaves for which the assumption is wrong.
+    Returns None if the replica has a key. In a partition tree, a subscriber assumes that this key is the identity of
+    all leaves, and raises no error. `find_leaves_without_root_key` lists the leaves for which the assumption is wrong.
     """
     relations = (
         [] if replicated_table.key else _find_relations_without_key(replicated_table, publications, catalog)

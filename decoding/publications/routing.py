@@ -76,8 +76,8 @@ def plan_capture(
     - As its root, if all subscriptions of the tree publish it as this root, in the same way for all leaves. The
       publisher sends each change as a change of the root, by the catalog as of the change. It also distinguishes
       a TRUNCATE of a leaf from a TRUNCATE of the root.
-    - As its leaves, if a subscription publishes the tree as its root in any other case. `find_routes` routes the
-      changes of the leaves to the root. The capture publication lists the root without
+    - As its leaves in all other cases in which a subscription publishes the tree as its root. `find_routes` routes
+      the changes of the leaves to the root. The capture publication lists the root without
       publish_via_partition_root. So the publisher also sends the changes of leaves that are created later.
 
     A table is captured only with the operations that a subscription publishes. A publication of updates makes

@@ -367,7 +367,7 @@ class _Analysis:
         return functions.make_logical("AND" if is_all else "OR", results)
 
     def _analyse_elements(self, array: exp.Expr, left_oid: int) -> Sequence[Node] | Node:
-        """Return the elements of ARRAY[…] in their common type, or any other array as one node.
+        """Return the elements of ARRAY[…] or of a constant array in their common type; any other array as one node.
 
         An array of only NULLs is one node, too. The planner makes it a constant, but keeps the comparison.
         """

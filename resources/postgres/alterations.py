@@ -6,10 +6,11 @@ Out: - a `CatalogFingerprint`, which two moments have in common only if nothing 
      - with `read_catalog_and_fingerprint` also the catalog that the fingerprint covers
 
 A fingerprint takes two queries, which are fast enough to run once per slice (the changes between two positions of
-the slot). It covers the publications, their tables, the partition trees of these tables, and all columns, names
-and replica identities. It also covers the database's encoding, and the library that changes the case of letters in
-row filters. The encoding UTF8 adds nothing to a digest. Earlier versions of pgsieve left the encoding out of the
-digest, so in UTF8 databases their digests can still be compared with new ones.
+the slot). If rows of the catalogs may have been deleted, it takes further queries. It covers the publications, their
+tables, the partition trees of these tables, and all columns, names and replica identities. It also covers the
+database's encoding, and the library that changes the case of letters in row filters. The encoding UTF8 adds nothing
+to a digest. Earlier versions of pgsieve left the encoding out of the digest, so in UTF8 databases their digests can
+still be compared with new ones.
 
 For each change, the output plugin pgoutput decides what to send by the catalog as it was at that change
 (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c). If the fingerprints before and after a slice
@@ -92,7 +93,7 @@ _SCHEMAS_EXPRESSION = """schemas as (
   select s.oid, s.xmin, s.pnnspid as nspid from pg_publication_namespace s join published p on p.oid = s.pnpubid
 )"""
 #: The versions of the server and of the library that changes the case of letters. They count only if a row filter,
-#: or a generated column that a filter may read, depends on the case of letters. The numbers are the oids of lower,
+#: or the default or generation expression of a column, depends on the case of letters. The numbers are the oids of lower,
 #: upper, initcap, and of the functions of the operators ~*, !~*, ~~* and !~~* (pg_proc.dat).
 _CASE_ENTRIES = r"""union all
   select concat_ws(' ', 'letters', current_setting('server_version_num'), pg_database_collation_actual_version(d.oid),

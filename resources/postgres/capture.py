@@ -5,7 +5,8 @@ without row filters; pgsieve then evaluates the filters of the user's publicatio
 
 In: - the plan: the tables and operations of each capture publication
     - the publisher's catalog
-Out: the publications list exactly the planned tables; or the SQL that would make them so.
+Out: the publications list the planned tables; or the SQL that would make them so. Other tables are removed from them,
+     unless a table is locked, or pgsieve may not alter the publication.
 
 Raises SourceError if the server refuses a statement.
 """
@@ -85,7 +86,10 @@ def _remove_table(connection: psycopg.Connection[Any], source: str, name: str, t
 def make_capture_statements(
     name: str, planned_publication: CapturePublication, catalog: Catalog, server_version: int
 ) -> list[str]:
-    """The SQL that makes a capture publication match its plan. Empty if it matches already."""
+    """The SQL that gives a capture publication the options and all tables of its plan. Empty if it has them already.
+
+    Tables that are not in the plan may stay in the publication. Other functions find and remove them.
+    """
     tables = ", ".join(map(format_table_clause, planned_publication.tables))
     table_clauses = f" for table {tables}" if tables else ""
     options = (

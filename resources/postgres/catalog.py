@@ -81,8 +81,8 @@ def make_missing_relation_error(
     )
 
 
-#: The tables, one per row. Partitions that are being detached are left out. pg_partition_tree() would leave them out,
-#: too, but it would lock each partition.
+#: The tables, one per row. A partition that is being detached has a row, but is not among the leaves of its tree.
+#: pg_partition_tree() would leave it out, too, but it would lock each partition.
 _TABLES_QUERY = """
 with recursive tree(root, relid) as (
   select oid, oid from pg_class where relkind = 'p' and oid >= 16384
@@ -136,7 +136,8 @@ select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pub
   from pg_publication p
 """
 
-#: The types that users created, and the types that they consist of. Base types of C extensions are left out.
+#: The types that users created, one per row, each with the oids of the types that it consists of. The fields of a
+#: composite type are read only if a column or another type contains it. Base types of C extensions are left out.
 _TYPES_QUERY = """
 with parts as materialized (
   select atttypid as oid from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid >= 16384
@@ -165,8 +166,8 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
 
     `snapshot` is the name of an exported snapshot to read in; None for the present. The query calls pg_get_expr(),
     which locks the table of the expression (pg_get_expr_worker() in src/backend/utils/adt/ruleutils.c). If another
-    session has locked a table exclusively, the expressions of this table are left out, and the catalog's `locked`
-    has the table.
+    session has locked a table with such expressions exclusively, these expressions are left out, and the catalog's
+    `locked` has the table.
     """
     lock_holders_by_oid: Mapping[int, str] = {}
     while True:

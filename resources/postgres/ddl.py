@@ -31,8 +31,8 @@ from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
 #: The search_path that the role's sessions get by default. ALTER ROLE and ALTER DATABASE may have set it; the
 #: setting for the role in this database takes precedence over that for the role, and this one over that for the
-#: database (process_settings() in src/backend/utils/init/postinit.c). If neither has set it, the server's default
-#: counts.
+#: database (process_settings() in src/backend/utils/init/postinit.c). If neither has set it, PostgreSQL's built-in
+#: default counts.
 _OWN_SEARCH_PATH_QUERY = """
 select coalesce((
     select substr(setting, length('search_path=') + 1) from pg_db_role_setting s cross join unnest(setconfig) setting
@@ -41,7 +41,7 @@ select coalesce((
      order by setrole <> 0 and setdatabase <> 0 desc, setrole <> 0 desc, setdatabase <> 0 desc limit 1),
   (select boot_val from pg_settings where name = 'search_path'))
 """
-#: The enabled event triggers, and the schemas and names of their functions.
+#: The enabled event triggers that DDL can run, and the schemas and names of their functions.
 _EVENT_TRIGGERS_QUERY = """
 select evtname, nspname, proname from pg_event_trigger join pg_proc p on p.oid = evtfoid
   join pg_namespace n on n.oid = pronamespace
@@ -143,5 +143,6 @@ def find_trigger_error(
         except EventTriggerError as error:
             return error
         except SourceError:
-            return None  # pgsieve's role may not run the statements, so another role has to run them.
+            # The server itself has refused a statement, for example because another role has to run it.
+            return None
     return None

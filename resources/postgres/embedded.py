@@ -3,7 +3,7 @@
 In: a data directory, which is created if it is missing, and a version of PostgreSQL.
 Out: a running server on 127.0.0.1, and its conninfo.
 
-Raises `EmbeddedServerError` with the end of the server's log.
+Raises `EmbeddedServerError`. If the server does not start, the message has the end of its log.
 
 The server accepts every local connection without a password, so it suits only data that all users of this machine
 may see. PostgreSQL refuses to run as root. If this process runs as root, another system user runs the server, and
@@ -52,7 +52,7 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
     }
 )
 #: From this version on, a separate setting limits the number of active replication origins. In earlier versions
-#: max_replication_slots limited it.
+#: max_replication_slots limits this number, too.
 _ORIGINS_SETTING_VERSION = 18
 
 #: The user that runs the server if this process runs as root.
@@ -87,7 +87,7 @@ exit "$status"
 
 
 class EmbeddedServerError(PgsieveError):
-    """The embedded server could not be created, started or used; the message has the end of its log."""
+    """The embedded server could not be created, started or used."""
 
 
 class EmbeddedServer:

@@ -1,6 +1,7 @@
 """Turns errors of a PostgreSQL server or connection into pgsieve's errors.
 
-pgsieve's errors name the operation that failed and a remedy. They never contain the value of a cell of a table.
+pgsieve's errors name the operation that failed and, if there is one, a remedy. They never contain the value of a cell
+of a table.
 
 In: errors of psycopg, ADBC, Arrow or a socket.
 Out: `SourceError` and its subclasses, with PostgreSQL's SQLSTATE.
@@ -73,7 +74,7 @@ FOREIGN_SERVER_HINT = (
 
 
 def is_transient(error: BaseException) -> bool:
-    """True if a driver's error is transient. An error without a SQLSTATE is a failed connection, and transient.
+    """True if a driver's error is transient. An error without a SQLSTATE is transient if it is a failed connection.
 
     If libpq reports a failed connection without a result, psycopg raises OperationalError. If libpq returns a
     result without a SQLSTATE, psycopg raises a plain DatabaseError.
@@ -137,9 +138,9 @@ def find_connection_sqlstate(error: psycopg.Error | adbc_driver_manager.Error) -
 
 @contextmanager
 def remove_values() -> Iterator[None]:
-    """Turn the block's errors into errors without cell values.
+    """Turn the block's errors of ADBC, Arrow and sockets into errors without cell values.
 
-    Spark's log shows the error of an executor as it was raised.
+    Executors use this, because Spark's log shows the error of an executor as it was raised.
     """
     try:
         yield
@@ -176,9 +177,9 @@ def remove_values_from_message(error: Exception) -> str:
 
     The lines DETAIL and CONTEXT, which show rows, are left out.
 
-    The messages of data exceptions (SQLSTATE class 22) show a value in their first line, too. The value is at the
-    end of the line, in quotation marks or as a number; or it follows the word `value`. If the server's messages
-    are in another language (lc_messages), the quotation marks are those of that language.
+    The messages of data exceptions (SQLSTATE class 22) show a value in their first line, too. The value follows a
+    colon, or the word `value` or `character`. It is in quotation marks, or it is a number at the end of the line. If
+    the server's messages are in another language (lc_messages), the quotation marks are those of that language.
     """
     text = str(error)
     if isinstance(error, adbc_driver_manager.Error):

@@ -68,8 +68,9 @@ def make_unfiltered_statements(
 ) -> list[str]:
     """The SQL that makes a publication of these tables like `publications`, but without row filters.
 
-    Empty if the publication already matches. The publication has the same column lists as `publications`, because
-    pgoutput refuses a table that has different column lists in the requested publications.
+    Empty if the publication already matches. Without tables, the SQL drops the publication. The publication has the
+    same column lists as `publications`, because pgoutput refuses a table that has different column lists in the
+    requested publications.
     """
     existing = catalog.publications.get(name)
     drop_statements = [] if existing is None else [f"drop publication {quote(name)}"]

@@ -141,7 +141,10 @@ def _check_syntax(connection: psycopg.Connection[Any], where: str) -> None:
 
 
 def _read_expression(connection: psycopg.Connection[Any], table: Table, where: str) -> Expression:
-    """Create the temporary view, and read the analysed filter and the table's generation expressions from the catalog."""
+    """Create the temporary view, and read the analysed filter from the catalog.
+
+    The expressions of the table's virtual generated columns are read, too, because the filter may use these columns.
+    """
     # `binary` selects the extended query protocol, which refuses a text with several statements.
     connection.execute(
         f"create temporary view pgsieve_filter as select 1 from only {quote(table.schema, table.name)} where ({where}\n)",
@@ -176,9 +179,9 @@ def _parse_quals(action: str) -> TreeNode:
 def _find_mutable_functions(
     connection: psycopg.Connection[Any], expression: Expression
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The oids of two kinds of functions, and of operators of such functions, in the expression.
+    """Two sets of oids in the expression: the functions that may prevent a filter, and the operators of such functions.
 
-    They are functions that a user defined, and functions that are not immutable.
+    Such a function was defined by a user, or is not immutable.
     """
     functions = connection.execute(
         "select oid::bigint from pg_proc where oid = any(%s) and (provolatile <> 'i' or oid >= 16384)",

@@ -1,6 +1,6 @@
 """Finds the requested publications that did not exist when the WAL was written.
 
-If a requested publication is missing, the server refuses to decode the WAL at all.
+Before PostgreSQL 18, the server refuses to decode the WAL at all if a requested publication is missing.
 
 In: the server's error for a list of publications.
 Out: the publications that are missing, and those that exist.

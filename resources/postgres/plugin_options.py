@@ -26,7 +26,7 @@ def find_protocol_version(server_version: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PgoutputOptions:
-    """The options for pgoutput. All but `messages` have the names of the options of CREATE SUBSCRIPTION.
+    """The options for pgoutput. All but `publications` and `messages` have the names of options of CREATE SUBSCRIPTION.
 
     Servers before 16 get the value "on" instead of "parallel", and always send changes of every `origin`.
     """

@@ -23,9 +23,9 @@ from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 #: alteration.
 _MAX_CATALOGS = 8
 
-#: A text of the server, its start time, and the checksum of the rows that `read_catalog` reads. A row that has
-#: changed has another xmin. The text of an expression contains names of functions, operators, types and
-#: collations, so the checksum covers the rows of these, too.
+#: The server (its start time, address and port), the database, and the checksum of the rows that `read_catalog` reads.
+#: A row that has changed has another xmin. The text of an expression contains names of functions, operators, types
+#: and collations, so the checksum covers the rows of these, too.
 _STAMP_QUERY = f"""
 with {PRINTED_NAMES}, relations as (
   select oid, xmin from pg_class where relkind in ('r', 'p') and relpersistence = 'p' and oid >= 16384

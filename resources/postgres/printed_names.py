@@ -5,9 +5,9 @@ table. If the table is renamed, the value prints another name, although no row h
 
 `PRINTED_NAMES` is a list of common table expressions without parameters, for queries of the catalog. One of them
 is `printed_names(kind, digest)`. It has a row for each kind of object in `pgsieve.decoding.values.printed_names`,
-with a digest of the names of all these objects. It has no rows if no column has a type that prints names. Of the
-server's own objects only roles and schemas are covered, because the others cannot be renamed. Temporary objects
-are not covered, because no published value names them.
+with a digest of the names of all these objects. It has no rows if no column, domain or range has a type that prints
+names. Of the server's own objects only databases, roles and schemas are covered, because the others cannot be
+renamed. Temporary objects are not covered, because no published value names them.
 """
 
 from pgsieve.decoding.values.printed_names import NAME_TYPE_OIDS
@@ -16,7 +16,7 @@ _PRINTING_TYPE_OIDS = ", ".join(map(str, sorted(NAME_TYPE_OIDS)))
 
 #: The digests cover the xmin of the row with the name. So they also change if a name was changed and changed back.
 #: For a relation they cover the xmin of its row type instead, because TRUNCATE writes the relation's own row
-#: again.
+#: again. For a role they cover only the name, because the view pg_roles shows no xmin.
 PRINTED_NAMES = f"""
 printing as (
   select exists (select from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid in ({_PRINTING_TYPE_OIDS}))

@@ -290,7 +290,10 @@ class Receiver:
         self._item_queue.put(ReceivedMessages(batch, self._position_lsn))
 
     def _report(self, report_time: float) -> None:
-        """Report the position to the server. If no message has arrived since the last report, request an answer."""
+        """Report the position to the server. If no message has arrived since the last report, request an answer.
+
+        Raises OperationalError if the server has been silent for `silence_seconds`.
+        """
         if report_time >= self._last_message_time + self._silence_seconds:
             raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
         confirmed_lsn = self._confirmed_lsn
@@ -303,7 +306,11 @@ class Receiver:
         self._reported_lsn, self._report_time, self._is_answer_requested = confirmed_lsn, report_time, False
 
     def _make_end_error(self) -> psycopg.Error:
-        """The error that says why the server ended the stream: the server's own error, or that the server shut down."""
+        """The error to raise after the server has ended the stream.
+
+        It is the server's own error. If the server sent none, as when it shuts down, the error only says that the
+        stream has ended.
+        """
         result = self._pgconn.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
             return psycopg.errors.error_from_result(result, self._connection.info.encoding)

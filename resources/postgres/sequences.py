@@ -40,7 +40,7 @@ _LIST_WITH_PRIVILEGES_QUERY = _LIST_TEMPLATE.format(
     published="false",
 )
 _SEQUENCES_PER_STATEMENT = 200
-#: How often the sequences are read if one of them is dropped meanwhile.
+#: How often the sequences are read if one of them is dropped meanwhile, or the role loses its privileges.
 _MAX_ATTEMPTS = 5
 
 _FORBIDDEN_PROBLEM = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"
@@ -71,7 +71,7 @@ class SequenceValue:
     """The value of a sequence, or the problem that prevented reading it.
 
     Servers before PostgreSQL 19 do not show a `page_lsn`. `ascending` says whether the increment is positive; None
-    if the increment was not read.
+    if the value was not read.
     """
 
     schema: str
@@ -86,7 +86,7 @@ class SequenceValue:
 def read_sequences(
     connection: psycopg.Connection[Any], published_sequences: PublishedSequences
 ) -> tuple[SequenceValue, ...]:
-    """The values of the published sequences, ordered by schema and name. Sequences that do not exist come last.
+    """The values of the published sequences. Sequences that do not exist come last.
 
     If no sequence can be published, no statement is run.
     """

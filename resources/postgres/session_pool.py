@@ -24,8 +24,8 @@ from pgsieve.resources.postgres.sessions import Conninfo, reset_settings
 
 #: A session that has been idle for longer than this is closed, because a firewall may have dropped its connection.
 IDLE_SECONDS = 10.0
-#: The number of idle sessions that the pool keeps. The server may limit the number of sessions of a role, so
-#: further idle sessions are closed.
+#: The number of idle sessions that the pool keeps for each conninfo. The server may limit the number of sessions of a
+#: role, so further idle sessions are closed.
 MAX_IDLE_SESSIONS = 3
 #: How long a request to cancel a statement may take.
 CANCEL_SECONDS = 5.0
@@ -85,7 +85,7 @@ class SessionPool:
         """Add a session to the idle sessions.
 
         The session is closed instead if its connection was lost, if it is within a transaction or a statement, or
-        if the pool already has `MAX_IDLE_SESSIONS`.
+        if the pool already has `MAX_IDLE_SESSIONS` for this conninfo.
         """
         if not session.closed and session.info.transaction_status == TransactionStatus.IDLE:
             with self._lock:

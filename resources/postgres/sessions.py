@@ -9,7 +9,8 @@ A session finds only PostgreSQL's own objects by unqualified names, whatever the
 PostgreSQL's own workers have the same search_path (ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h).
 Otherwise pgsieve could call a function that another user made in the schema `public`, and this function would run
 with the privileges of pgsieve's role (PostgreSQL documentation, Usage Patterns of schemas). No timeout of the
-server ends a session. Keepalives detect that the server is gone.
+server ends a session, unless the user has set the timeout in the options of the conninfo. Keepalives detect that the
+server is gone.
 """
 
 import os
@@ -323,7 +324,10 @@ class Conninfo:
     def _remove_timeouts(
         self, connection: psycopg.Connection[Any], version: int, client_check: tuple[str, str] | None = None
     ) -> str:
-        """The options for a session like this one, with which all timeouts of the server's version are switched off."""
+        """The options for a session like this one, with which the timeouts of the server's version are switched off.
+
+        Timeouts in the user's own options stay.
+        """
         # The client still has these parameters if the server has ended the session.
         user_options = (
             _read_parameters(connection).get("options") if self._has_service else self._user_options
@@ -358,9 +362,10 @@ class Conninfo:
 
 
 def _set_for_transaction(session: "dbapi.Connection") -> None:
-    """Give an ADBC session the settings of every session, for its open transaction.
+    """Set the search_path and the encoding of an ADBC session, for its open transaction.
 
-    A pooler may give each transaction another session of the server, so the settings of the last one do not count.
+    The conninfo's options have the other settings. A pooler may give each transaction another session of the server,
+    so what the last transaction has set does not count.
     """
     with session.cursor() as cursor:
         cursor.execute(f"set search_path = {_SEARCH_PATH}")
@@ -448,8 +453,8 @@ def _run_password_command(command: Sequence[str]) -> str:
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
             command,
-            # `hide_token` removes a token from the environment of this process, so that requests to the lake do not use
-            # it. os.environ still has the token, and the command may need it.
+            # `hide_token` unsets the variable of a token, so that the libraries that send requests to the lake do not
+            # use it. Python's copy of the environment, os.environ, still has the token, and the command may need it.
             env=dict(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -5,8 +5,8 @@ Out: the state of the slot, and its messages as Arrow batches.
 
 pg_logical_slot_peek_binary_changes() reads a slot without confirming anything; such a query is called a peek.
 After the messages are durable, pg_replication_slot_advance() confirms the slot (PostgreSQL documentation,
-Replication Management Functions). Raises `SlotError` subclasses for a slot that is missing, in use, invalidated,
-or ahead of the durable position.
+Replication Management Functions). Raises `SlotError` or a subclass if the slot cannot deliver the changes, for example
+because it is missing, in use, invalidated, or ahead of the durable position.
 """
 
 import logging
@@ -81,7 +81,8 @@ class SlotState:
 
     Three fields are numbers of bytes of WAL. `lag_bytes` counts the WAL after the confirmed position,
     `retained_bytes` the WAL after the restart position. `safe_bytes` is the WAL that may still be written before the
-    slot can be lost; None without a limit. `invalidation_reason` is empty before version 17.
+    slot can be lost; None without a limit, and for a slot that is already lost. `invalidation_reason` is empty before
+    version 17.
     """
 
     name: str

@@ -154,14 +154,17 @@ def build_chunk_queries(
     catalog: Catalog,
     choose_parallelism: Callable[[int], int],
 ) -> "Chunks":
-    """The queries that together select the published rows of a table. Each reads a range of ctids of one of its leaves.
+    """The queries that together select the published rows of a table.
+
+    Each query reads a range of ctids of one leaf of the table. A table that is not partitioned is its own only leaf.
 
     - `expressions`: the select list
     - `choose_parallelism`: maps the bytes of a table to the number of queries that run at the same time
 
     The server evaluates the row filters, combined by OR (PostgreSQL documentation, Row Filters, Initial Data
-    Synchronization). If the role may not read the leaves of a partition tree, a single query selects from the
-    root, as a built-in subscription does. Raises LockedTableError.
+    Synchronization). If the role may not read the leaves of a partition tree, or row-level security is active for it,
+    a single query selects from the root, as a built-in subscription does. Raises LockedTableError, and
+    AlteredTableError if a leaf was dropped.
     """
     table = replicated_table.table
     leaves = (
@@ -253,7 +256,7 @@ def _must_read_root(connection: psycopg.Connection[Any], root: int, leaves: Sequ
 
 
 #: The tables with active row-level security. A table is left out if a permissive policy lets all rows pass, and no
-#: restrictive policy hides any.
+#: restrictive policy hides any. A table that another session has locked exclusively is left out, too.
 _HIDDEN_ROWS_QUERY = f"""
 select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and oid <> all(array({LOCKED_RELATIONS_QUERY}))
  and not coalesce((

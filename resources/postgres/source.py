@@ -60,7 +60,8 @@ _WAL_LEVEL_SQL = "coalesce(current_setting('effective_wal_level', true), current
 _SWITCHED_DECODING_VERSION = 190000
 
 _UNREACHABLE_HINT = "check host, port, dbname, user and password in conninfo, and that the server is running"
-#: The hint if the trigger's function failed. The server's message names the function, but not the trigger.
+#: The hint if the function of an event trigger on login failed. The server's message names the function, but not the
+#: trigger.
 _LOGIN_TRIGGER_HINT = (
     "an event trigger on login fails: correct its function, e.g. by ALTER FUNCTION ... SET search_path = ..., since pgsieve's"
     " sessions have search_path = pg_catalog, pg_temp"
@@ -68,7 +69,8 @@ _LOGIN_TRIGGER_HINT = (
 #: A terminal shows these log messages, and the log of a Dagster step does not.
 _LOGGER = logging.getLogger(__name__)
 
-#: The locks that the context of this thread holds, by their source and activity. A lock's activity is its name.
+#: The locks that the context of this thread holds, by their source and activity. The activity is the work that the
+#: lock protects; the lock is named after it.
 _HELD_LOCK_BY_ACTIVITY: ContextVar[Mapping[tuple["Source", str], AdvisoryLock]] = ContextVar(
     "locks", default=MappingProxyType({})
 )
@@ -198,7 +200,7 @@ class Source:
     def _take_free_lock(self, activity: str) -> AdvisoryLock | None:
         """Take a lock in the session of `share_lock_session`.
 
-        None if there is no such session, or if the lock is not free.
+        None if there is no such session, if it was lost, or if the lock is not free.
         """
         source, connection = _LOCK_SESSION.get() or (None, None)
         if connection is None or source != self:

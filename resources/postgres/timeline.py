@@ -46,7 +46,7 @@ def verify_timeline(
 ) -> None:
     """Raise TimelineError unless the server has all changes of `timeline` up to `position_lsn`.
 
-    `present_timeline` is the timeline that the server is on now.
+    `present_timeline` is the timeline that the server is on now. It must differ from `timeline`.
     """
     end_lsn = _read_end_lsns(source, present_timeline).get(timeline)
     if end_lsn is not None and position_lsn <= end_lsn:

@@ -130,7 +130,10 @@ def _format_holder(row: tuple[Any, ...]) -> str:
 
 
 def find_exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """Maps the oid of each table of the database that cannot be read now to the names of the sessions that lock it."""
+    """Maps the oid of each table of the database that cannot be read now to a text for messages.
+
+    The text names the sessions and prepared transactions that lock the table exclusively, or wait to do so.
+    """
     holders_by_table: dict[int, list[str]] = {}
     for row in connection.execute(_EXCLUSIVE_HOLDERS_QUERY).fetchall():
         holders_by_table.setdefault(row[0], []).append(_format_holder(row))

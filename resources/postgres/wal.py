@@ -71,7 +71,8 @@ def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     The server also flushes full pages of WAL of open transactions, and a record may go on beyond the end of such a
     page. A peek up to the end of the page waits until the whole record is flushed (read_local_xlog_page() in
     src/backend/access/transam/xlogutils.c). If no session commits, this takes up to 15 seconds. So this function
-    waits a moment for a commit of another session; if there is none, it commits an empty message itself.
+    waits a moment for a commit of another session; if there is none, it commits an empty message itself. If the role
+    may not do so, the result may lie within a record.
     """
     try:
         position: int | None = Retrying(
@@ -122,7 +123,7 @@ def read_next_xid(connection: psycopg.Connection[Any]) -> int:
 def read_system_identifier(connection: psycopg.Connection[Any]) -> str:
     """The system identifier of the publisher's cluster.
 
-    Its physical standbys have the same identifier, and no other cluster.
+    Its physical standbys, and clusters restored from its physical backups, have the same identifier.
     """
     row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
     assert row is not None
