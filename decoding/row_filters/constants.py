@@ -336,8 +336,8 @@ def number_constant(text: str) -> Constant:
 def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
     """Convert a constant from one number type to another, or from one string type to another.
 
-    Returns None for other types. A value of type character loses its trailing blanks. A cast from numeric to an
-    integer rounds half away from zero (numeric.c).
+    Returns None for other types, and for most conversions of floats (`_convert_float`). A value of type character
+    loses its trailing blanks. A cast from numeric to an integer rounds half away from zero (numeric.c).
     """
     value = constant.value
     if value is None:

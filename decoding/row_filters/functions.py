@@ -143,7 +143,8 @@ _CLOCK_FIELDS: Final = frozenset((*_WHOLE_CLOCK_FIELDS, "second", "milliseconds"
 _TRUNCATION_FIELDS: Final = frozenset(
     (*_CLOCK_FIELDS, "day", "week", "month", "quarter", "year", "decade", "century", "millennium")
 )
-# PostgreSQL raises an error if a repeated or padded string is longer than 1 GB. Up to this count no string is too long.
+# PostgreSQL raises an error if a repeated or padded string is longer than 1 GB. Up to this count only the repetition of
+# a text of more than 100 kB can be too long.
 _MAX_COUNT: Final = 10_000
 
 
@@ -294,7 +295,7 @@ FUNCTIONS: Final[dict[str, tuple[int, int, Callable[[list[Node]], Node]]]] = {
     "<@": (2, 2, partial(_make_array_operator, "arraycontained")),
     "&&": (2, 2, partial(_make_array_operator, "arrayoverlap")),
 }
-"""The functions that do not become a plain `FunctionCall`.
+"""The functions and operators that `procedures` does not list, because they accept values of many types.
 
 Maps the SQL name to the least and the greatest number of arguments, and to the function that makes the node.
 """

@@ -230,7 +230,8 @@ class Arithmetic(Node):
 class FunctionCall(Node):
     """A call of a built-in function of PostgreSQL, named by its `prosrc` in pg_proc.
 
-    The result is NULL if an operand is NULL. `can_fail` says that the function raises an error for some values.
+    The result is NULL if an operand is NULL; only array_position can search for NULL. `can_fail` says that the function
+    raises an error for some values.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The built-in functions and operators that a row filter may call, as pg_proc and pg_operator list them.
 
 In: a name and the types of the arguments. Out: the `Procedure` that PostgreSQL would call (PostgreSQL
-documentation, Type Conversion of Operators and Functions; func_select_candidate in parse_func.c). All procedures are
-immutable and strict.
+documentation, Type Conversion of Operators and Functions; func_select_candidate in parse_func.c). All procedures that
+pgsieve evaluates are immutable and strict.
 
 Raises RefusedError if no procedure accepts these types, if PostgreSQL could choose between several procedures, or if
 pgsieve does not evaluate the procedure that PostgreSQL chooses.

@@ -3,7 +3,7 @@
 In: a constant pattern. Out: a pattern in RE2's syntax. Raises RefusedError if the pattern has a construct that RE2
 lacks, that depends on a locale, or that PostgreSQL would not compile. The error names the construct.
 
-The two engines agree on alternation, groups, sets, bounds and anchors. They differ in `.`, in `$`, in
+The two engines agree on alternation, groups, sets and bounds. They differ in `.`, in the anchors `^` and `$`, in
 classes, and in quantifiers of quantifiers. A filter only asks whether a string matches. So greedy and non-greedy
 quantifiers have the same result. Neither engine backtracks, so both take time in proportion to the string's length.
 

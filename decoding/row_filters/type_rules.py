@@ -87,10 +87,10 @@ def find_array_type(element_oid: int) -> int:
 
 
 def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
-    """Return the digits of a numeric(p,s) column.
+    """Return the digits of a numeric(p,s) column, or of the elements of a numeric(p,s)[] column.
 
-    Returns None if pgsieve stores the column as text. That is so for a numeric without a precision, and for one with
-    more digits than a decimal type can have.
+    Returns None for other types, and if pgsieve stores the numbers as text. That is so for a numeric without a
+    precision, and for one whose digits do not fit into a decimal type.
     """
     if NUMERIC not in (type_oid, ELEMENT_OIDS.get(type_oid)) or type_modifier < 0:
         return None
@@ -103,7 +103,7 @@ def coerce(node: Node, type_oid: int) -> Node:
     """Cast a node implicitly to a type.
 
     A quoted constant becomes a constant of the type. A number becomes a number of a wider type. A string keeps its
-    characters.
+    characters, except the trailing blanks of type character.
     """
     if isinstance(node, Constant):
         if node.type_oid == UNKNOWN:
@@ -163,7 +163,7 @@ def resolve_unknown_as_text(node: Node) -> Node:
 
 
 # For these conversions pgsieve has PostgreSQL's result or PostgreSQL's error. Conversions between numbers, and
-# conversions between strings, are exact, too. PostgreSQL converts all other types through text, and does not allow
+# conversions between strings, are exact, too. PostgreSQL converts most other types through text, and does not allow
 # that in a row filter (check_simple_rowfilter_expr_walker()).
 _EXACT_CASTS: Final = frozenset(
     (
@@ -277,7 +277,10 @@ def make_null_if(left: Node, right: Node) -> Node:
 
 
 def make_arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Node) -> Arithmetic:
-    """Return `left operator right` on numbers; both are converted to the wider of their types."""
+    """Return `left operator right` on numbers; both are converted to the wider of their types.
+
+    A real beside another type is converted to double precision.
+    """
     type_oids = {left.type_oid, right.type_oid} - {UNKNOWN}
     type_oid = max(type_oids, key=NUMBERS.index)
     if len(type_oids) > 1 and type_oid in FLOATS:
@@ -343,7 +346,8 @@ def convert_to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int
 def make_extreme(function: Literal["GREATEST", "LEAST"], operands: Sequence[Node]) -> Extreme:
     """Return GREATEST or LEAST of the operands in their common type.
 
-    Raises RefusedError for strings under a collation that does not order them by their bytes.
+    Raises RefusedError for values of type character, and for strings under a collation that does not order them by
+    their bytes.
     """
     converted_operands, type_oid, digits = convert_to_common_type(operands)
     element_oid = ELEMENT_OIDS.get(type_oid, type_oid)

@@ -202,7 +202,10 @@ def _compile_cast(node: nodes.Cast) -> ColumnFunction:
 
 
 def _compile_arithmetic(node: nodes.Arithmetic) -> ColumnFunction:
-    """Compile the remainder of a division by a positive constant; no other arithmetic is sure not to fail."""
+    """Compile the remainder of an integer divided by a positive constant. All other arithmetic raises NotColumnarError.
+
+    Most other arithmetic can fail.
+    """
     if (
         node.operator != "%"
         or node.type_oid not in nodes.INTEGERS

@@ -71,9 +71,9 @@ class _TreeParts:
     """What the compiler needs to know of a tree.
 
     - `columns` maps each column that the tree reads to the oid of its type.
-    - `shared_ids` has the ids of the nodes that occur several times in the tree, such as the value of a BETWEEN. The
-      compiler evaluates these once per row. A node that depends on an element of an array is not listed, because
-      its value changes within a row.
+    - `shared_ids` has the ids of the nodes that occur several times in the tree, such as the value of a BETWEEN. They
+      are evaluated only once per row. Leaves are not listed, because their values are at hand. A node that depends on
+      an element of an array is not listed either, because its value changes within a row.
     """
 
     def __init__(self, tree: Node) -> None:
