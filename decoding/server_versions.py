@@ -1,7 +1,7 @@
 """The oldest and the newest server that pgsieve replicates from, as numbers like server_version_num.
 
-`resources/postgres/source.py` refuses a newer server, because such a server may send messages that pgsieve does not
-know.
+`resources/postgres/source.py` refuses a newer major version unless the user allows it, because such a server may send
+messages that pgsieve does not know.
 """
 
 from __future__ import annotations

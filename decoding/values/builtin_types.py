@@ -121,7 +121,7 @@ class DerivedType:
       multirange, or the element type of an array.
     - `labels` are the labels of an enum, the oldest first. `label_xids` has the transaction that last wrote each label.
     - `fields` has the number and the type oid of each field of a composite type. It is filled in only for composite
-      types that another type contains, and is otherwise empty.
+      types that a column or another type contains, and is otherwise empty.
     """
 
     kind: str

@@ -5,7 +5,8 @@ with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, 
 UTF8.
 
 One table maps built-in types to functions. Arrays, ranges and users' types consist of these types. Values of common
-types are printed a whole column at a time. For other types, a function is called once for each distinct value.
+types are printed a whole column at a time, except real and double precision, which are printed one by one. For other
+types, a function is called once for each distinct value.
 
 Raises ProtocolError for bytes that are not a value of the type. Raises NoOutputError for a type whose bytes do not
 determine the text:

@@ -65,7 +65,7 @@ def print_values(values: pa.Array, split: Splitter, printer: PartPrinter) -> pa.
 
 
 def _quote(text: str, special_pattern: re.Pattern[str], escape: str) -> str:
-    r"""Put text between quotes if it is empty or has a character that matches `special_pattern`.
+    r"""Put text between quotes if it is empty, or if `special_pattern` matches a part of it.
 
     `escape` is written before each `\` and `"` in the text. If it is '', these characters are doubled instead.
     """

@@ -141,17 +141,17 @@ def fingerprint_catalog(
 ) -> CatalogFingerprint:
     """The fingerprint of what `publications` send. It also covers the tables of the publications in `capture_publications`."""
     parameters = [list(publications), list(capture_publications)]
-    has_row_filters = connection.info.server_version >= 150000
+    has_filters_and_schemas = connection.info.server_version >= 150000
     tree = _TREE_EXPRESSIONS.format(
-        schemas=_SCHEMAS_EXPRESSION if has_row_filters else _EMPTY_SCHEMAS_EXPRESSION
+        schemas=_SCHEMAS_EXPRESSION if has_filters_and_schemas else _EMPTY_SCHEMAS_EXPRESSION
     )
-    query = tree + _DIGEST_QUERY.format(letters=_CASE_ENTRIES if has_row_filters else "")
+    query = tree + _DIGEST_QUERY.format(letters=_CASE_ENTRIES if has_filters_and_schemas else "")
     row = connection.execute(query, parameters).fetchone()
     assert row is not None
     digest, relations_digest, oldest_xid, oids = row
     oid_array = quote_literal(f"{{{','.join(map(str, oids))}}}")
     selections = [f"pg_publication_rel where prpubid = any({oid_array}::oid[])"]
-    if has_row_filters:
+    if has_filters_and_schemas:
         selections.append(f"pg_publication_namespace where pnpubid = any({oid_array}::oid[])")
     publication_list = ", ".join(map(quote_literal, publications))
     selections += [f"pg_publication where pubname in ({publication_list})"] if publications else []

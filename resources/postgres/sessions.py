@@ -210,7 +210,7 @@ class Conninfo:
         try:
             _apply_settings(connection)
         except BaseException as error:
-            options_without_timeouts = self._remove_timeouts(connection, version)
+            options_without_timeouts = self._make_options_without_timeouts(connection, version)
             is_ended_by_server = connection.broken or isinstance(error, psycopg.errors.QueryCanceled)
             connection.close()
             if not is_ended_by_server:
@@ -290,7 +290,7 @@ class Conninfo:
         """
         parameters: dict[str, Any] = _read_parameters(connection)
         client_check = _CLIENT_CHECK_SETTING if _can_be_set(connection, *_CLIENT_CHECK_SETTING) else None
-        parameters["options"] = self._remove_timeouts(
+        parameters["options"] = self._make_options_without_timeouts(
             connection, connection.info.server_version, client_check
         )
         # The list of parameters lacks the two passwords: the password of the client's key, which is read here, and the
@@ -321,7 +321,7 @@ class Conninfo:
         options = parse_conninfo(self.text).get("options")
         return str(options) if options else os.environ.get("PGOPTIONS")
 
-    def _remove_timeouts(
+    def _make_options_without_timeouts(
         self, connection: psycopg.Connection[Any], version: int, client_check: tuple[str, str] | None = None
     ) -> str:
         """The options for a session like this one, with which the timeouts of the server's version are switched off.
