@@ -170,7 +170,7 @@ class PluginDriver:
             case Prepare():
                 if self._open_transaction is None and self._open_buffer is None:
                     # PostgreSQL 18 sends no Begin Prepare for some transactions that changed nothing. The driver calls
-                    # begin_prepare all the same, because the plugin's prepare callback needs the state that it sets.
+                    # begin_prepare all the same, because it sets the state that the plugin's prepare callback needs.
                     self._begin_prepare(message)
                 if self._open_buffer is not None:
                     self._open_buffer = None

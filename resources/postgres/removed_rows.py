@@ -12,9 +12,9 @@ transaction both inserted and deleted. VACUUM removes the index entry of a row b
 may be stored, too.
 
 A bitmap index scan counts index entries, and the heap scan above it counts rows that exist. EXPLAIN ANALYZE shows
-both numbers to every role, even on a standby. If the numbers are equal, no deleted row of the selection is stored.
-If they differ, this proves nothing: rows of uncommitted or aborted transactions, and rows that are stored for
-another reason, have index entries, too.
+both numbers to every role, even on a standby. If the numbers are equal, the index has no entry of a deleted row of
+the selection. If they differ, this proves nothing: rows of uncommitted or aborted transactions, and rows that are
+stored for another reason, have index entries, too.
 """
 
 import json

@@ -9,8 +9,8 @@ A session finds only PostgreSQL's own objects by unqualified names, whatever the
 PostgreSQL's own workers have the same search_path (ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h).
 Otherwise pgsieve could call a function that another user made in the schema `public`, and this function would run
 with the privileges of pgsieve's role (PostgreSQL documentation, Usage Patterns of schemas). No timeout of the
-server ends a session, unless the user has set the timeout in the options of the conninfo. Keepalives detect that the
-server is gone.
+server ends a session, unless the user has set the timeout in the options of the conninfo or in PGOPTIONS. Keepalives
+detect that the server is gone.
 """
 
 import os
