@@ -39,7 +39,8 @@ SYNC_STATE, FRESHNESS = "sync_state", "freshness"
 #: run has already failed.
 _REPORTED_PROBLEMS = "runs have failed for"
 
-#: If a slot retains this many bytes of WAL, the check `slot_health` and the sensor of the slot report it.
+#: If the server has this many bytes of WAL after the LSN up to which a slot is confirmed, the check `slot_health` and the
+#: sensor of the slot report it.
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
 
 

@@ -110,7 +110,7 @@ class SlotStream:
         subscriptions = {}
         for name, publications in self.subscriptions.items():
             with suppress(PublicationError):
-                self.publications(catalog, name)
+                self.publications(catalog, name)  # Raises the error of a publication.
                 subscriptions[name] = publications
         return replace(self, subscriptions=subscriptions)
 

@@ -140,7 +140,7 @@ def _needs_copy(state: TableState | None, present_definition: Definition) -> boo
     if state.definition is None:
         return True
     try:
-        planned_sources(state.definition, present_definition)
+        planned_sources(state.definition, present_definition)  # Raises an error if the replica cannot follow.
     except SchemaChangedError:
         return True
     return False

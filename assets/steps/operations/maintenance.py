@@ -133,6 +133,7 @@ def maintain_subscription(
     If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _open_maintainer(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
+        # Raises an error if the replicas are in folders of another template. The state is not used.
         SubscriptionRecord(lake, subscription.name).state_in_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).read_newest()

@@ -1,7 +1,7 @@
 """The table `feed` of a stream: the server cluster and timeline of its LSNs, and the LSN up to which slices are deleted.
 
 A slot stream is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
-another. The step `slot_consumption` writes the table, and so does maintenance, before it deletes slices.
+another. The step `slot_consumption` writes the table. So do maintenance, before it deletes slices, and `pgsieve drop`.
 """
 
 from collections.abc import Mapping

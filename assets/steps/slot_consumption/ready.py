@@ -217,6 +217,7 @@ def _read_older_wal(
             slot_stream.slot, target_lsn, make_peek_options(slot_stream, names), version, max_messages=1
         )
         try:
+            # Whether there are changes does not matter, only whether the server refuses the query.
             has_changes(connection, slot_stream.source.name, slot_stream.slot, query)
         except SourceError as error:
             return error

@@ -363,7 +363,7 @@ def replace_lost_slot(slot_stream: SlotStream, lake: Lake, *, take_over: bool = 
     """
     with slot_stream.hold_lock(), slot_stream.source.connect() as connection:
         try:
-            take_slot(connection, slot_stream, lake)
+            take_slot(connection, slot_stream, lake)  # Raises SlotError if the slot has to be replaced.
         except SlotError as slot_error:
             if isinstance(slot_error, SlotAheadError) and not take_over:
                 raise

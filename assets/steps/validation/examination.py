@@ -159,6 +159,7 @@ class Examination:
             return  # The problems of the publication are in `problems_by_publication`.
         try:
             publications = catalog.select_publications(names)
+            # Here and below, only the errors of the publications are wanted.
             find_replicated_tables(publications, catalog)
         except PublicationError as error:
             yield error

@@ -92,7 +92,7 @@ def find_layout_problems(
                 for column, column_type in subscription.replica_types(replicated_table).items()
             )
             try:
-                find_clustering_columns(subscription, name, types)
+                find_clustering_columns(subscription, name, types)  # Raises the problem of the columns.
             except ClusteringError as error:
                 yield error
     for name in subscription.layout.layout_by_table:

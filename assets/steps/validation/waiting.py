@@ -80,6 +80,7 @@ def find_table_problems(subscription: Subscription, catalog: Catalog) -> dict[Na
     problem_by_table: dict[Name, PgsieveError] = {}
     for name, replicated_table in subscription.tables(catalog).items():
         try:
+            # Raises the reason why the table cannot be replicated.
             subscription.definition(replicated_table, catalog)
         except PgsieveError as error:
             problem_by_table[name] = error
