@@ -79,10 +79,10 @@ class KeyChanges:
     def compute_lookup_masks(self, key_count: int) -> tuple[Mask, Mask]:
         """Return two masks of keys, which say for which keys the caller must look into the replica.
 
-        The first mask has the keys that need a row before the changes: their first change is an UPDATE or a DELETE. The
-        second mask has the keys for which it matters whether the replica has a row. These are the keys that a row leaves
-        by a move. They are also the keys that get a new row before a row of the key ends, because the new row conflicts
-        with a row of the replica.
+        The first mask has the keys that need a row before the changes: their first change is an UPDATE, a DELETE or a
+        LEAVE. The second mask has the keys for which it matters whether the replica has a row. These are the keys that a
+        row leaves by an UPDATE. They are also the keys that get a new row before a row of the key ends, because the new
+        row conflicts with a row of the replica.
         """
         first_begins = _find_first_indexes(
             np.where((self.operations == INSERT) | self.is_move, self.new_keys, NONE), key_count
@@ -246,7 +246,7 @@ class RowVersions:
 
 
 def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: Mask) -> RowVersions:
-    """Return the versions that changes make; the changes must have no conflict.
+    """Return the versions that changes make; the changes must have no conflict and no `LEAVE`.
 
     `commits` has the number of each change's commit. A commit makes at most one version of a row, because other
     transactions never see a row that the transaction itself has replaced.
