@@ -208,7 +208,7 @@ def freshness_checks(
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `freshness`: how long the oldest commit that is not in the replicas yet has been waiting.
 
-    The check reads no replica.
+    The check reads no rows.
     """
     table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
     max_seconds = subscription.freshness.total_seconds()

@@ -118,7 +118,7 @@ def is_put_back(
     """Whether a table was put back to before the `version` of a cut, or to before a `position` that it had reached.
 
     A `version` or `position` of None is not checked. `entry_bytes` is the size of the version's entry in the Delta log. If
-    there are no commits after the version, its check only lists the table's folder twice.
+    there are no commits after the version, its check only looks for two entries of the log.
     """
     if version is not None and lake.records.is_restored(path, version, entry_bytes):
         return True

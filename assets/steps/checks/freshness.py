@@ -254,7 +254,7 @@ def _find_earliest_unread_time(
 ) -> datetime | None:
     """Find the earliest time at which a waiting transaction may have committed: when the change log was last written.
 
-    A process that reads the slot writes the change log at least every ten seconds, even if there are no changes.
+    `pgsieve run --follow` writes the change log at least every ten seconds, even if there are no changes.
     """
     if read_current_lsn(connection) <= change_log_lsn:
         return None

@@ -42,7 +42,7 @@ def list_subscription_records(lake: Lake, name: str) -> list[str]:
 
 
 def read_present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
-    """Maps the identifier of each of these tables to its present version. Empty if only Spark can read the tables."""
+    """Maps the identifier of each of these tables to its present version. Tables without a known stamp are left out."""
     paths = [
         *list_slot_stream_records(lake, subscription.slot_stream),
         *list_subscription_records(lake, subscription.name),
@@ -79,7 +79,10 @@ def read_newest_cuts(lake: Lake, slot_stream: SlotStream) -> list[Cut | None]:
 
 
 def _read_stamps(lake: Lake, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yields the path of each table that exists, with its identifier and its newest version."""
+    """Yields the path of each table that exists, with its identifier and its newest version.
+
+    Left out are tables whose stamp would take as long as reading them (`Records.stamp`).
+    """
     with lake.consistent_read(*(paths := list(paths))):
         stamps = [(path, lake.records.stamp(path)) for path in paths]
     for path, stamp in stamps:

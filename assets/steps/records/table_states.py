@@ -148,8 +148,8 @@ def _parse_state(row: Mapping[str, Any]) -> TableState:
     )
 
 
-#: Maps the path of a `_table_states` to the states that were read from it last. With them are the identifier and the
-#: version that the table had at that time.
+#: Maps the path of a `_table_states` to the states that were read from it last. Before them is the stamp that the table
+#: had at that time (`Records.stamp`).
 _STATES_BY_PATH: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 
 
@@ -186,7 +186,8 @@ class TableStates:
     def read_newest(self) -> dict[Name, TableState]:
         """Maps each table of the subscription to its newest state.
 
-        The states are read from the lake only if `_table_states` has changed since they were read last.
+        The states are read from the lake only if `_table_states` has changed since they were read last, or if finding that
+        out would take as long.
         """
         with self.lake.consistent_read():
             # The version is read before the rows. If rows are written in between, the recorded version is too old, and
