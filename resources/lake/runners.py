@@ -56,7 +56,7 @@ BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 #: Spark divides a range of this length into as many splits as it has cores. The text of the plan shows their number.
 _RANGE_LENGTH, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
-#: How many tasks with receivers Spark gets per core.
+#: The largest number of tasks with receivers per core of Spark.
 _TASKS_PER_CORE = 2
 #: If the first job of a session takes longer than this, a warning is logged.
 _SILENT_SECONDS = 20

@@ -74,7 +74,7 @@ SESSION_SETTINGS: dict[str, str] = {
     "spark.databricks.delta.merge.materializeSource": "none",
 }
 
-#: Settings of a session that this process starts itself.
+#: Settings of a session that pgsieve starts itself, in this process or in the warm engine.
 LOCAL_SETTINGS: dict[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -157,7 +157,7 @@ class UnsafeLogStoreError(SparkUnavailableError):
 
 
 def make_session_config(master: str, conf: Mapping[str, str], storage: Storage) -> dict[str, str]:
-    """The configuration of a session that this process starts.
+    """The configuration of a session that pgsieve starts, in this process or in the warm engine.
 
     The user's settings (`conf`) take precedence. The user's jars are added to pgsieve's jars.
     """
