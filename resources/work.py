@@ -92,7 +92,7 @@ def get_job_name() -> JobName | None:
 
 def join_job_names(names: Collection[JobName]) -> JobName:
     """The name of one job that does the work of several jobs with these names."""
-    owners, actions = (list(dict.fromkeys(names_of_jobs)) for names_of_jobs in zip(*names, strict=True))
+    owners, actions = (list(dict.fromkeys(texts)) for texts in zip(*names, strict=True))
     rest_text = f", and {len(actions) - 1} more" if len(actions) > 1 else ""
     owner = (
         ", ".join(owners)

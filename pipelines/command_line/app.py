@@ -341,7 +341,7 @@ def _read_log_level() -> str | None:
 
 
 def load_settings(ctx: typer.Context, config: Path | None) -> Config:
-    """Read the configuration file.
+    """Read the configuration file, and hide pandas and Polars from other libraries (`hide_data_frame_libraries`).
 
     The option `--config` names it. If the option is given both before and after the command's name, the one after the
     name counts. Without the option, the default file is read.
@@ -365,7 +365,7 @@ def ignore_step(*_: object) -> None:
 def exit_with(failures: Sequence[Failure], *, problems: bool = False) -> None:
     """Exit with the greatest exit code of the failures.
 
-    If there are no failures, exit with 1 if there are problems, or else with 0.
+    If there are no failures, exit with 1 if there are problems. If there are no problems either, the function returns.
     """
     codes = [EXIT_REFUSED if isinstance(failure.error, PgsieveError) else EXIT_FAULT for failure in failures]
     if code := max(codes, default=EXIT_FINDINGS if problems else 0):

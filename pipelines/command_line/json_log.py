@@ -166,7 +166,10 @@ class JsonProgress:
 
 
 def to_json_value(value: object) -> object:
-    """Convert a result to values that JSON has. A dataclass becomes a mapping of its fields, and an error its message."""
+    """Convert a result to values that JSON has.
+
+    A dataclass becomes a mapping of its fields, and an error a mapping with its message, hint and SQLSTATE.
+    """
     if isinstance(value, PgsieveError):
         return {"message": value.message, "hint": value.hint, "sqlstate": value.sqlstate}
     if isinstance(value, BaseException):

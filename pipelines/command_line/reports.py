@@ -1,7 +1,7 @@
 """Prints the results of commands for people.
 
 In: results (`pgsieve.pipelines.commands.results`)
-Out: lines and tables on stdout. Nothing here raises an error.
+Out: lines and tables on stdout (`print_survey`: on stderr). Nothing here raises an error.
 
 `console.print_json` prints the same results as JSON.
 """
@@ -133,7 +133,7 @@ def _print_transformed(tables: Sequence[TransformedTable]) -> None:
 
 
 def print_explanation(explanation: Explanation) -> None:
-    """Print what a run would do for each table."""
+    """Print what a run would do for each table, and how much WAL waits in each slot."""
     limit = format_bytes(explanation.small_bytes)
     table = make_table(
         "table", "would", "bytes", f"up to {limit}", "more", "because", right_aligned=("bytes",)

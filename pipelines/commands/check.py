@@ -115,7 +115,9 @@ def _check_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSequ
 def _copy_and_compare_again(
     subscription: Subscription, lake: Lake, results: Sequence[TableConsistency], log: Log
 ) -> list[TableConsistency]:
-    """Copy the tables whose definition has changed, as the next run would do, and compare them again.
+    """Copy those tables with a problem that the next run would copy, and compare them again.
+
+    For example, a table whose columns have changed cannot be compared before it is copied.
 
     Returns the results of all tables: the new ones of the copied tables, and the old ones of the others.
     """

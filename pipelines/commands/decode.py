@@ -127,7 +127,7 @@ def _read_change_log_messages(project: Project, slot_stream: SlotStream) -> Iter
 
 
 def _read_slot_messages(slot_stream: SlotStream, server_version: int, *, streaming: bool) -> Iterator[bytes]:
-    """The messages that wait in the slot, up to the server's current LSN."""
+    """The messages that wait in the slot, up to the LSN to which the server has flushed its WAL."""
     source, slot = slot_stream.source, slot_stream.slot
     with source.connect() as connection:
         state = read_slot_state(connection, slot)

@@ -1,7 +1,7 @@
 """Starts Spark while a command is still importing its modules, if the command will have much data to write.
 
 In: the configuration and the selected subscriptions
-Out: a Spark session, which a thread starts. The run finds the session by its settings.
+Out: a Spark session, which a thread starts. The run uses the same session, because a process has only one.
 
 If the run does not need Spark after all, the start has cost time and memory, but nothing else. Errors are not raised,
 because the run meets the same error, and reports it.

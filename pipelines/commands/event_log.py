@@ -280,7 +280,10 @@ class CachedEventLog(SqliteEventLogStorage):
             return self._observations[request]
 
     def _forget_if_changed(self) -> None:
-        """Store the events that are not stored yet, and forget what was read if somebody else has changed the database."""
+        """Store the events that are not stored yet, and forget what was read if the database has changed since then.
+
+        Changes by `_store_together` do not count, because it forgets the changed records itself.
+        """
         with self._connect(INDEX_SHARD_NAME) as connection:
             data_version = connection.exec_driver_sql("PRAGMA data_version").scalar_one()
         if (database_state := (data_version, self._count_own_changes())) != self._database_state:

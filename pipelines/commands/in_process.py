@@ -72,6 +72,7 @@ def _open_databases(home: Path) -> Iterator[dg.DagsterInstance]:
             with suppress(OSError):  # A file system without locks.
                 fcntl.flock(lock, fcntl.LOCK_EX)
             instance = stack.enter_context(dg.DagsterInstance.get())
+            # Dagster creates each database at its first use, so each of them is used here once.
             instance.get_runs_count()
             instance.has_asset_key(dg.AssetKey("any"))
             instance.all_instigator_state()
@@ -89,7 +90,9 @@ def materialize(
     *,
     raise_on_error: bool = True,
 ) -> dg.ExecuteInProcessResult | None:
-    """Materialise assets in this process. Raises the error of a failed step.
+    """Materialise assets in this process.
+
+    Raises the error of a failed step. With `raise_on_error` false, the result of the failed run is returned instead.
 
     If a table is set aside (its changes are not applied, because of an error) or the subscription is disabled, the
     Dagster run fails, although all other work is done. In that case None is returned, and no error is raised; the

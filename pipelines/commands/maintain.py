@@ -1,7 +1,7 @@
 """`pgsieve maintain`: deletes old changes and files of subscriptions, and of the slots that they read.
 
-It materialises the maintenance assets of the subscriptions and of their streams. A slot stream is a slot with the subscriptions
-that read it.
+It materialises the maintenance assets of the subscriptions and of their streams. A slot stream is a slot with the
+subscriptions that read it. Old runs of commands are deleted from Dagster's records, too.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Does the work of a run for one subscription.
 
-A slice is the changes between two positions of the slot. A table that is set aside gets no more changes, because of an
-error, until it is copied again.
+A slice is the changes between two positions of the slot. If an error concerns one table, the table is set aside: it gets
+no more changes until it is copied again.
 
 In: a subscription of a project
 Out: - assets that Dagster runs have materialised in this process
@@ -317,7 +317,7 @@ class Materializer:
             Registration(self.subscription, self.lake, self.project.names).register()
 
     def needs_another_copy(self) -> bool:
-        """True if a table's columns have changed during the run, so that it has to be copied again.
+        """True if a table needs a copy after the changes were applied, for example because its columns have changed.
 
         Tables whose copy has to wait do not count.
         """

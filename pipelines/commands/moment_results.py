@@ -34,9 +34,9 @@ class MomentReport:
 
 @dataclass(frozen=True, slots=True)
 class RefilteredTable:
-    """A table that `pgsieve refilter` has made, or could make, from the replica of another subscription.
+    """A table that `pgsieve refilter` has made, or could make, from a replica of a subscription.
 
-    - `source`: the other subscription; None if the table cannot be made from any
+    - `source`: the subscription whose replica is used; None if the table cannot be made from any
     - `reason`: why it cannot be made
     - `rows`: the number of rows; None if the table was not made
     """

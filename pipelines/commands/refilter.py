@@ -1,7 +1,7 @@
 """`pgsieve refilter`: makes replicas from other replicas of the same source, without reading the publisher's tables.
 
-This is possible if another subscription has all rows and columns that the replica needs, for example because its row
-filter matches more rows.
+This is possible if a replica of some subscription has all rows and columns that the table needs, for example because its
+row filter matches more rows. It may also be the table's own replica, made with the former row filter.
 
 In: the configuration, a subscription, tables, and optionally the subscription from which to make them
 Out: a `RefilterReport`

@@ -148,12 +148,12 @@ class RunSummary:
 
     @property
     def changed(self) -> bool:
-        """True if a subscription has received changes."""
+        """True if something was copied or applied for a subscription."""
         return any(each.changed for each in self.subscriptions)
 
     @property
     def problems(self) -> bool:
-        """True if a table was set aside, or a subscription was disabled."""
+        """True if a subscription has problems: for example, a table is set aside, or the subscription is disabled."""
         return any(each.problems for each in self.subscriptions)
 
 
@@ -224,13 +224,13 @@ class SlotStatus:
     """A replication slot (`pg_replication_slots`), and how far the lake has read it.
 
     - `subscription`: the subscription that has the slot for itself (`row_filter: publisher`); None for a shared slot
-    - `exists`, `active`: unknown if the source did not answer
+    - `exists`, `active`: unknown if there is a `problem`
     - `lag_bytes`: the bytes of WAL between the LSN that the slot has confirmed and the server's current LSN
     - `lag_seconds`: how long the oldest commit that the change log does not have yet has been waiting
     - `retained_bytes`: the bytes of WAL that the server retains for the slot
     - `safe_wal_bytes`: how many bytes of WAL can still be written before the slot may be lost; None if there is no
       limit
-    - `problem`: the reason why the source did not answer
+    - `problem`: the reason why the source did not answer, or why it is not the publisher whose changes the lake has
     - `decoding`: `always`, or `while a slot exists`. In the second case, dropping the last logical slot of the server
       switches logical decoding off.
     """
@@ -330,7 +330,7 @@ class CheckedTable:
 
     @property
     def is_compared(self) -> bool:
-        """True if the rows of both sides were compared, because either they are equal, or there are keys that differ."""
+        """True if the rows of both sides were compared. In that case they are equal, or there are `differing_keys`."""
         return self.equal or bool(self.differing_keys)
 
 
@@ -428,7 +428,7 @@ class JarsReport:
 class EngineReport:
     """The warm engine, a Spark server that keeps running after a run: its address, uptime (`seconds`) and memory.
 
-    - `serving`: true if runs can use it
+    - `serving`: true if it is running and has started to serve
     - `current`: true if it has this configuration's settings and this version of pgsieve. Runs use no other engine.
     - `used`: true if a run uses it now
     """

@@ -67,7 +67,7 @@ _DECODING_MODES: Mapping[bool | None, str] = {True: "while a slot exists", False
 class _SourceState:
     """What a source says: its publications, its slot, and how long the first transaction has been waiting in the slot.
 
-    If the source does not answer, only `problem` is set. `is_decoding_switched` is true if the server switches logical
+    If the source does not answer, or is another publisher than before, only `problem` is set. `is_decoding_switched` is true if the server switches logical
     decoding on with the first logical slot, and off with the last.
     """
 
@@ -152,7 +152,10 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
 
 
 def _read_source(lake: Lake, slot_stream: SlotStream, *, can_decode: bool) -> _SourceState:
-    """Ask a source for its publications and its slot. If it does not answer, only the problem is returned."""
+    """Ask a source for its publications and its slot.
+
+    If it does not answer, or if the lake has data of another publisher, only the problem is returned.
+    """
     try:
         with slot_stream.source.connect() as connection:
             examination = Examination(connection, slot_stream, read_catalog(connection))
@@ -181,7 +184,7 @@ def _measure_wait_in_slot(
 ) -> float | None:
     """For how many seconds the first transaction has been waiting in the slot.
 
-    None if the slot has not been read yet, or if the server does not answer in time.
+    None if the slot has not been read yet, or if the server cannot say, for example because there is too much WAL.
     """
     if ChangeLog(lake, slot_stream).read_position() is None:
         return None
@@ -299,7 +302,10 @@ def _read_subscription(
     *,
     count_rows: bool,
 ) -> SubscriptionStatus:
-    """Read the state of a subscription from the lake; `catalog` is None if its source does not answer."""
+    """Read the state of a subscription from the lake.
+
+    `catalog` is None if its source does not answer, or if the subscription cannot be replicated.
+    """
     states_by_name = TableStates(lake, subscription.name).read_newest()
     published_tables = subscription.tables(catalog) if catalog else {}
     cut = Cuts(lake, subscription.name).read_last()

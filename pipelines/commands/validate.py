@@ -1,4 +1,4 @@
-"""`pgsieve validate`: finds problems before anything is created.
+"""`pgsieve validate`: finds problems before the first run creates anything.
 
 In: the configuration
 Out: a `ValidationReport`: the publications, the tables of each subscription, problems with PostgreSQL's SQLSTATE,
@@ -72,8 +72,8 @@ from pgsieve.resources.postgres.source import is_decoding_switched
 def validate(config: Config, *, are_rights_checked: bool = True) -> ValidationReport:
     """Examine the lake's store, all sources and all subscriptions.
 
-    To examine the store, objects are created there and removed again. With `are_rights_checked`, the rights of each source's role
-    are checked, too.
+    To examine a store with the interface of S3, objects are created there and removed again. With `are_rights_checked`, the
+    rights of each source's role are checked, too.
     """
     project = build_project(config)
     project.lake.engine.check_store()
@@ -123,7 +123,7 @@ class _FindingCollector:
         )
 
     def examine_lake(self) -> None:
-        """Record a problem if the lake cannot be written, and a warning if Spark cannot run."""
+        """Record a problem if the lake cannot be written, and a warning if Spark needs Java, which is missing."""
         lake = self._project.lake
         try:
             # This is only a warning, because small tables and few changes are written without Spark.
@@ -239,7 +239,10 @@ class _FindingCollector:
 
 
 def _has_mapped_columns(lake: Lake, subscription_name: str, table_name: Name) -> bool:
-    """True if Delta maps the names of a replica's columns to other names in its files, or will do so."""
+    """True if Delta maps the names of a replica's columns to other names in its files, or if only Spark writes the replica.
+
+    In the second case Spark maps the names when it writes the replica.
+    """
     return lake.policy.find_delta_rs_writer(lake.paths.replica(subscription_name, *table_name)) is None
 
 
@@ -286,7 +289,7 @@ def _find_trigger_errors(
 
 
 def _make_problem(object_name: str, error: PgsieveError) -> ValidationProblem:
-    """Convert an error to a problem of `object_name`, a source or a subscription."""
+    """Convert an error to a problem of `object_name`: a source, a subscription, the lake, or Spark."""
     return ValidationProblem(object_name, error.message, error.sqlstate, error.hint)
 
 

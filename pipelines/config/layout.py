@@ -46,9 +46,10 @@ _PROPERTY_HINTS = {
 
 
 def _check_folder_template(text: str) -> str:
-    """Refuse a template for folders if two tables could get the same folder, or if Spark would ignore the folder.
+    """Refuse a template for folders without `{table}`, or one whose folders Spark would ignore.
 
-    Spark ignores files and folders whose names begin with `_` or `.`.
+    Without `{table}` all tables of a schema would get the same folder. Spark ignores files and folders whose names begin
+    with `_` or `.`.
     """
     try:
         template_parts = list(Formatter().parse(text))

@@ -257,7 +257,7 @@ def _write_configuration(
 
 
 def _find_changed_subscriptions(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
-    """The subscriptions whose tables are changed by a step."""
+    """The subscriptions, in both modes, whose tables are shown after a step. Other subscriptions may have changes, too."""
     names = {_SUBSCRIPTION_BY_TABLE[table] for table in step.tables}
     return config.select([f"{name}_{mode}" for name in sorted(names) for mode in _MODES])
 

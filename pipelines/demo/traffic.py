@@ -1,4 +1,4 @@
-"""Invented traffic of a shop: its tables, publications of them, and a writer that changes some rows each second.
+"""Invented traffic of a shop: its tables, publications of them, and a writer that changes some rows twice a second.
 
 In: an empty database
 Out: transactions with INSERT, UPDATE and DELETE. Some of them move a row into a row filter or out of it, and some

@@ -15,8 +15,8 @@ the slice to the change log, and applies it to the replicas before it appends th
   again. But if it could never be followed since the start, the error ends the work.
 - Copies of tables are Dagster runs. The slices are reported to Dagster every few minutes (`follow_report`).
 - After a few hundred slices the changed tables are maintained, because each slice adds a few files and commits.
-- After a copy the replica is registered in Spark's catalog. If its name is already taken, the follower reports that,
-  and goes on.
+- After a copy the replica is registered in Spark's catalog. If that fails, for example because its name is already
+  taken, the follower reports it, and goes on.
 - If changes are waiting and a stream makes no progress, the process ends with an error (`watch`). A service manager can
   then start it again.
 """
@@ -122,7 +122,6 @@ def follow(
     still be running, so the caller has to end the process.
     """
     project = build_project(config)
-    # The server of the metrics starts first. If its address is not available, the command fails before it does any work.
     metrics = FollowMetrics(make_brief_status_reader(config)) if metrics_address else None
     stream_by_slot = {(s.source.name, s.slot): s for s in project.slot_streams.values()}
     watch = Watch(
@@ -140,6 +139,7 @@ def follow(
     subscription_names = {subscription.name for subscription in subscriptions}
     with ExitStack() as stack:
         if metrics_address and metrics:
+            # The server of the metrics starts before the followers. If its address is not available, nothing is followed.
             port = stack.enter_context(serve_metrics(*metrics_address, metrics.registry, watch))
             progress.tell(f"metrics at http://{metrics_address[0]}:{port}/metrics, health at /healthz")
         instance = stack.enter_context(open_instance(config))

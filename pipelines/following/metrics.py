@@ -109,7 +109,10 @@ def _get_if_known(value: bool | Literal["unknown"]) -> bool | None:
 def _make_gauge_samples(
     status_gauge: _StatusGauge, label_names: Sequence[str], statuses: Iterable[tuple[Sequence[str], object]]
 ) -> Metric:
-    """Make the samples of a gauge. Each row has the values of the labels, and the status of a slot or subscription."""
+    """Make the samples of a gauge.
+
+    `statuses` has the status of each slot or of each subscription, together with the values of its labels.
+    """
     family = GaugeMetricFamily(status_gauge.name, status_gauge.help, labels=label_names)
     for label_values, status in statuses:
         if (value := status_gauge.read_value(status)) is not None:
@@ -118,7 +121,10 @@ def _make_gauge_samples(
 
 
 class StatusCollector(Collector):
-    """Collects the metrics of a status report. A scrape calls `read` to get the report."""
+    """Collects the metrics of a status report.
+
+    A scrape calls `read_status` to get the report, unless the last report is recent (`_MAX_AGE_SECONDS`).
+    """
 
     def __init__(self, read_status: Callable[[], StatusReport]) -> None:
         self._read_status, self._lock = read_status, threading.Lock()
@@ -194,7 +200,7 @@ def _add_build_gauge(registry: CollectorRegistry) -> None:
 
 
 class FollowMetrics:
-    """The metrics of a process that follows slots: counts of its work, and the status, which each scrape reads."""
+    """The metrics of a process that follows slots: counts of its work, and the status, which scrapes read."""
 
     def __init__(self, read_status: Callable[[], StatusReport]) -> None:
         self.registry = CollectorRegistry()

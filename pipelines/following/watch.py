@@ -132,7 +132,11 @@ class SlotStreamActivity:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answer to `/healthz`: the state of each stream. `is_healthy` is true if no stream has stalled."""
+    """The answer to `/healthz`: the state of each stream.
+
+    `is_healthy` is false if received changes are waiting, and their stream has stalled. A stream to which the server sends
+    nothing still counts as healthy: only `Watch.check` asks the server.
+    """
 
     is_healthy: bool
     slot_streams: Sequence[dict[str, object]]
@@ -141,7 +145,7 @@ class Health:
 class Watch:
     """Watches the streams of a process, and finds those that have stalled. Any thread may call it.
 
-    - `limit`: after this many seconds without progress a stream has stalled; None if there is no limit
+    - `limit_seconds`: after this many seconds without progress a stream has stalled; None if there is no limit
     - `is_behind`: returns true if the server has WAL that the stream has not received. It raises PgsieveError if the
       server does not answer.
     """

@@ -418,6 +418,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def check_store(self) -> None:
         """Raise UnsafeLogStoreError if the configured Spark Connect server could lose commits to the lake."""
         if self.master.startswith("sc://") and find_storage(self.lake).log_store_settings():
+            # A session is opened only for its checks (`_open_connect_session`).
             assert self.session
 
     def _open_local_session(self) -> SparkSession:

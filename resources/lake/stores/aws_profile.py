@@ -87,8 +87,8 @@ def _choose_endpoint(
 
 def _parse_nested_settings(text: str) -> dict[str, str]:
     """The settings in the value of another setting. Each of them is an indented line."""
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+    split_lines = (line.partition("=") for line in text.splitlines())
+    return {name.strip().lower(): value.strip() for name, _, value in split_lines}
 
 
 def _find_file_path(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
