@@ -39,6 +39,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.store import RowGroup
 from pgsieve.resources.work import name_jobs
 
 #: Many changes are applied to one table at a time: this needs memory for all keys of the batch, and keeps all cores busy.
@@ -77,11 +78,13 @@ class AppliedChanges:
     """What a batch has done to one replica: its changes by key, and the rows that it added and removed.
 
     Afterwards the same is done to the versions of the rows (`history: scd2`). `slice_ends` are the ends of the slices that
-    have the changes. Changes before the LSN `since_lsn` are left out, as the replica had them already.
+    have the changes, and `groups` are the row groups of the change history that have them. Changes before the LSN
+    `since_lsn` are left out, as the replica had them already.
     """
 
     slice_ends: Sequence[int]
     since_lsn: int
+    groups: Sequence[RowGroup]
     keyed_changes: KeyedChanges
     shared_rows: SharedRows = field(default_factory=lambda: SharedRows(0))
 
@@ -335,7 +338,8 @@ class Batch:
         )
         if keyed is not None and shared_rows is not None:
             self.applied_changes.add(
-                pending.name, AppliedChanges(pending.slice_ends, pending.since_lsn, keyed, shared_rows)
+                pending.name,
+                AppliedChanges(pending.slice_ends, pending.since_lsn, changes.groups, keyed, shared_rows),
             )
 
 

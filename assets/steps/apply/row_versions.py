@@ -242,10 +242,8 @@ class VersionsWriter:
             table.begin_anew(max(end, replica_position), datetime.now(UTC))
             return
         table.add_new_columns()
-        changes = lake.find_stored_slices(self.changes_path, pending.slice_ends, must_exist=True)
-        if changes is None:
-            raise LakeError(f'Delta table "{self.changes_path}": only Spark reads it', sqlstate="55000")
-        outcome = self._compute_outcome(changes.row_groups)
+        groups = self._find_groups()
+        outcome = self._compute_outcome(groups)
         ending_matches, ending_commits = self._find_ended_versions(outcome)
         change = VersionChange.plan_ends(
             self._stored_versions, ending_matches, ending_commits, outcome.commits, pending.size_bytes
@@ -254,13 +252,24 @@ class VersionsWriter:
             change = replace(change, replica_rows=shared_rows.select_removed_rows(table.columns))
 
         def write_new_versions() -> list[pa.Table]:
-            return list(self._write_new_versions(outcome, changes.row_groups))
+            return list(self._write_new_versions(outcome, groups))
 
         change.commit(self._stored_versions, write_new_versions, end, pending.head.version)
 
     @cached_property
     def _stored_versions(self) -> StoredVersions:
         return self.table.stored_versions
+
+    def _find_groups(self) -> Sequence[RowGroup]:
+        """Find the row groups of the change history that have the changes."""
+        if self._same_changes is not None:
+            return self._same_changes.groups
+        changes = self.table.lake.find_stored_slices(
+            self.changes_path, self.pending.slice_ends, must_exist=True
+        )
+        if changes is None:
+            raise LakeError(f'Delta table "{self.changes_path}": only Spark reads it', sqlstate="55000")
+        return changes.row_groups
 
     def _compute_outcome(self, groups: Sequence[RowGroup]) -> _VersionOutcome:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
@@ -291,8 +300,8 @@ class VersionsWriter:
     def _get_keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
         """Get the changes by key. They are read if memory does not have the changes of the same slices."""
         table, pending = self.table, self.pending
-        if self.applied_changes is not None and self._shared_rows is not None:
-            return self.applied_changes.keyed_changes
+        if self._same_changes is not None:
+            return self._same_changes.keyed_changes
         key_schema = pa.schema([table.columns.field(name) for name in table.definition.key])
         unsent_columns = sorted(pending.unsent_columns)
         change_tables = read_changes(table.lake.store, files, key_schema, unsent_columns)
@@ -303,15 +312,20 @@ class VersionsWriter:
         return keyed_changes
 
     @property
-    def _shared_rows(self) -> SharedRows | None:
-        """The rows in memory that were added to the replica and removed from it; None if they are of other changes."""
+    def _same_changes(self) -> AppliedChanges | None:
+        """The changes in memory that were applied to the replica; None if they are not the same changes as these."""
         applied_changes = self.applied_changes
         if applied_changes is None or (applied_changes.slice_ends, applied_changes.since_lsn) != (
             self.pending.slice_ends,
             self.since_lsn,
         ):
             return None
-        return applied_changes.shared_rows
+        return applied_changes
+
+    @property
+    def _shared_rows(self) -> SharedRows | None:
+        """The rows that the replica's apply has kept in memory; None if it did not apply the same changes."""
+        return None if self._same_changes is None else self._same_changes.shared_rows
 
     @property
     def since_lsn(self) -> int:
@@ -410,9 +424,10 @@ class VersionsWriter:
     ) -> pa.Table:
         """Write new rows that are in memory, as versions; returns a row (`FILE_SCHEMA`) for each file."""
         table = self.table
-        batches = [[partial(validity.make_batches, numbers, rows)] for numbers, rows in shared_parts]
+        # One thread writes all rows as one part, since each part begins a file: few large files take less time.
+        part = [partial(validity.make_batches, numbers, rows) for numbers, rows in shared_parts]
         encodings = self._stored_versions.encodings
         row_writer = RowWriter(
-            table.lake.store, table.path, table.schema, target_file_bytes, batches, encodings
+            table.lake.store, table.path, table.schema, target_file_bytes, [part], encodings
         )
         return row_writer.write_on(CALLING_THREAD)

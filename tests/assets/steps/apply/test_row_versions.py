@@ -115,7 +115,7 @@ class World:
         assert many.net_change.keyed_changes is not None
         FilesWriter(self.lake, self.replica, pending, slice_.slice_end, rows).apply(many)
         slices = pending.slice_ends if self.replica_lacks == "the same" else [0]
-        return AppliedChanges(slices, pending.since_lsn, many.net_change.keyed_changes, rows)
+        return AppliedChanges(slices, pending.since_lsn, many.groups, many.net_change.keyed_changes, rows)
 
     def rows(self) -> list[dict[str, Any]]:
         assert self.lake.delta_rs is not None
