@@ -89,21 +89,34 @@ def is_vector_file(name: str) -> bool:
     return name.startswith("deletion_vector_") and name.endswith(".bin")
 
 
+def has_deleted_rows(table: DeltaTable) -> bool:
+    """True if rows of a table are marked as deleted. Raises DeltaError."""
+    return bool(_read_selections(table))
+
+
 def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
     """Maps the names of files to the numbers of their rows that are marked as deleted. Raises DeltaError.
 
     The names are relative to the table's folder.
     """
-    vectors = pa.table(table.deletion_vectors().read_all())
-    if not vectors.num_rows:
+    if not (selections := _read_selections(table)):
         return {}
     names = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
-    deleted_rows_by_name = {}
-    for path, selection in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-        deleted_rows_by_name[_make_file_name(path, names)] = np.flatnonzero(
-            ~np.asarray(selection.values)
-        ).astype(np.int64)
-    return deleted_rows_by_name
+    return {
+        _make_file_name(path, names): np.flatnonzero(~np.asarray(selection.values)).astype(np.int64)
+        for path, selection in selections
+    }
+
+
+def _read_selections(table: DeltaTable) -> list[tuple[str, pa.ListScalar]]:
+    """The paths of files with deletion vectors, and for each row of such a file whether it is not deleted.
+
+    delta-rs would look through all files of a table for vectors, even if the table has not the feature.
+    """
+    if VECTORS_FEATURE not in (table.protocol().reader_features or ()):
+        return []
+    vectors = pa.table(table.deletion_vectors().read_all())
+    return list(zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True))
 
 
 def _make_file_name(path: str, names: Collection[str]) -> str:

@@ -25,7 +25,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.decoding.changes.equality import to_comparable
 from pgsieve.decoding.changes.keys import SoughtKeys, find_equal_rows, is_orderable, is_text
-from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows
+from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows, has_deleted_rows
 from pgsieve.resources.lake.delta.queries import quote_column
 from pgsieve.resources.lake.delta.requirements import has_plain_rows
 from pgsieve.resources.lake.delta.tables import find_column_names
@@ -361,8 +361,7 @@ def _read_batches(
     All files of the table are read if rows are marked as deleted, if the table has partitions, or if one of the
     columns has a name that Arrow datasets use themselves.
     """
-    vector_count = pa.table(table.deletion_vectors().read_all()).num_rows
-    if vector_count or table.metadata().partition_columns or has_dataset_names(schema.names):
+    if has_deleted_rows(table) or table.metadata().partition_columns or has_dataset_names(schema.names):
         select_list = ", ".join(map(quote_column, schema.names))
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
-from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY
+from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY, has_deleted_rows
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
@@ -99,11 +99,7 @@ def has_plain_rows(table: DeltaTable) -> bool:
     """True if the rows of a table are exactly the rows of its files, once the names of columns are translated."""
     if table.metadata().partition_columns:  # The files do not contain these columns.
         return False
-    return (
-        has_flat_names(table)
-        and can_read(table)
-        and not pa.table(table.deletion_vectors().read_all()).num_rows
-    )
+    return has_flat_names(table) and can_read(table) and not has_deleted_rows(table)
 
 
 def is_append_only(properties: Mapping[str, str]) -> bool:
