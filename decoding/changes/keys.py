@@ -115,12 +115,13 @@ class SoughtKeys:
 
     If the key has one column, the rows are found without a join. A join would take several times as long.
 
-    - `number_by_offset` has an element for each integer from `least_key` on: the number of the key, or -1 if the
-      integer is not a key. It is None if the keys are not single integers, or if the array would be too large.
+    - `number_by_offset` has an element for each integer from `first_integer` on: the number of the key, or -1 if the
+      integer is not a key. The first and the last of these integers are not keys. The array is None if the keys are not
+      single integers, or if it would be too large.
     """
 
     keys: pa.Table
-    least_key: int = 0
+    first_integer: int = 0
     number_by_offset: npt.NDArray[np.int32] | None = None
 
     @classmethod
@@ -131,22 +132,22 @@ class SoughtKeys:
         if not is_integer or column.null_count or not len(column):
             return cls(keys)
         values = np.asarray(column).astype(np.int64)
-        least_key, greatest_key = int(values.min()), int(values.max())
+        first_integer, last_integer = int(values.min()) - 1, int(values.max()) + 1
         max_elements = _ARRAY_ELEMENTS_PER_KEY * len(values) + _EXTRA_ARRAY_ELEMENTS
-        if greatest_key - least_key > max_elements or len(values) > np.iinfo(np.int32).max:
+        is_too_large = last_integer - first_integer > max_elements or len(values) > np.iinfo(np.int32).max
+        if is_too_large or first_integer < np.iinfo(np.int64).min:
             return cls(keys)
-        number_by_offset = np.full(greatest_key - least_key + 1, NONE, np.int32)
-        number_by_offset[values - least_key] = np.arange(len(values), dtype=np.int32)
-        return cls(keys, least_key, number_by_offset)
+        number_by_offset = np.full(last_integer - first_integer + 1, NONE, np.int32)
+        number_by_offset[values - first_integer] = np.arange(len(values), dtype=np.int32)
+        return cls(keys, first_integer, number_by_offset)
 
     def find_rows(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
         """Return the indexes of the rows that have one of the keys, and the numbers of their keys."""
         column = rows.column(0)
         if self.number_by_offset is not None and not column.null_count:
-            offsets = np.asarray(column).astype(np.int64, copy=False) - self.least_key
+            offsets = np.asarray(column).astype(np.int64, copy=False) - self.first_integer
+            # For offsets outside of the array, `clip` takes the first or the last element, which are not keys.
             key_numbers = self.number_by_offset.take(offsets, mode="clip")
-            # An integer below `least_key` has a negative offset, which is a large number without a sign.
-            key_numbers[offsets.view(np.uint64) >= len(self.number_by_offset)] = NONE
             row_indexes = np.flatnonzero(key_numbers >= 0)
             return row_indexes, key_numbers[row_indexes].astype(np.int64)
         if rows.num_columns > 1:
