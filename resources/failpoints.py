@@ -1,6 +1,7 @@
 """Lists the failpoints. A failpoint is a place in the program where a test can end the process, stop it, or make it fail.
 
-There is a failpoint after each durable step, and after some other steps. The environment variable names the failpoint and what happens there:
+There is a failpoint after each durable step, and after some other steps. The environment variable names the failpoint
+and what happens there:
 
 - `PGSIEVE_FAILPOINT=slot_created` ends the process by SIGKILL when it reaches this failpoint for the first time
 - `slot_created:3` does so when the process reaches it for the third time

@@ -206,9 +206,10 @@ def transform_and_apply(
 ) -> None:
     """Materialise the transformed changes, and after that the replicas that have new changes or a new copy.
 
-    There is one Dagster run for the changes of all subscriptions, and one for all replicas, because a run costs more than
-    most of its steps. For a subscription whose replicas have nothing new, only the cut is made and reported, without a run.
-    An error of one subscription does not end the work for the others. If `is_fatal` is true for an error, it is raised.
+    There is one Dagster run for the changes of all subscriptions, and one for all replicas, because a run costs more
+    than most of its steps. For a subscription whose replicas have nothing new, only the cut is made and reported,
+    without a run. An error of one subscription does not end the work for the others. If `is_fatal` is true for an
+    error, it is raised.
     """
     enabled_materializers = [
         materializer

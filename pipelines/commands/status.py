@@ -67,8 +67,8 @@ _DECODING_MODES: Mapping[bool | None, str] = {True: "while a slot exists", False
 class _SourceState:
     """What a source says: its publications, its slot, and how long the first transaction has been waiting in the slot.
 
-    If the source does not answer, or is another publisher than before, only `problem` is set. `is_decoding_switched` is true if the server switches logical
-    decoding on with the first logical slot, and off with the last.
+    If the source does not answer, or is another publisher than before, only `problem` is set. `is_decoding_switched` is
+    true if the server switches logical decoding on with the first logical slot, and off with the last.
     """
 
     examination: Examination | None = None

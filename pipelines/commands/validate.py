@@ -72,8 +72,8 @@ from pgsieve.resources.postgres.source import is_decoding_switched
 def validate(config: Config, *, are_rights_checked: bool = True) -> ValidationReport:
     """Examine the lake's store, all sources and all subscriptions.
 
-    To examine a store with the interface of S3, objects are created there and removed again. With `are_rights_checked`, the
-    rights of each source's role are checked, too.
+    To examine a store with the interface of S3, objects are created there and removed again. With `are_rights_checked`,
+    the rights of each source's role are checked, too.
     """
     project = build_project(config)
     project.lake.engine.check_store()

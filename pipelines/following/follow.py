@@ -229,8 +229,8 @@ class _Context:
 class _Follower:
     """Follows one stream, for the subscriptions of the stream that the user has selected."""
 
-    #: Only one stream is copied, applied or maintained at a time. All streams share one Spark session, and settings of the
-    #: session have the position that its commits get.
+    #: Only one stream is copied, applied or maintained at a time. All streams share one Spark session, and settings of
+    #: the session have the position that its commits get.
     _turn_lock = threading.Lock()
 
     def __init__(

@@ -134,8 +134,8 @@ class SlotStreamActivity:
 class Health:
     """The answer to `/healthz`: the state of each stream.
 
-    `is_healthy` is false if received changes are waiting, and their stream has stalled. A stream to which the server sends
-    nothing still counts as healthy: only `Watch.check` asks the server.
+    `is_healthy` is false if received changes are waiting, and their stream has stalled. A stream to which the server
+    sends nothing still counts as healthy: only `Watch.check` asks the server.
     """
 
     is_healthy: bool

@@ -135,7 +135,8 @@ class LakeAccess:
     def try_writing(self) -> None:
         """Write a file and remove it. Raise LakeUnavailableError if this fails.
 
-        If the lake is in a folder, this also marks the folder (see `begin_writing`). If only Spark can reach the lake at its URI, nothing is written.
+        If the lake is in a folder, this also marks the folder (see `begin_writing`). If only Spark can reach the lake
+        at its URI, nothing is written.
         """
         if is_uri(self.uri):
             if self._storage.is_reached_by_delta_rs:

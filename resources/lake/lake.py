@@ -245,7 +245,7 @@ class Lake:
     def read_slices(self, path: str, slice_ends: Collection[int], *, must_exist: bool = False) -> DataFrame:
         """The rows of the slices that end at `slice_ends`.
 
-        If delta-rs finds the files of these slices (`Slices.find_files`), Spark reads only these files, and not Delta's log.
+        If delta-rs finds the files of these slices (`Slices.find_files`), Spark reads these files, and no Delta log.
 
         With `must_exist` each slice must have rows: DamagedTableError is raised if delta-rs finds no rows of a slice.
         """
@@ -318,8 +318,8 @@ class Lake:
     ) -> None:
         """Append rows to a table, or overwrite the table with them, in one commit.
 
-        `options` are for Spark's writer. `byte_count` is the estimated number of bytes, or None. If the bytes are few, Spark
-        only computes the rows, and this process commits them.
+        `options` are for Spark's writer. `byte_count` is the estimated number of bytes, or None. If the bytes are few,
+        Spark only computes the rows, and this process commits them.
         """
         if commit.expected_position is not None:
             head = self.records.head(path)

@@ -6,8 +6,9 @@ Out: - commits that keep the table's position (the LSN up to which the table has
 
 delta-rs does this work if it can. Spark does it in lakes that delta-rs cannot reach, and for tables that delta-rs
 cannot maintain: tables with partitions, column mapping or other features that delta-rs lacks, and tables of which some
-version has deletion vectors. Spark also clusters large tables (`MAX_CLUSTERED_BYTES`). Each commit is atomic, and a vacuum removes only files that no version within the retention period
-needs. So each operation can be repeated after the process was killed.
+version has deletion vectors. Spark also clusters large tables (`MAX_CLUSTERED_BYTES`). Each commit is atomic, and a
+vacuum removes only files that no version within the retention period needs. So each operation can be repeated after the
+process was killed.
 """
 
 import re
@@ -113,8 +114,9 @@ def make_table_maintenance(lake: Lake, path: str) -> TableMaintenance:
 def _find_missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     """The properties to set in a table, so that all versions of the last `hours` hours can be read.
 
-    The properties also keep Delta from storing its log for a longer time. A property that the user has set is changed only
-    if Delta's default would be shorter than `hours`. Delta must keep the log at least as long as removed files, so the two properties are always set together.
+    The properties also keep Delta from storing its log for a longer time. A property that the user has set is changed
+    only if Delta's default would be shorter than `hours`. Delta must keep the log at least as long as removed files. So
+    if the property of removed files stays, the property of the log stays, too.
     """
     defaults = {_FILES_PROPERTY: _DEFAULT_FILES_HOURS, _LOG_PROPERTY: _DEFAULT_LOG_HOURS}
     needed_properties = {

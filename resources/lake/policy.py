@@ -229,8 +229,8 @@ class Policy:
     def find_reader(self, path: str, byte_count: int | None = None) -> DeltaRsRecords | None:
         """The access to the lake by delta-rs, if this process may read `byte_count` bytes of a table with it.
 
-        None if the table is not readable (`DeltaRsRecords.is_readable`), for example because it has partitions; also None if
-        `byte_count` is not small work. If `byte_count` is None, only the table counts.
+        None if the table is not readable (`DeltaRsRecords.is_readable`), for example because it has partitions; also
+        None if `byte_count` is not small work. If `byte_count` is None, only the table counts.
         """
         if self.delta_rs is None or not (byte_count is None or self.is_small(byte_count)):
             return None

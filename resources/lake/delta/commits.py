@@ -233,8 +233,8 @@ class Commits:
     ) -> None:
         """Merge a net change into a table that has a key, in one commit.
 
-        Unlike `write`, this does not look whether the table already has the position of `commit`. So `commit` must have an
-        `expected_version`: OvertakenError is raised if the change was merged before.
+        Unlike `write`, this does not look whether the table already has the position of `commit`. So `commit` must have
+        an `expected_version`: OvertakenError is raised if the change was merged before.
         """
         clauses = merge.make_clauses(quote_column)
 

@@ -8,9 +8,10 @@ commit. To find out whether an open table is at its newest version, it suffices 
 store, opening a table takes several requests, one after the other, and a check takes one request. So a caller that
 reads several tables before it writes checks each of them only once (`Tables.consistent_read`).
 
-Each thread has its own open tables, because delta-rs changes the object of a table when it commits. When the work
-of a thread ends, it releases its tables for other threads (`Tables.release_tables`). All threads share the cached results
-of queries, except those for versions that a thread has just committed. Raises OSError, errors of delta-rs, and DamagedTableError if the newest log entry of a table is incomplete.
+Each thread has its own open tables, because delta-rs changes the object of a table when it commits. When the work of a
+thread ends, it releases its tables for other threads (`Tables.release_tables`). All threads share the cached results of
+queries, except those for versions that a thread has just committed. Raises OSError, errors of delta-rs, and
+DamagedTableError if the newest log entry of a table is incomplete.
 """
 
 import threading

@@ -35,8 +35,8 @@ from pgsieve.resources.lake.java.jvm import (
 )
 from pgsieve.resources.processes import end_with_parent
 
-#: Settings of the engine that the session of a command's own process does not have. With them the engine accepts connections only
-#: from this machine, and returns memory that it does not use to the system.
+#: Settings of the engine that the session of a command's own process does not have. With them the engine accepts
+#: connections only from this machine, and returns memory that it does not use to the system.
 SERVER_SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     # Ends sessions that were left open, for example by a run that was killed.
