@@ -17,7 +17,8 @@ from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY, has_
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: A writer that only adds and removes files need not do anything for these table features.
+#: A writer that only adds and removes files need not do anything for these table features. If a table is append-only,
+#: delta-rs itself refuses to remove files.
 _REWRITABLE_FEATURES = {"appendOnly", "columnMapping", "deletionVectors", "invariants", "timestampNtz"}
 #: The features of writers and readers that delta-rs supports.
 _SUPPORTED_FEATURES = _REWRITABLE_FEATURES | {

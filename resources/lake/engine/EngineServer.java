@@ -4,8 +4,8 @@ import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.connect.service.SparkConnectService$;
 
 /**
- * Serves Spark Connect until it is ended, as Spark's own SparkConnectServer does. But that server isolates the artifacts of each
- * session. Then each session would have its own Python daemon, which would import all modules again. Here sessions share one.
+ * Serves Spark Connect until it is ended, as Spark's own SparkConnectServer does; but that has each session's artifacts apart from
+ * those of others, and with them its Python: a daemon, and all that is imported, would be started anew for each session.
  */
 public final class EngineServer {
     private EngineServer() {}

@@ -1,11 +1,12 @@
 """Manages the files that describe a running engine. They are in one folder, which only its owner can read.
 
+    <folder>/starting  locked by a process while it starts an engine
     <folder>/serving   locked by the engine's process until it ends
     <folder>/used      locked, shared, by each process that uses the engine; the engine locks it exclusively to end
     <folder>/engine.json   the record, with the token that Spark requires
     <folder>/socket    the engine's address
     <folder>/spark.conf, java.options   the settings of Spark's process, and its Java options
-    <folder>/engine.log    the output of Spark
+    <folder>/engine.log    the output of Spark and of the engine's own process
 
 The system releases the locks of a process when the process ends. So no file has to be removed after a kill.
 Another user with access to the parent folder could replace the folder by another one. So each access opens the

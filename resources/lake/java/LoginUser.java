@@ -4,8 +4,8 @@ import java.lang.instrument.Instrumentation;
 import org.apache.hadoop.security.UserGroupInformation;
 
 /**
- * Tells Hadoop the name of its user, before Hadoop asks Java for it. On some platforms a container runs under a user id that has
- * no entry in /etc/passwd. Such a user has no name, and Java's own login module raises an error for it.
+ * Tells Hadoop who its user is, before anything asks: a user id without an entry in /etc/passwd, as some platforms give to
+ * containers, has no name, and Java's own module for logging in takes none for an error.
  */
 public final class LoginUser {
     private LoginUser() {}

@@ -61,9 +61,9 @@ _WAIT_SECONDS = 0.05
 #: How long a session may take to stop, and after that its JVM to end. The time is limited because the session's cluster
 #: may be gone.
 _STOP_SECONDS, _END_SECONDS = 5.0, 10.0
-#: Settings for a JVM that runs only for seconds. Java's optimising compiler would take more time than it saves
-#: there.
-_SHORT_LIVED_SETTINGS = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
+#: Settings for each JVM that a process starts for itself. Most of them run only for seconds, and Java's optimising compiler
+#: would take more time than it saves there. The user's options come after these, and so override them.
+_OWN_JVM_SETTINGS = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
 class JavaEndedError(Exception):
@@ -267,7 +267,7 @@ def _start_gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[
             f"Spark cannot use the temporary folder {folder}: set TMPDIR to a folder without characters above U+FFFF"
         )
     parameters_path, gateway_path = (
-        write_parameters(settings, folder, _SHORT_LIVED_SETTINGS),
+        write_parameters(settings, folder, _OWN_JVM_SETTINGS),
         folder / "gateway",
     )
     gateway_path.unlink(missing_ok=True)

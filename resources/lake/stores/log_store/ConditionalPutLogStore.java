@@ -22,15 +22,15 @@ import software.amazon.awssdk.core.sync.RequestBody;
 import software.amazon.awssdk.services.s3.model.PutObjectRequest;
 
 /**
- * Makes commits to Delta tables on S3 that never overwrite the commit of another writer.
+ * Commits to Delta tables on S3 that leave every other writer's commit whole.
  *
- * <p>A commit is one PUT with If-None-Match, which S3 accepts only if no object has the name. Delta's own log store for S3
- * looks whether there is one, and then puts without a condition. So it is safe only among the threads of one driver.
+ * <p>A commit is one PUT with If-None-Match, which S3 takes only where no object has the name. Delta's own log store for
+ * S3 looks whether there is one and then puts without a condition: it is safe among the threads of one driver only.
  *
- * <p>The answer to a PUT may be lost after S3 has stored the object. S3A or the SDK then repeats the PUT, and S3 refuses
- * it, because this very commit has the name. So this class reads the object: if it has the same bytes, it is this commit.
- * No other commit has the same bytes, because Delta gives each commit a random txnId. Without a txnId (a user can turn
- * commitInfo off), the object counts as the commit of another writer.
+ * <p>The answer to a PUT may be lost after S3 has stored the object. Then S3A or the SDK beneath it puts again, and S3
+ * says that the name is taken: by this very commit. So what has the name is read, and is this commit where it has the
+ * same bytes. No other writer's has: Delta gives each commit a random txnId. Without one (commitInfo can be turned
+ * off) the name counts as taken by another.
  */
 public class ConditionalPutLogStore extends S3SingleDriverLogStore {
     private static final String CONDITION = "fs.option.create.conditional.overwrite";
@@ -41,10 +41,10 @@ public class ConditionalPutLogStore extends S3SingleDriverLogStore {
     }
 
     /**
-     * Writes an object of these lines, as a whole or not at all.
+     * Writes an object of these lines, all or nothing.
      *
-     * @throws FileAlreadyExistsException if another writer has written an object of this name, unless `overwrite`
-     * @throws IOException if the object was not written, or if that is unknown; never if the object is known to be there
+     * @throws FileAlreadyExistsException where another writer has written one of this name, unless `overwrite`
+     * @throws IOException where it is not written, or it is not known whether it is: never where it is known to be there
      */
     @Override
     public void write(Path path, Iterator<String> lines, Boolean overwrite, Configuration conf) throws IOException {
@@ -52,7 +52,7 @@ public class ConditionalPutLogStore extends S3SingleDriverLogStore {
             super.write(path, lines, true, conf);
             return;
         }
-        // The content is complete before the stream is opened. Closing a stream that has only a part would write that part.
+        // Made before the stream is opened: closing one that has a part of them would write that part.
         byte[] content = joined(lines);
         FileSystem files = path.getFileSystem(conf);
         try {
@@ -75,7 +75,7 @@ public class ConditionalPutLogStore extends S3SingleDriverLogStore {
 
     private static void put(FileSystem files, Path path, byte[] content) throws IOException {
         FSDataOutputStreamBuilder<?, ?> builder = files.createFile(path);
-        // With `must`, a file system that does not know the condition refuses the write.
+        // A file system that does not know the condition refuses it, rather than write without.
         builder.create().overwrite(true).recursive().must(CONDITION, true);
         FSDataOutputStream stream;
         try {
@@ -96,7 +96,7 @@ public class ConditionalPutLogStore extends S3SingleDriverLogStore {
         stream.close();
     }
 
-    /** Does the same as `put`, by the client of S3A. Before Hadoop 3.4.2 only the client has the condition, and not S3A. */
+    /** As `put`, where S3A has no such condition (before Hadoop 3.4.2): by its own client, which has. */
     private static void putByClient(S3AFileSystem files, Path path, byte[] content) throws IOException {
         String key = files.pathToKey(path);
         try {
@@ -110,7 +110,7 @@ public class ConditionalPutLogStore extends S3SingleDriverLogStore {
         }
     }
 
-    /** True if the object exists and is this commit. Raises FileAlreadyExistsException if it is another writer's commit. */
+    /** Whether the object is there and is this commit; raises FileAlreadyExistsException where it is another's. */
     private static boolean isThere(FileSystem files, Path path, byte[] content, IOException failure) throws IOException {
         byte[] stored = new byte[content.length];
         boolean same;
