@@ -66,7 +66,7 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
     """The columns of the table that a row filter reads. Must be called within `begin_analysis`.
 
     Raises RejectedFilterError if PostgreSQL refuses the filter, and UncheckedFilterError if it cannot analyse the
-    filter.
+    filter. Raises psycopg.Error if the session ends meanwhile.
     """
     try:
         try:
@@ -85,6 +85,8 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
             sqlstate=error.sqlstate,
         ) from None
     except psycopg.Error as error:
+        if is_transient(error):
+            raise
         if (trigger_and_function := find_failed_trigger(connection, error)) is not None:
             raise UncheckedFilterError(
                 f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: the event trigger"

@@ -205,6 +205,24 @@ def test_other_roles_objects_do_not_change_the_meaning_of_a_row_filter(conninfo:
             owner.execute("drop publication f")
 
 
+def test_a_session_that_ends_during_the_analysis_rejects_no_filter(publisher_server: EmbeddedServer) -> None:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+
+        def analyse() -> None:
+            with Source("shop", publisher_server.conninfo()).connect() as connection:
+                (table,) = [t for t in read_catalog(connection).tables.values() if t.name == "analysed"]
+                with begin_analysis(connection):
+                    admin.execute("select pg_terminate_backend(%s, 10000)", [connection.info.backend_pid])
+                    read_filter_columns(connection, table, "id > 1")
+
+        admin.execute("create table public.analysed (id int primary key)")
+        try:
+            with pytest.raises(SourceUnreachableError):
+                analyse()
+        finally:
+            admin.execute("drop table public.analysed")
+
+
 @pytest.fixture
 def with_passwords(publisher_server: EmbeddedServer) -> Iterator[str]:
     """A server that demands the password of the role `secured`, which is `new%@ pa'ss"`."""
