@@ -135,7 +135,7 @@ class _Apply:
         replicas, subscription = self._replicas, self._subscription.name
         for name in self._repaired_tables:
             head = self._lake.records.head(self._lake.paths.replica(subscription, *name))
-            replicas.advance(name, None, head)
+            self._is_put_back(name, head)
         self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired_tables))
 
     def _prepare_replicas(self) -> dict[Name, TableState]:
@@ -222,7 +222,7 @@ class _Apply:
         self._replicas.states = states
         self._can_cut = self._can_cut and not _is_copied_by_others(states, self._tables)
         put_back_tables = {
-            name for name, head in head_by_advanced_table.items() if self._replicas.advance(name, None, head)
+            name for name, head in head_by_advanced_table.items() if self._is_put_back(name, head)
         }
         skipped_tables = {n for n in states if self._only_tables is not None and n not in self._only_tables}
         self._lagging_tables = put_back_tables | skipped_tables
@@ -254,6 +254,13 @@ class _Apply:
         """Apply a batch to the versions of rows. A table whose versions cannot be written is set aside."""
         row_versions, states = self._replicas.row_versions, self._replicas.states
         self._set_aside(row_versions.follow(states, changes, self._lagging_tables, applied_changes))
+
+    def _is_put_back(self, name: Name, head: TableHead) -> bool:
+        """Whether a replica was put back before `head`. If so, it is set aside, and the result says so."""
+        if (problem := self._replicas.advance(name, None, head)) is None:
+            return False
+        self._count_result(TableResult(*name, problem=problem, damaged=True))
+        return True
 
     def _set_aside(self, problems: Mapping[Name, str]) -> None:
         """Set aside the tables whose versions of rows have problems."""
