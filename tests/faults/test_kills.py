@@ -12,8 +12,9 @@ import pytest
 
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import MARKING, NOT_SMALL, Site, site
+from tests.faults.killable import MARKING, NOT_SMALL, Site, site, start_pgsieve
 from tests.fixtures.s3_server import S3Server
+from tests.fixtures.shop import Shop
 from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
 from tests.fixtures.tries import drawn_seed
 
@@ -59,6 +60,26 @@ def test_a_run_killed_at_a_failpoint_is_completed_by_the_next(
     with site("killed_later", publisher_server, tmp_path, master) as (pgsieve, database):
         assert pgsieve.run() == 0, pgsieve.log
         kill_at_each(pgsieve, database, LATER)
+
+
+@pytest.mark.parametrize("point", [Failpoint.TABLE_COPIED, Failpoint.COPY_FINISHED, Failpoint.TABLES_READY])
+def test_a_copy_before_the_slot_was_replaced_is_made_anew(
+    shop: Shop, tmp_path: Path, point: Failpoint
+) -> None:
+    """The new slot lacks the changes since the snapshot of the killed copy. It takes long: five runs, one a process."""
+    assert not shop.run("one").failures
+    run = start_pgsieve(("run", "two"), shop.path, tmp_path / "log", point)
+    run.join(300)
+    assert run.exitcode == -signal.SIGKILL
+    shop.database.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+        " where database = current_database()"
+    )
+    shop.database.execute("insert into stock values (5, 5); insert into orders values (5, 5)")
+    assert shop.resync("one").lost
+    assert not shop.run().failures
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
+    assert shop.ids("one", "orders") == [2, 3, 4, 5]
 
 
 #: Failpoints after which the run's threads have written files, or these are committed.

@@ -26,7 +26,7 @@ import psycopg
 
 from pgsieve.assets.steps.initial_sync.one_batch import BatchCopy, BatchResult
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
-from pgsieve.assets.steps.initial_sync.readiness import defer_tables, is_announced
+from pgsieve.assets.steps.initial_sync.readiness import defer_tables
 from pgsieve.assets.steps.log import Log, no_log
 from pgsieve.assets.steps.records.failures import is_transient
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -232,7 +232,11 @@ class InitialCopy:
                 names = [name for name in names if name in tables_needed]
             former_states = self._states.read_newest()
             self._states.append(
-                [TableState(*n, SyncState.DATA_SYNC) for n in names if not is_announced(former_states.get(n))]
+                [
+                    TableState(*name, SyncState.DATA_SYNC)
+                    for name in names
+                    if not (name in former_states and former_states[name].announces_copy)
+                ]
             )
             return names, find_newest_version(self._states.read_newest().values())
 

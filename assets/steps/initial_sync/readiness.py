@@ -70,13 +70,6 @@ def _name_table(replicated_table: ReplicatedTable) -> Name:
     return replicated_table.table.schema, replicated_table.table.name
 
 
-def is_announced(state: TableState | None) -> bool:
-    """True if the state announces the snapshot of a copy."""
-    return (
-        state is not None and state.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and state.lsn > 0
-    )
-
-
 def defer_tables(
     states: TableStates, names: Sequence[Name], error: OpenTransactionsError, log: Log
 ) -> list[CopyResult]:
@@ -146,7 +139,9 @@ class Readiness:
         These are the tables with a replica that is at the LSN which the table's state announces.
         """
         lake, states = self.lake, self._states.read_newest()
-        path_by_table = {name: self._find_path(name) for name in names if is_announced(states.get(name))}
+        path_by_table = {
+            name: self._find_path(name) for name in names if name in states and states[name].announces_copy
+        }
         with lake.consistent_read(*path_by_table.values()):
             complete_states = [
                 replace(states[name], state=SyncState.READY)

@@ -109,6 +109,19 @@ class TableState:
         return has_copy and self.definition is not None
 
     @property
+    def announces_copy(self) -> bool:
+        """True if the state announces the snapshot of a copy. The replica may have the rows of this snapshot already.
+
+        A run may have died before it made the table ready, and the next run does that if the replica has the rows.
+        """
+        return self.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and self.lsn > 0
+
+    @property
+    def needs_all_changes(self) -> bool:
+        """True if the table is lost without the changes after its LSN: if it is ready, or could become so without a copy."""
+        return self.state == SyncState.READY or self.announces_copy
+
+    @property
     def is_transformed(self) -> bool:
         """True if changes of the table are transformed. This is so as soon as its copy is finished, before it is ready."""
         return self.is_applied or (self.state == SyncState.FINISHED_COPY and self.definition is not None)

@@ -146,9 +146,9 @@ def _read_position(lake: Lake, slot_stream: SlotStream) -> int | None:
 
 
 def _has_copies(lake: Lake, slot_stream: SlotStream) -> bool:
-    """True if a table of the stream's subscriptions is ready, so that its replica needs the changes in the slot."""
+    """True if a table of the stream's subscriptions needs all changes in the slot, because it has a copy."""
     return any(
-        state.state == SyncState.READY
+        state.needs_all_changes
         for name in slot_stream.subscriptions
         for state in TableStates(lake, name).read_newest().values()
     )
@@ -338,16 +338,10 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
     """
     for name in subscriptions:
         states = TableStates(lake, name).read_newest().values()
-        # If a state is DATA_SYNC and has an LSN, a run may have committed the copy, and died before it made the table
-        # ready. So this counts as a copy, too.
-        copied_states = [
-            state
-            for state in states
-            if state.state == SyncState.READY or (state.state == SyncState.DATA_SYNC and state.lsn)
-        ]
         states_to_copy = [
             TableState(*state.name, SyncState.INITIALIZE, definition=state.definition)
-            for state in copied_states
+            for state in states
+            if state.needs_all_changes
         ]
         TableStates(lake, name).append(states_to_copy)
     # If a power cut made these states disappear, the tables would not get all changes.
