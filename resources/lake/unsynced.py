@@ -59,18 +59,15 @@ class UnsyncedWrites:
             with _open_folder(folder) as descriptor:
                 os.fsync(descriptor)
         self._error_code: int | None = None
-        #: Writes the lake's own file system to disk, and removes the mark.
-        self.close = weakref.finalize(self, _finish_writes, self._descriptor, mark, os.getpid())
+        #: Writes the lake's file systems to disk, and removes the mark.
+        self.close = weakref.finalize(self, _finish_writes, self._lake, self._descriptor, mark, os.getpid())
 
     def sync(self) -> None:
         """Write all earlier writes to disk. If some of them are lost, raise OSError, now and in each later call."""
         if self._error_code is not None:
             raise OSError(self._error_code, os.strerror(self._error_code))
         try:
-            _sync_file_system(self._descriptor)
-            for folder in _find_folders_on_other_devices(self._lake):
-                with _open_folder(folder) as descriptor:
-                    _sync_file_system(descriptor)
+            _sync_all_file_systems(self._lake, self._descriptor)
         except OSError as error:
             self._error_code = error.errno or errno.EIO
             # Without a call of `close` the mark stays, so that the next process checks the files on disk.
@@ -140,17 +137,25 @@ def _remove_half_written_commits(lake: Path, marks_folder: Path) -> None:
         mark.unlink(missing_ok=True)
 
 
-def _finish_writes(descriptor: int, mark: Path, pid: int) -> None:
-    """Write the lake's own file system to disk, and remove the mark. In a forked process this does nothing."""
+def _finish_writes(lake: Path, descriptor: int, mark: Path, pid: int) -> None:
+    """Write the lake's file systems to disk, and remove the mark. In a forked process this does nothing."""
     if os.getpid() != pid:
         return
     try:
-        _sync_file_system(descriptor)
+        _sync_all_file_systems(lake, descriptor)
         mark.unlink(missing_ok=True)
     except OSError:
         pass  # The mark stays, so that the next process checks the files on disk.
     finally:
         os.close(descriptor)
+
+
+def _sync_all_file_systems(lake: Path, descriptor: int) -> None:
+    """Write the lake's own file system, in which the descriptor is open, and those of its folders to disk."""
+    _sync_file_system(descriptor)
+    for folder in _find_folders_on_other_devices(lake):
+        with _open_folder(folder) as folder_descriptor:
+            _sync_file_system(folder_descriptor)
 
 
 def _sync_file_system(descriptor: int) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -187,3 +188,25 @@ def test_after_a_write_that_did_not_reach_the_disk_nothing_counts_as_durable(
             lake.access.make_durable()
     unsynced.close_all_lakes()
     assert len(list((tmp_path / "lake" / "_pgsieve" / ".unsynced").iterdir())) == 2, "the mark is gone"
+
+
+def test_the_mark_goes_after_all_file_systems_of_the_lake_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables of a subscription may be on another disk."""
+    lake, synced_devices = tmp_path / "lake", set[int]()
+    real_sync = unsynced._sync_file_system
+
+    def record(descriptor: int) -> None:
+        real_sync(descriptor)
+        assert list((lake / "_pgsieve" / ".unsynced").iterdir()) != [], "the mark is gone"
+        synced_devices.add(os.fstat(descriptor).st_dev)
+
+    with TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        lake.mkdir()
+        (lake / "sales").symlink_to(elsewhere)
+        writes = unsynced.get_unsynced_writes(str(lake))
+        monkeypatch.setattr(unsynced, "_sync_file_system", record)
+        writes.close()
+    assert len(synced_devices) == 2
+    assert [each.name for each in (lake / "_pgsieve" / ".unsynced").iterdir()] == ["lock"]
