@@ -23,7 +23,8 @@ from pgsieve.resources.postgres.errors import SourceError, TransientError
 if TYPE_CHECKING:
     from pgsieve.resources.postgres.source import Source
 
-#: How long a copy may wait: `BRIEF_SECONDS` if other work has to wait for the copy, otherwise `PATIENT_SECONDS`.
+#: How long the initial copy of tables may wait for open transactions: `BRIEF_SECONDS` if other work has to wait for the
+#: copy, otherwise `PATIENT_SECONDS`.
 BRIEF_SECONDS, PATIENT_SECONDS = 3.0, 20.0
 #: The lock timeout of catalog queries and other brief statements.
 LOCK_SECONDS = 1.0
@@ -32,8 +33,9 @@ POLL_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 _LOGGER = logging.getLogger(__name__)
 
-#: The holders of the locks `held`: server processes, or prepared transactions, which have no process. Each
-#: transaction has a lock on its own id. This lock, `own`, shows which prepared transaction holds another lock.
+#: Finds who holds the locks that `{held}` selects: server processes, or prepared transactions, which have no process.
+#: pg_locks does not say which prepared transaction holds a lock. But each transaction also holds a lock on its own id
+#: (`own` in the query), and both locks have the same virtual transaction.
 _HOLDERS_TEMPLATE = """
 select distinct held.relation::bigint, held.virtualtransaction, a.pid, coalesce(a.datname, p.database), a.application_name,
        p.gid, date_trunc('second', coalesce(a.xact_start, p.prepared))
@@ -130,7 +132,7 @@ def _format_holder(row: tuple[Any, ...]) -> str:
 
 
 def find_exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """Maps the oid of each table of the database that cannot be read now to a text for messages.
+    """Find the tables of the database that cannot be read now. Returns a text for messages by the oid of the table.
 
     The text names the sessions and prepared transactions that lock the table exclusively, or wait to do so.
     """

@@ -25,8 +25,8 @@ _FLUSH_SECONDS = 0.1
 def read_current_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL flush position. A peek (a read of the slot) delivers the commits up to this position.
 
-    A later commit may already be inserted but not yet flushed. A peek would miss it, but an advance would confirm
-    it, and it would be lost. On a standby the result is the replay position, which limits a peek and an advance
+    A later commit may already be inserted but not yet flushed. A peek does not deliver this commit yet. If the slot were
+    advanced to the insert position, it would confirm the commit all the same, and the commit would be lost. On a standby the result is the replay position, which limits a peek and an advance
     (GetXLogReplayRecPtr in src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
     """
     row = connection.execute(
@@ -37,7 +37,7 @@ def read_current_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def read_inserted_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL insert position. All transactions that have committed end before it.
+    """The publisher's current WAL insert position. The records of all transactions that have committed are before it.
 
     On a standby a commit becomes visible a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
     src/backend/access/transam/xlogrecovery.c). So this function waits until the standby has replayed all WAL that
@@ -66,7 +66,9 @@ def read_inserted_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The same as `read_current_lsn`, but at the end of a record, so that a peek or an advance up to it does not wait.
+    """A position like that of `read_current_lsn`, at which a WAL record ends.
+
+    A peek or an advance up to such a position does not wait.
 
     The server also flushes full pages of WAL of open transactions, and a record may go on beyond the end of such a
     page. A peek up to the end of the page waits until the whole record is flushed (read_local_xlog_page() in
@@ -103,17 +105,17 @@ def _read_record_end(connection: psycopg.Connection[Any]) -> int | None:
     assert row is not None
     position, later_bytes, page_bytes, segment_bytes = row
     lsn = parse_lsn(position)
-    # A page begins with a header. WAL on the next page means more than this header (XLogPageHeaderData,
-    # XLogLongPageHeaderData).
+    # A page begins with a header (XLogPageHeaderData, XLogLongPageHeaderData). If there are more bytes than this header, the
+    # next page has WAL.
     header_bytes = 40 if lsn % segment_bytes == 0 else 24
     return None if lsn % page_bytes == 0 and later_bytes > header_bytes else lsn
 
 
 def read_next_xid(connection: psycopg.Connection[Any]) -> int:
-    """The transaction id (xid) that the server will assign next. The function age() counts from it.
+    """The transaction id (xid) that the server will assign next. No transaction with this xid or a later one exists yet.
 
-    No transaction with this xid or a later one has changed anything yet (xid_age() in
-    src/backend/utils/adt/xid.c). This is not true of the xmax of a snapshot.
+    The query computes this xid from the age of another xid, because age() counts back from the next xid (xid_age() in
+    src/backend/utils/adt/xid.c). The xmax of a snapshot would not do: a transaction with this xid may run already.
     """
     row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()
     assert row is not None

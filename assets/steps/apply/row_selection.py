@@ -1,8 +1,9 @@
 """Picks rows from changes: the rows as they are after a change, or as they were before it.
 
 The place of a change is a number that orders the changes of a batch (`pgsieve.decoding.changes.extent`). In: columns of a
-change history, from a row group of a file or from a batch of Spark. Out: the rows of the changes at chosen places, filled
-up with the values that these changes did not send. Raises Arrow's errors.
+change history, from a row group of a file or from a batch of Spark. Out: the rows of the changes at chosen places. A change
+may not send an unchanged TOAST value, and then the row gets this value from an earlier change or from the replica. Raises
+Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,11 +57,14 @@ class RowSelection:
 
     - `extent`: tells which changes of the history belong to the batch
     - `stamp`: sets the time at which the rows are applied
-    - `places`: the ascending places of the chosen changes; if it is None, all effective INSERTs are chosen
-    - `completions`: values that replace those of the chosen changes, or that these changes did not send
-    - `missing_values`: completes the chosen rows with the values that their changes did not send; None if all were sent
+    - `places`: the ascending places of the chosen changes; if it is None, all INSERTs are chosen except those that a later
+      TRUNCATE removes
+    - `completions`: values that are in memory already, and are put into columns of the chosen rows
+    - `missing_values`: finds the values that the chosen changes did not send, and that are not in memory yet. `divide` reads
+      them, and makes them `completions`. None if there are none.
     - `validity`: if it is given, the rows become versions of rows (`scd2`)
-    - `shared_rows`: if it is given, the chosen rows are added to it as new rows. `FilesTask` adds the removed rows.
+    - `shared_rows`: if it is given, the chosen rows are also kept there, as new rows of the replica. The step that writes
+      the versions of rows then need not read them again.
     - `side`: `new` for the rows after the changes, `old` for the rows before them
     """
 
@@ -78,7 +82,10 @@ class RowSelection:
         return rows if self.validity is None else pa.schema([*rows, *VALIDITY_SCHEMA])
 
     def divide(self, store: Store, groups: Sequence[RowGroup]) -> Iterator["RowSelection"]:
-        """Divide the selection of the changes in `groups`, so that the missing values of each portion fit in memory."""
+        """Divide the selection into portions, so that the missing values of a portion fit in memory. Reads these values.
+
+        `groups` are the row groups that have the chosen changes.
+        """
         if self.missing_values is None:
             yield self
             return

@@ -1,11 +1,11 @@
 """Appends slices to the change log: the messages of a slot between two positions become one Delta commit.
 
 In: positions, and how the slot is read
-Out: - the commits. The position of each is the end of the slice.
+Out: - a commit to the change log for each slice. It has the LSN at which the slice ends as the position of the change log.
      - the summaries of the slices in the table `slices`
 
-Raises SourceError, errors of the messages, OvertakenError if another process was faster, UnprovenError if the recorded
-catalog may not be valid, and LakeError.
+Raises SourceError; the errors of the decoding if a message cannot be decoded; OvertakenError if another process was
+faster; UnprovenError if the recorded catalog may not be valid; and LakeError.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,7 +58,9 @@ _ENCODINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """How to peek at a stream's slot, which confirms nothing. A slot stream is a slot with the subscriptions that read it.
+    """How to peek at the slot of a stream: to read it without confirming anything.
+
+    A slot stream is a slot with the subscriptions that read it.
 
     - `options`: the options of the plugin pgoutput
     - `server_version`: the version number of the server
@@ -122,7 +124,7 @@ def append_slice(
 ) -> None:
     """Append transactions to the change log, in one commit by this process.
 
-    `messages` are arrays of messages, with the transactions in commit order. Raises errors of the messages;
+    `messages` are arrays of messages, with the transactions in commit order. Raises the errors of the decoding;
     OvertakenError if the position of the change log is not `former_position` or its version is not `base_version`; and LakeError.
     """
     commit_slice(
@@ -131,7 +133,7 @@ def append_slice(
 
 
 def _write_slice(lake: Lake, slot_stream: SlotStream, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
-    """Write the files of a slice. Raises errors of the messages, and LakeError."""
+    """Write the files of a slice. Raises the errors of the decoding, and LakeError."""
     summary, path = SliceSummary(lake.policy.prepare_runner), ChangeLog(lake, slot_stream).path
     try:
         # The files are written without delta-rs, which would need more memory for the same rows.
@@ -216,8 +218,8 @@ def _write_reading(
     if copy is None:
         ends += reading.second_ends
     messages = fetch_message_batches(session, peek.query(ends[-1]))
-    # With prepared transactions, a slice is written even if it has no rows: a transaction that was prepared in it, and is
-    # not committed yet, has no rows.
+    # A transaction that was prepared in the slice, and is not committed yet, adds no row to the slice. It has to be recorded
+    # all the same, so with prepared transactions a slice is written even if it is empty.
     slices = _write_slices(
         lake, peek.slot_stream, messages, reading.begin, ends, assembler, write_empty=reading.records_prepared
     )
