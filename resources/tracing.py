@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-def _find_exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
+def _find_exporter_name(environ: Mapping[str, str] | None = None) -> str | None:
     """The name of the exporter that the environment variables request; None if they request none."""
+    environ = os.environ if environ is None else environ
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     default = "otlp" if any(environ.get(name) for name in _ENDPOINT_VARIABLES) else "none"

@@ -322,6 +322,25 @@ def test_code_that_opens_a_session_is_recognized(program: str) -> None:
     assert connecting(ast.parse(program)) == [1]
 
 
+def test_functions_that_executors_get_do_not_carry_the_environment() -> None:
+    """A default value is sent with its function, and the environment of the driver may have passwords."""
+    sent = [
+        path for path in modules() if path.relative_to(ROOT).parts[0] in {"decoding", "resources", "assets"}
+    ]
+    assert sent
+    carrying = [
+        f"{path}:{node.lineno}"
+        for path in sent
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.Lambda)
+        and any(
+            default and "os.environ" in ast.unparse(default)
+            for default in (*node.args.defaults, *node.args.kw_defaults)
+        )
+    ]
+    assert carrying == []
+
+
 def test_classes_that_executors_get_have_no_lock() -> None:
     """Before Python 3.12 a cached_property has a lock, and cloudpickle cannot send a class with a lock."""
     sent = [path for path in modules() if path.is_relative_to(ROOT / "decoding")]

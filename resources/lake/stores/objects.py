@@ -217,12 +217,13 @@ class ObjectWriter:
             self._file.close()
 
 
-def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
+def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> bool:
     """True if the library has the same credentials as delta-rs.
 
     Only delta-rs reads the profiles of AWS and requests their credentials; and it does so only if there is no
     endpoint.
     """
+    environ = os.environ if environ is None else environ
     if PLATFORM_BY_SCHEME.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
         return True
     if {"aws_access_key_id", "aws_endpoint_url"} & _convert_names_to_lower_case(options).keys():

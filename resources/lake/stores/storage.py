@@ -197,13 +197,14 @@ class Storage:
         """True if the store refuses the second of two commits with the same version number, whichever engines make them."""
         return self.platform is not None or self.scheme in _ATOMIC_SCHEMES
 
-    def endpoint(self, environ: Mapping[str, str] = os.environ) -> str | None:
+    def endpoint(self, environ: Mapping[str, str] | None = None) -> str | None:
         """The address of a server with the interface of S3. None if no option, no variable and no profile names one.
 
         Raises EndpointError if the address is invalid, because delta-rs would crash with some invalid addresses.
         """
         if self.platform != "s3":
             return None
+        environ = os.environ if environ is None else environ
         settings = {"`storage.endpoint`": self.options.get("endpoint")}
         settings |= {name: environ.get(name) for name in _ENDPOINT_VARIABLES}
         setting, endpoint = next(((name, value) for name, value in settings.items() if value), (None, None))
@@ -216,7 +217,7 @@ class Storage:
             raise EndpointError(self.address, setting, *problem)
         return endpoint
 
-    def is_s3_imitation(self, environ: Mapping[str, str] = os.environ) -> bool:
+    def is_s3_imitation(self, environ: Mapping[str, str] | None = None) -> bool:
         """True if the store has the interface of S3, but is not S3 itself.
 
         S3 itself is known to handle conditional writes.
@@ -249,9 +250,10 @@ class Storage:
     def _bucket(self) -> str:
         return urlsplit(self.address).netloc
 
-    def make_delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    def make_delta_rs_options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """The options for delta-rs. It reads more options itself, from the environment and the machine."""
         get_option = self.options.get
+        environ = os.environ if environ is None else environ
         if self.platform == "s3":
             endpoint, path_style = self.endpoint(environ), self._uses_path_style(environ)
             if endpoint and path_style == "false":
@@ -305,8 +307,9 @@ class Storage:
     def _find_region(self, environ: Mapping[str, str]) -> str | None:
         return self.options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
 
-    def make_spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    def make_spark_settings(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """The settings of Spark's file system for this lake that Spark does not find itself."""
+        environ = os.environ if environ is None else environ
         if self.platform == "s3":
             settings = self._make_s3a_settings(environ)
         elif self.platform == "azure":
@@ -389,7 +392,7 @@ def find_storage(address: str) -> Storage:
     return _storage_by_address.get(address) or Storage.from_address(address)
 
 
-def hide_token(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
+def hide_token(options: Mapping[str, str]) -> None:
     """Keep delta-rs and obstore from sending a session token that is empty, or that belongs to other keys.
 
     The environment may have a token that belongs to other keys than those in the options. No option makes the
@@ -399,6 +402,6 @@ def hide_token(options: Mapping[str, str], environ: Mapping[str, str] = os.envir
     """
     if options.get("aws_session_token"):
         return
-    for name, value in environ.items():
+    for name, value in os.environ.items():
         if name.upper() in _TOKEN_NAMES and (not value or "aws_access_key_id" in options):
             os.unsetenv(name)

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 SENT = """
-import pickle, sys
+import os, pickle, sys
+os.environ["A_PASSWORD"] = "of-the-environment"
 from importlib import import_module
 from pyspark import cloudpickle
 from pgsieve.resources.lake.session import SENT_PACKAGES
@@ -42,7 +43,9 @@ read = FilterColumns(frozenset(), relation)
 filtered = Transformation(relation, changes_schema([]), (), frozenset(), {"insert": filters}, (), read)
 of_slice = TableSlice(1, ("c20",), changes_schema([]))
 for what in sys.argv[1:]:
-    pickle.dump(cloudpickle.dumps(eval(what)), sys.stdout.buffer)
+    sent = cloudpickle.dumps(eval(what))
+    assert b"of-the-environment" not in sent, what
+    pickle.dump(sent, sys.stdout.buffer)
 """
 
 #: An executor without pgsieve, and without the driver's packages that docs/configuration.md does not require.
