@@ -348,6 +348,17 @@ def test_classes_that_executors_get_have_no_lock() -> None:
     assert [str(path) for path in sent if "import cached_property" in path.read_text(encoding="utf-8")] == []
 
 
+def test_no_test_loads_what_was_sent_by_value_in_its_own_process() -> None:
+    """cloudpickle gives the methods of a class that it knows the variables of the pickled modules.
+
+    Each later test in the process would then have two copies of these variables.
+    """
+    loading = "cloudpickle" + ".loads("
+    assert [
+        str(path) for path in (ROOT / "tests").rglob("*.py") if loading in path.read_text(encoding="utf-8")
+    ] == []
+
+
 @pytest.mark.parametrize("depth", ["modules", "folders"])
 def test_imports_have_no_circle(depth: str) -> None:
     graph = grimp.build_graph("pgsieve")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import subprocess
+import sys
 from decimal import Decimal
 
 import pyarrow as pa
@@ -87,9 +89,16 @@ def test_a_search_can_be_sent_to_executors_without_pgsieve() -> None:
     send_code_in_plans()
     rows = pa.record_batch({"0": pa.array(["a", "b", "c"])})
     sought = WantedDigests(compute_row_digests(rows.slice(1)))
+    executor = (
+        "import pickle, sys\n"
+        "sent, rows = pickle.load(sys.stdin.buffer)\n"
+        "print([part.tolist() for part in sent.find_rows(rows)], 'pgsieve' in sys.modules)\n"
+    )
     for _ in range(2):  # also after a search
-        sent = cloudpickle.loads(cloudpickle.dumps(sought))
-        assert [part.tolist() for part in sent.find_rows(rows)] == [[1, 2], [0, 1]]
+        found = subprocess.check_output(
+            [sys.executable, "-c", executor], input=cloudpickle.dumps((sought, rows))
+        )
+        assert found == b"[[1, 2], [0, 1]] False\n"
         assert [part.tolist() for part in sought.find_rows(rows)] == [[1, 2], [0, 1]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json.tool
 import logging
+import subprocess
 import sys
 from types import ModuleType
 
@@ -50,4 +51,6 @@ def test_cloudpickle_searches_so_once_it_is_asked_to(monkeypatch: pytest.MonkeyP
     module_search.cache_module_search()
     module_search.cache_module_search()
     assert isinstance(cloud._find_imported_submodules, module_search._Search)
-    assert cloudpickle.loads(cloudpickle.dumps(FUNCTIONS[0]))().as_py() == 3
+    sent = cloudpickle.dumps(FUNCTIONS[0])
+    executor = "import pickle, sys; print(pickle.load(sys.stdin.buffer)().as_py())"
+    assert subprocess.check_output([sys.executable, "-c", executor], input=sent) == b"3\n"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
 
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
@@ -85,7 +85,7 @@ def test_rows_name_the_version_of_their_commit(lake: Lake, records: DeltaRsRecor
 def test_files_that_executors_wrote_are_committed_and_read_by_slice(
     lake: Lake, records: DeltaRsRecords
 ) -> None:
-    path, store = f"{lake.uri}/log", cloudpickle.loads(cloudpickle.dumps(lake.store))
+    path, store = f"{lake.uri}/log", pickle.loads(pickle.dumps(lake.store))
     assert isinstance(store, Store)
     for end, ids in ((10, (1, 2)), (20, (3, 4))):
         batches = rows(end, *ids).to_batches()

@@ -21,6 +21,7 @@ def rows(*values: int) -> pa.Table:
 @pytest.mark.spark
 @pytest.mark.drawn
 def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
+    """More than 20 s where it is the first test of its process that starts Spark."""
     session = engine().session
     records, others, folder = SparkRecords(lambda: session), DeltaRsRecords(), str(tmp_path / "a table")
     path = f"file://{folder}"
