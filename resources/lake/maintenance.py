@@ -64,6 +64,18 @@ _FILES_PROPERTY, _DEFAULT_FILES_HOURS = "delta.deletedFileRetentionDuration", 7 
 _LOG_PROPERTY, _DEFAULT_LOG_HOURS = "delta.logRetentionDuration", 30 * 24
 #: The form of the values that pgsieve itself sets. A value of another form was set by the user.
 _HOURS_PATTERN = re.compile(r"interval \d+ hours")
+#: The form of a duration in Delta's properties, and of one part of it. Delta has no months and years here.
+_DURATION_PATTERN = re.compile(r"(?:interval\s+)?((?:[+-]?\d+\s+[a-z]+\s*)+)", re.IGNORECASE)
+_DURATION_PART_PATTERN = re.compile(r"([+-]?\d+)\s+([a-z]+?)s?(?:\s|$)", re.IGNORECASE)
+_MICROSECONDS_BY_UNIT = {
+    "microsecond": 1,
+    "millisecond": 1000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 24 * 3_600_000_000,
+    "week": 7 * 24 * 3_600_000_000,
+}
 
 
 class TableMaintenance(Protocol):
@@ -95,7 +107,10 @@ class TableMaintenance(Protocol):
         """
 
     def vacuum(self, hours: int) -> int:
-        """Remove the files that no version of the last `hours` hours needs. Return their number; 0 if Spark removed them."""
+        """Remove the files that no version of the last `hours` hours needs. Return their number; 0 if Spark removed them.
+
+        If the user has set a longer time in the table, the files are kept for that time.
+        """
 
 
 def make_table_maintenance(lake: Lake, path: str) -> TableMaintenance:
@@ -111,21 +126,45 @@ def make_table_maintenance(lake: Lake, path: str) -> TableMaintenance:
     return _SparkMaintenance(lake, path)
 
 
+def _parse_hours(duration: str) -> int:
+    """The whole hours of a duration in Delta's properties, such as `interval 90 days`. 0 if it is not one."""
+    match = _DURATION_PATTERN.fullmatch(duration.strip())
+    parts = _DURATION_PART_PATTERN.findall(match[1]) if match else []
+    microseconds = sum(int(count) * _MICROSECONDS_BY_UNIT.get(unit.lower(), 0) for count, unit in parts)
+    return microseconds // _MICROSECONDS_BY_UNIT["hour"]
+
+
+def _find_users_hours(properties: Mapping[str, str], name: str) -> int | None:
+    """The hours of a property that the user has set. None if it is not set, or set by pgsieve."""
+    duration = properties.get(name)
+    return None if duration is None or _HOURS_PATTERN.fullmatch(duration) else _parse_hours(duration)
+
+
+def _find_kept_hours(properties: Mapping[str, str], hours: int) -> int:
+    """How long a vacuum keeps removed files: `hours`, or longer if the user has set a longer time in the table."""
+    return max(hours, _find_users_hours(properties, _FILES_PROPERTY) or 0)
+
+
 def _find_missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     """The properties to set in a table, so that all versions of the last `hours` hours can be read.
 
     The properties also keep Delta from storing its log for a longer time. A property that the user has set is changed
-    only if Delta's default would be shorter than `hours`. Delta must keep the log at least as long as removed files. So
-    if the property of removed files stays, the property of the log stays, too.
+    only if it and Delta's default are shorter than `hours`. Delta must keep the log at least as long as removed files. So
+    if the user's property of removed files stays, the property of the log is changed only to a longer time.
     """
-    defaults = {_FILES_PROPERTY: _DEFAULT_FILES_HOURS, _LOG_PROPERTY: _DEFAULT_LOG_HOURS}
-    needed_properties = {
-        name: f"interval {hours} hours"
-        for name, default in defaults.items()
-        if hours > default or _HOURS_PATTERN.fullmatch(properties.get(name, "interval 0 hours"))
-    }
-    if _FILES_PROPERTY not in needed_properties:
-        needed_properties.pop(_LOG_PROPERTY, None)
+    kept_hours = _find_kept_hours(properties, hours)
+    users_files_hours, users_log_hours = (
+        _find_users_hours(properties, name) for name in (_FILES_PROPERTY, _LOG_PROPERTY)
+    )
+    sets_files = users_files_hours is None or users_files_hours < hours > _DEFAULT_FILES_HOURS
+    if users_log_hours is None:
+        log_hours = _parse_hours(properties.get(_LOG_PROPERTY, f"{_DEFAULT_LOG_HOURS} hours"))
+        sets_log = sets_files or log_hours < kept_hours
+    else:
+        sets_log = users_log_hours < hours > _DEFAULT_LOG_HOURS
+    needed_properties = {_FILES_PROPERTY: f"interval {hours} hours"} if sets_files else {}
+    if sets_log:
+        needed_properties[_LOG_PROPERTY] = f"interval {kept_hours} hours"
     return dict(needed_properties.items() - properties.items())
 
 
@@ -184,10 +223,11 @@ class _DeltaRsMaintenance:
         ):
             self.lake.set_properties(self.path, missing_properties)
             table = self.delta_rs.open_table(self.path)
-        unneeded_files = table.vacuum(hours, enforce_retention_duration=False, full=True)
+        kept_hours = _find_kept_hours(table.metadata().configuration, hours)
+        unneeded_files = table.vacuum(kept_hours, enforce_retention_duration=False, full=True)
         if unneeded_files:  # Even if there were no files to remove, a vacuum would make two commits.
             table.vacuum(
-                hours,
+                kept_hours,
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=True,
@@ -242,7 +282,8 @@ class _SparkMaintenance:
         properties = self._run_sql(f"describe detail {self._quoted_table}")["properties"]
         if missing_properties := _find_missing_properties(properties, hours):
             self.lake.set_properties(self.path, missing_properties)
-        self._run_sql(f"vacuum {self._quoted_table} retain {hours:d} hours")
+        kept_hours = _find_kept_hours(properties, hours)
+        self._run_sql(f"vacuum {self._quoted_table} retain {kept_hours:d} hours")
         return 0
 
     @property

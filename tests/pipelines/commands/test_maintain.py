@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.fixtures.servers import drop_slots
 from tests.fixtures.shop import Shop
 
 pytestmark = pytest.mark.slow
+_FILES, _LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 
 
 @pytest.fixture
@@ -145,3 +147,38 @@ def test_a_maintenance_waits_for_another_of_the_same_tables(shop: Shop) -> None:
         assert maintaining.is_alive()
     maintaining.join(60)
     assert not maintaining.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({_FILES: "interval 90 days", _LOG: "interval 13 weeks"}, ("interval 90 days", "interval 13 weeks")),
+        ({_FILES: "interval 90 days"}, ("interval 90 days", "interval 2160 hours")),
+        ({_LOG: "90 days"}, ("interval 960 hours", "90 days")),
+        ({_FILES: "interval 39 days 23 hours", _LOG: "interval 1 day"}, ("interval 960 hours",) * 2),
+        ({}, ("interval 960 hours",) * 2),
+    ],
+)
+def test_a_longer_retention_that_a_user_gave_a_replica_stays(
+    shop: Shop, own: dict[str, str], expected: tuple[str, str]
+) -> None:
+    shop.configure(retention={"versions": "40 days"})
+    shop.copy()
+    shop.table("one", "orders").alter.set_table_properties(own)
+    code, output = shop.cli("maintain", "one")
+    assert code == 0, output
+    properties = shop.table("one", "orders").metadata().configuration
+    assert (properties[_FILES], properties[_LOG]) == expected
+
+
+def test_files_stay_as_long_as_the_user_wants(shop: Shop) -> None:
+    shop.copy()
+    removed_file = Path(shop.lake.paths.replica("one", "public", "orders"), "removed.parquet")
+    for own, days, stays in (("interval 90 days", 80, True), ("interval 90 days", 91, False)):
+        removed_file.write_bytes(b"")
+        written = time.time() - days * 24 * 3600
+        os.utime(removed_file, (written, written))
+        shop.table("one", "orders").alter.set_table_properties({_FILES: own})
+        code, output = shop.cli("maintain", "one")
+        assert code == 0, output
+        assert removed_file.exists() == stays, days
