@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from operator import is_
+from types import MappingProxyType
 from typing import Any, Final
 
 from pgsieve.decoding.row_filters.constants import RefusedError
@@ -66,9 +67,14 @@ _FUNCTIONS_RETURNING_NULL: Final = frozenset((
 # A conversion between two of these types can leave the value as it is.
 _RELABELLED_TYPES: Final = frozenset((*STRINGS, *ELEMENT_OIDS))
 
-#: The first major version whose planner replaces IS NULL of an expression that cannot be NULL. It is also the first
-#: version whose right() accepts the least integer, -2147483648.
+#: The first major version whose planner replaces IS NULL of an expression that cannot be NULL.
 _NULL_TEST_VERSION: Final = 19
+#: Maps the `prosrc` of a function to the first major version whose function behaves as it does now, and to the name of the
+#: former implementation. From 17 on, differences of infinite timestamps are infinite. From 19 on, right() accepts the
+#: least integer, -2147483648.
+_FORMER_FUNCTIONS: Final = MappingProxyType(
+    {"timestamp_mi": (17, "timestamp_mi_before_17"), "text_right": (19, "text_right_before_19")}
+)
 _OLDEST_VERSION: Final = OLDEST_SERVER // 10000
 
 
@@ -80,11 +86,10 @@ def simplify(tree: Node, major_version: int = _OLDEST_VERSION) -> Node:
 
 def choose_implementations(node: Node, major_version: int) -> Node:
     """Give each function the name of the implementation that behaves as a server of that version does."""
-    if major_version >= _NULL_TEST_VERSION:
-        return node
     node = _replace_children(node, partial(choose_implementations, major_version=major_version))
-    if isinstance(node, FunctionCall) and node.name == "text_right":
-        return replace(node, name="text_right_before_19")
+    if isinstance(node, FunctionCall) and node.name in _FORMER_FUNCTIONS:
+        first_version, former_name = _FORMER_FUNCTIONS[node.name]
+        return replace(node, name=former_name) if major_version < first_version else node
     return node
 
 

@@ -1,4 +1,4 @@
-"""LIKE with a pattern from the row, `chr`, gcd, lcm, and the number by which intervals are compared.
+"""LIKE with a pattern from the row, `chr`, gcd and lcm.
 
 In: values of one row, none of them NULL. Out: the result of the function with the same `prosrc` in PostgreSQL. Raises
 FilterValueError with PostgreSQL's message and SQLSTATE if the server raises an error. No message contains a value
@@ -14,8 +14,6 @@ from types import MappingProxyType
 from typing import Final
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.row_filters.constants import parse_interval
-from pgsieve.decoding.row_filters.nodes import comparison_microseconds
 
 
 class FilterValueError(PgsieveError):
@@ -129,19 +127,6 @@ INTEGER_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType
     }
 )
 
-# --- intervals ---------------------------------------------------------------------------
-
-
-def _interval_cmp_value(text: str) -> str:
-    """Return the microseconds that PostgreSQL compares for an interval; `text` is what interval_out prints.
-
-    For an infinity, the number is beyond the numbers of all finite intervals.
-    """
-    if text in ("infinity", "-infinity"):
-        return f"{text.removesuffix('infinity')}{10**30}"
-    return str(comparison_microseconds(parse_interval(text)))
-
-
 STRING_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(
-    {"chr": _chr, "textlike": _like, "interval_cmp_value": _interval_cmp_value}
+    {"chr": _chr, "textlike": _like}
 )

@@ -38,6 +38,30 @@ def manual_example(scenario: Scenario) -> None:
     scenario.check(expect={"t1": ["6|106|NSW", "9|109|NSW"]})
 
 
+def test_differences_of_infinite_timestamps_are_infinite_from_17_on(
+    scenario: Scenario, postgres_version: int
+) -> None:
+    """timestamp_mi in timestamp.c. Before 17 the difference is an error, which ends the built-in subscription."""
+    if postgres_version < 17:
+        pytest.skip("before 17 the difference is an error")
+    # The replica has only the key, because Python has no infinite times for the comparison of the rows.
+    scenario.publisher(
+        "CREATE TABLE t (a int PRIMARY KEY, began timestamptz, ended timestamptz, least interval)"
+    )
+    scenario.subscriber("CREATE TABLE t (a int PRIMARY KEY)")
+    scenario.publisher(
+        "CREATE PUBLICATION pub FOR TABLE t (a) WHERE (ended - began >= least) WITH (publish = 'insert')"
+    )
+    scenario.subscribe("pub")
+    scenario.publisher(
+        """INSERT INTO t VALUES (1, '2020-01-01', 'infinity', '1 year'), (2, 'infinity', '2020-01-01', '-1 year'),
+        (3, '-infinity', '2020-01-01', 'infinity'), (4, '2020-01-01', '-infinity', '-infinity'),
+        (5, '2020-01-01', '2020-02-01', '30 days'), (6, '2020-01-01', '2020-02-01', 'infinity'),
+        (7, '-infinity', 'infinity', '178000000 years')"""
+    )
+    scenario.check(expect={"t": ["1", "3", "4", "5", "7"]})
+
+
 # The initial copy (PostgreSQL documentation, Initial Data Synchronization).
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
-from math import isinf
+from math import isinf, isnan
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -126,17 +126,24 @@ def _add_time(day: float, time: str) -> float:
     return _require_timestamp_range(int(midnight_micros) + micros_of_day)
 
 
-def _subtract_timestamps(left: float, right: float) -> int:
-    """Return the difference of two timestamps in microseconds.
-
-    Raises FilterValueError for infinities, as servers before 17 do.
-    """
+def _subtract_timestamps(left: float, right: float) -> float:
+    """Return the difference of two timestamps in microseconds; it is infinite if one of them is, or both differ in sign."""
     if isinf(left) or isinf(right):
-        raise FilterValueError("cannot subtract infinite timestamps", sqlstate="22008")
-    difference = int(left) - int(right)
-    if not -(1 << 63) <= difference < 1 << 63:
+        difference = left - right
+        is_in_range = not isnan(difference)
+    else:
+        difference = int(left) - int(right)
+        is_in_range = -(1 << 63) <= difference < 1 << 63
+    if not is_in_range:
         raise FilterValueError("interval out of range", sqlstate="22008")
     return difference
+
+
+def _subtract_finite_timestamps(left: float, right: float) -> float:
+    """Return the difference as servers before 17 do, which have no infinite intervals."""
+    if isinf(left) or isinf(right):
+        raise FilterValueError("cannot subtract infinite timestamps", sqlstate="22008")
+    return _subtract_timestamps(left, right)
 
 
 # --- fields ------------------------------------------------------------------------------
@@ -371,6 +378,7 @@ DATETIME_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "datetime_pl": _add_time,
         "timedate_pl": lambda time, day: _add_time(day, time),
         "timestamp_mi": _subtract_timestamps,
+        "timestamp_mi_before_17": _subtract_finite_timestamps,
     }
 )
 """The functions of dates and times by `prosrc`, except those of `bind_constant`."""

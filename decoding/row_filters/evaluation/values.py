@@ -6,7 +6,7 @@
 | real                              | a float with the value of a single precision number |
 | date                              | days since 1970-01-01, or an infinity |
 | timestamp, timestamptz            | microseconds since 1970-01-01, or an infinity |
-| interval                          | the microseconds by which PostgreSQL compares it (interval_cmp_value) |
+| interval                          | the microseconds by which PostgreSQL compares it (interval_cmp_value), or an infinity |
 | time, uuid                        | text with the same order |
 | arrays                            | a list |
 | boolean, bytea, other numbers and strings | bool, bytes, int, float, str |
@@ -27,7 +27,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pgsieve.decoding.row_filters import nodes, numeric
-from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS
+from pgsieve.decoding.row_filters.constants import parse_interval
 from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 from pgsieve.decoding.values.datetimes import (
     DATE_INFINITY,
@@ -40,6 +40,8 @@ DAY_MICROS: Final = 86_400_000_000  # microseconds
 
 _DATE_INFINITIES: Final = MappingProxyType({DATE_INFINITY: inf, DATE_MINUS_INFINITY: -inf})
 _TIMESTAMP_INFINITIES: Final = MappingProxyType({TIMESTAMP_INFINITY: inf, TIMESTAMP_MINUS_INFINITY: -inf})
+#: The texts of infinite intervals, which PostgreSQL has from 17 on.
+_INTERVAL_INFINITIES: Final = MappingProxyType({"infinity": inf, "-infinity": -inf})
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 # --- from Arrow --------------------------------------------------------------------------
@@ -61,8 +63,8 @@ def _convert_numeric(value: Decimal | str) -> Decimal:
     return numeric.decimal_from_text(value) if isinstance(value, str) else value
 
 
-def _convert_interval(text: str) -> int:
-    return int(str(STRING_FUNCTIONS["interval_cmp_value"](text)))
+def _convert_interval(text: str) -> float:
+    return _INTERVAL_INFINITIES.get(text) or nodes.comparison_microseconds(parse_interval(text))
 
 
 #: Maps the oid of a type to the Arrow type to which a column is cast before its values become Python values (None
