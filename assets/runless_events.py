@@ -58,12 +58,12 @@ _MAX_INPUTS = 100
 
 
 def cut_data_version(cut: Cut) -> dg.DataVersion:
-    """The data version of a cut, which changes if a cut is written.
+    """The data version of a cut, which changes only if its rows may have changed.
 
-    A run writes one only if a replica has changed. Maintenance writes the newest cut again if it is old, or if replicas
-    were compacted.
+    A run writes a cut only if a replica has changed. Maintenance writes the newest cut again if it is old, or if replicas
+    were compacted. That cut has the same rows, and so the same data version.
     """
-    return dg.DataVersion(f"{format_lsn(cut.lsn)} {cut.at.isoformat()}")
+    return dg.DataVersion(f"{format_lsn(cut.lsn)} {cut.rows_time.isoformat()}")
 
 
 def measure_freshness(subscription: Subscription, lake: Lake, last_cut: Cut | None = None) -> Freshness | str:

@@ -15,6 +15,8 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 
+from pgsieve.assets.automation_condition import at_cut
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.config.model import load_config
@@ -99,6 +101,42 @@ def test_a_cut_also_depends_on_unchanged_tables(shop: Shop) -> None:
     shop.database.execute("insert into orders values (30, 30)")
     shop.run()
     assert stale_causes(shop) == [], "the table that left the publication"
+
+
+@dg.asset(automation_condition=at_cut("one"))
+def revenue() -> None: ...
+
+
+def test_assets_of_users_run_at_new_rows_and_not_at_compaction(shop: Shop) -> None:
+    """Maintenance writes the newest cut again, because it compacts the replicas."""
+    shop.run("one")
+    defs = dg.Definitions.merge(build_definitions(shop.path), dg.Definitions([revenue]))
+    with open_instance(load_config(shop.path)) as dagster:
+        cursor = dg.evaluate_automation_conditions(defs, dagster).cursor
+
+        def is_requested() -> bool:
+            nonlocal cursor
+            with pytest.MonkeyPatch.context() as patch:
+                often(patch)
+                shop.run("one")
+            request_counts = []
+            for _ in range(2):  # The second evaluation notices what the first has requested.
+                result = dg.evaluate_automation_conditions(defs, dagster, cursor=cursor)
+                cursor = result.cursor
+                request_counts.append(result.get_num_requested(revenue.key))
+            return request_counts == [1, 0]
+
+        for number in range(2):
+            shop.database.execute("insert into orders values (%s, 0)", [20 + number])
+            assert is_requested(), "there is a new row"
+            cut = Cuts(shop.lake, "one").read_last()
+            code, output = shop.cli("maintain", "one")
+            assert code == 0, output
+            compacted_cut = Cuts(shop.lake, "one").read_last()
+            assert cut is not None
+            assert compacted_cut is not None
+            assert compacted_cut.tables != cut.tables, "nothing was compacted"
+            assert not is_requested(), "the rows are the same"
 
 
 @pytest.mark.drawn

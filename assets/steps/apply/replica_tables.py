@@ -164,6 +164,7 @@ class _Apply:
                     for name, (old_version, new_version) in versions_by_table.items()
                     if (versions.get(name), new_version) == (old_version, old_version + 1)
                 },
+                has_same_rows=True,
             )
             self.result.cut = Cuts(self._lake, self._subscription.name).read_last()
         return states
@@ -414,16 +415,23 @@ def _write_cut(lake: Lake, subscription: Subscription, result: ApplyResult, new_
         records=read_present_versions(lake, subscription),
         versioned=new_cut.versioned,
         scd2=new_cut.scd2,
+        rows_at=new_cut.rows_at,
     )
     cuts.append(result.cut)
     reach(Failpoint.CUT_WRITTEN)
 
 
-def renew_cut(lake: Lake, subscription: Subscription, version_by_table: Mapping[Name, int]) -> None:
-    """Write the newest cut again with other Delta versions of some tables, which have the same rows."""
+def renew_cut(
+    lake: Lake, subscription: Subscription, version_by_table: Mapping[Name, int], *, has_same_rows: bool
+) -> None:
+    """Write the newest cut again with other Delta versions of some tables.
+
+    `has_same_rows` says that these versions have the same rows as those in the cut.
+    """
     if (cut := Cuts(lake, subscription.name).read_last()) is not None:
         renewed_versions = {name: version_by_table.get(name, version) for name, version in cut.tables.items()}
-        _write_cut(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed_versions))
+        renewed_cut = replace(cut, tables=renewed_versions, rows_at=cut.rows_time if has_same_rows else None)
+        _write_cut(lake, subscription, ApplyResult(cut=cut), renewed_cut)
 
 
 def combine_results(first: ApplyResult, second: ApplyResult) -> ApplyResult:

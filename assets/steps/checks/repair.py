@@ -75,10 +75,11 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
             version_by_table = {
                 name: result.version for name, result in result_by_table.items() if result.version is not None
             }
-            if any(result.inserted or result.deleted for result in result_by_table.values()):
+            is_any_changed = any(result.inserted or result.deleted for result in result_by_table.values())
+            if is_any_changed:
                 # `apply` also brings histories of rows up to date. If this process dies here, the next run does that.
                 apply(subscription, lake, log)
-            renew_cut(lake, subscription, version_by_table)
+            renew_cut(lake, subscription, version_by_table, has_same_rows=not is_any_changed)
         final_result_by_table.update(result_by_table)
         return [
             name

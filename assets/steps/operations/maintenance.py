@@ -17,7 +17,7 @@ the same time as a run: if both write a table, the slower of the two begins agai
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
@@ -277,7 +277,13 @@ class _SubscriptionTables:
         ):
             return is_recent
         if version_by_table != cut.tables or not is_recent:
-            cuts.append(cuts.make_cut(cut.lsn, version_by_table, states_version, cut))
+            new_cut = cuts.make_cut(cut.lsn, version_by_table, states_version, cut)
+            is_any_repaired = any(
+                records.is_repaired(path_by_table[name], version)
+                for name, version in cut.tables.items()
+                if version != version_by_table[name]
+            )
+            cuts.append(new_cut if is_any_repaired else replace(new_cut, rows_at=cut.rows_time))
         return True
 
     def _find_replica_path(self, table: Name) -> str:

@@ -32,6 +32,7 @@ CUT_SCHEMA = pa.schema(
         "records": pa.map_(pa.string(), pa.int64()),
         "versioned": pa.map_(pa.string(), pa.int64()),
         "scd2": pa.map_(pa.string(), pa.int64()),
+        "rows_at": pa.timestamp("us", "UTC"),
     }
 )
 
@@ -48,6 +49,7 @@ class Cut:
     - `records`: maps the identifiers of pgsieve's record tables to their Delta versions
     - `versioned`: the positions of those tables of versions of rows (`history: scd2`) that have no gap up to the cut
     - `scd2`: the Delta versions of the tables of versions of rows, except those that were put back
+    - `rows_at`: the time of the first cut with the same rows, if this cut repeats an earlier one; otherwise None
     """
 
     lsn: int
@@ -59,6 +61,12 @@ class Cut:
     records: Mapping[str, int] = field(default_factory=dict)
     versioned: Mapping[Name, int] = field(default_factory=dict)
     scd2: Mapping[Name, int] = field(default_factory=dict)
+    rows_at: datetime | None = None
+
+    @property
+    def rows_time(self) -> datetime:
+        """The time of the first cut with the same rows."""
+        return self.rows_at or self.at
 
     def refuse_earlier_history(self, path: str, state: TableState, position: int) -> None:
         """Raise DamagedTableError if a change history has not reached the position that it has in the cut.
@@ -196,6 +204,7 @@ class Cuts:
             "records": list(cut.records.items()),
             "versioned": versioned,
             "scd2": scd2,
+            "rows_at": cut.rows_at,
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CUT_SCHEMA))
 
@@ -216,6 +225,7 @@ def _parse_cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
             dict(row.get("records") or ()),
             _parse_numbers(row, "versioned"),
             _parse_numbers(row, "scd2"),
+            row.get("rows_at"),
         )
         for row in sorted(rows, key=_get_sort_key)
     ]
