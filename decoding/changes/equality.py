@@ -1,10 +1,11 @@
 """PostgreSQL's equality for Arrow.
 
-In: a column. Out: a column whose values are equal when Arrow joins or groups them, exactly if the values of the first
-column are equal in PostgreSQL. The result is only for comparisons. Raises Arrow's errors.
+In: a column. Out: a column whose values Arrow treats as equal exactly if PostgreSQL treats the values of the first column
+as equal: when Arrow joins, groups or compares them. The result is only for comparisons. Raises Arrow's errors.
 
-In PostgreSQL NaN equals NaN, and 0.0 equals -0.0. Arrow joins and groups values by their bits, and it cannot join or
-group lists. So all NaN get the same bits, all zeros get the same bits, and a list becomes bytes.
+In PostgreSQL NaN equals NaN, and 0.0 equals -0.0. Arrow joins and groups values by their bits, compares NaN as unequal
+to NaN, and cannot join or group lists. So all NaN get the same bits, all zeros get the same bits, a float becomes the
+integer with its bits, and a list becomes bytes.
 
 `encode_rows` turns entire rows into bytes. It can use this equality, or the equality of the values' texts, in which
 0.0 differs from -0.0.
@@ -21,10 +22,14 @@ _NO_OCTETS = pa.scalar(b"", _OCTETS)
 
 
 def to_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return values that Arrow joins and groups as PostgreSQL compares the column's values; NULL stays NULL."""
+    """Return values that Arrow treats as equal if PostgreSQL treats the column's values as equal; NULL stays NULL."""
     if pa.types.is_list(column.type):
         return pa.chunked_array([_encode_lists(chunk) for chunk in column.chunks], _OCTETS)
-    return unify_floats(column, unify_zeros=True)
+    if pa.types.is_floating(column.type):
+        integer_type = pa.int64() if pa.types.is_float64(column.type) else pa.int32()
+        floats = unify_floats(column, unify_zeros=True)
+        return pa.chunked_array([chunk.view(integer_type) for chunk in floats.chunks], integer_type)
+    return column
 
 
 def encode_rows(rows: pa.RecordBatch, *, unify_zeros: bool) -> pa.Array:

@@ -1,8 +1,7 @@
 """Computes which rows to delete and to insert in a replica without a key.
 
-In: the changes in order (`KeyChanges`). A table without a key is treated as if the entire row were its key, so equal rows have
-    the same number.
-Out: a `MultisetChange`. Raises nothing.
+In: the changes in order (`KeyChanges`). Here the entire row counts as its key, so equal rows have the same number. Out: a
+`MultisetChange`. Raises nothing.
 
 A replica without a key is a multiset: it can have several equal rows. A DELETE removes one of them, and an UPDATE
 replaces one of them. A change that finds no equal row has no effect (PostgreSQL documentation, Logical Replication:

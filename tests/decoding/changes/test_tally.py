@@ -22,6 +22,8 @@ def _row(a: int | None, x: float | None) -> dict[str, Any]:
         ("update", _row(1, 1.0), _row(1, 1.0), 0),
         ("update", _row(1, 1.0), _row(2, 1.0), 1),
         ("update", _row(1, 0.0), _row(1, -0.0), 0),
+        ("update", _row(1, float("nan")), _row(1, float("nan")), 0),
+        ("update", _row(1, float("nan")), _row(1, 1.0), 1),
         (
             "update",
             _row(None, 1.0),
