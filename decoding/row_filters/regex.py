@@ -23,8 +23,11 @@ from pgsieve.decoding.row_filters.constants import InvalidConstantError, Refused
 from pgsieve.decoding.row_filters.letter_case import CaseMapping
 
 _MAX_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
+_DIGITS: Final = frozenset("0123456789")
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
 _CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
+#: A set with one of these elements is refused, unless it is a class that `_CLASS` matches.
+_BRACKETED_ELEMENTS: Final = ("[.", "[=", "[:")
 # The ASCII characters of each class. If a collation has letters beyond ASCII, classes are refused.
 _CHARACTERS_BY_CLASS: Final = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
@@ -96,6 +99,10 @@ class _Translation:
         """Return the next character without moving on; '' at the end of the pattern."""
         return self._pattern[self._position : self._position + 1]
 
+    def _is_next(self, *texts: str) -> bool:
+        """Whether the rest of the pattern begins with one of these texts."""
+        return self._pattern.startswith(texts, self._position)
+
     def _take(self) -> str:
         character = self._peek()
         if not character:
@@ -115,6 +122,8 @@ class _Translation:
         if _QUANTIFIER.match(self._pattern, self._position):
             raise RefusedError("a quantifier has nothing to repeat")
         first_character = self._take()
+        if first_character == "{" and self._peek() in _DIGITS:
+            raise RefusedError("its bounds are not valid")
         anchor = {"^": r"\A", "$": r"\z"}.get(first_character)
         if first_character == "\\" and self._peek() in ("A", "Z"):
             anchor = {"A": r"\A", "Z": r"\z"}[self._take()]
@@ -146,7 +155,7 @@ class _Translation:
 
     def _translate_group(self) -> str:
         if self._peek() == "?":
-            if self._pattern[self._position : self._position + 2] != "?:":
+            if not self._is_next("?:"):
                 raise RefusedError("a regular expression with (? is not supported, except (?:")
             self._position += 2
         body = "".join(self._translate_alternatives())
@@ -194,6 +203,8 @@ class _Translation:
             self._translate_member()
         ]  # A ] directly after the [ does not end the set, but is a member.
         while self._peek() != "]":
+            if self._peek() == "-" and not self._is_next("-]"):
+                raise RefusedError("a range of a set is not valid")
             members.append(self._translate_member())
         self._position += 1
         return f"[^{''.join(members)}]" if is_negated else _write_set_with_nul("".join(members))
@@ -202,10 +213,8 @@ class _Translation:
         match = _CLASS.match(self._pattern, self._position)
         if match is not None:
             return self._translate_named_class(match)
-        if self._pattern[self._position : self._position + 2] in ("[.", "[=", "[:"):
-            raise RefusedError("a set with [. or [= or an unknown [: is not supported")
         first_character = self._read_endpoint()
-        if self._peek() != "-" or self._pattern[self._position + 1 : self._position + 2] == "]":
+        if self._peek() != "-" or self._is_next("-]"):
             return (
                 _CHARACTERS_BY_CLASS_ESCAPE[first_character[1]]
                 if _is_class(first_character)
@@ -231,6 +240,8 @@ class _Translation:
         return _CHARACTERS_BY_CLASS[name]
 
     def _read_endpoint(self) -> str:
+        if self._is_next(*_BRACKETED_ELEMENTS):
+            raise RefusedError("a set with [. or [= or an unknown [: is not supported")
         character = self._take()
         return self._read_escape(is_in_set=True) if character == "\\" else character
 
@@ -258,26 +269,44 @@ def translate_pattern(pattern: str, mapping: CaseMapping | None, *, has_ascii_cl
 def similar_to_escape(pattern: str, escape: str) -> str:
     """Return the regular expression to which PostgreSQL converts a pattern of SIMILAR TO.
 
+    Raises RefusedError for a set that servers convert differently, by their minor version.
+
     PostgreSQL documentation, SIMILAR TO Regular Expressions.
     """
     if len(escape) > 1:
         raise InvalidConstantError("invalid escape string", "22025")
-    return f"^(?:{''.join(_translate_similar(pattern, escape))})$"
+    earlier_body, later_body = (
+        "".join(_translate_similar(pattern, escape, has_nested_brackets=has_nested_brackets))
+        for has_nested_brackets in (False, True)
+    )
+    if earlier_body != later_body:
+        raise RefusedError("the end of its set depends on the server's minor version")
+    return f"^(?:{earlier_body})$"
 
 
-def _translate_similar(pattern: str, escape: str) -> Iterator[str]:
-    characters, is_in_set = iter(pattern), False
+def _translate_similar(pattern: str, escape: str, *, has_nested_brackets: bool) -> Iterator[str]:
+    """Yield the parts of the regular expression.
+
+    Earlier servers end a set at the first ]. Later servers, with `has_nested_brackets`, count the brackets in a set, and
+    a ] at its beginning does not end it (similar_escape_internal() in src/backend/utils/adt/regexp.c).
+    """
+    characters, depth = iter(pattern), 0
+    # This is 1 after the [ of a set, 2 after the ^ that follows it, and at least 3 after any other character.
+    place_in_set = 0
     for character in characters:
         if escape and character == escape:
             escaped_character = next(characters, None)
-            if escaped_character is None or escaped_character == '"' or is_in_set:
+            if escaped_character is None or escaped_character == '"' or depth:
                 raise RefusedError("an escape at the end, in a set, or before a quote is not supported")
             yield f"\\{escaped_character}"
-        elif is_in_set:
-            is_in_set = character != "]"
+        elif depth:
             yield "\\\\" if character == "\\" else character
+            if character == "]" and (place_in_set > 2 or not has_nested_brackets):
+                depth -= 1
+            depth += character == "[" and has_nested_brackets
+            place_in_set = place_in_set + 1 if character == "^" else 3
         elif character == "[":
-            is_in_set = True
+            depth, place_in_set = 1, 1
             yield character
         else:
             yield {"%": ".*", "_": ".", "(": "(?:"}.get(character) or (

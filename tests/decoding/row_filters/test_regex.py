@@ -60,11 +60,15 @@ def test_letters_of_a_set_match_no_other_letter_that_unicode_folds_to_them(form:
         ("^*", "follows an anchor"),
         ("a{256}", "bounds"),
         ("a{3,2}", "bounds"),
+        ("a{1", "bounds"),
+        ("a{1000}", "bounds"),
         (r"(a)\1", "not supported"),
         ("(?=a)", r"with \(\?"),
         ("***=a", "begins with"),
         ("[b-a]", "range"),
+        ("[a-b-c]", "range"),
         ("[[.a.]]", r"\[\. or \[="),
+        ("[a-[:alpha:]]", r"\[\. or \[="),
         ("(a", "parentheses|too early"),
         ("a)", "parentheses"),
         ("[a", "too early"),
@@ -88,11 +92,18 @@ def test_classes_of_letters_depend_on_the_collation(pattern: str) -> None:
         ("a.b", r"^(?:a\.b)$"),
         (r"\%", r"^(?:\%)$"),
         ("[%_]", "^(?:[%_])$"),
+        ("[[:alpha:]]_[^]", "^(?:[[:alpha:]].[^])$"),
         ("(a|b)", "^(?:(?:a|b))$"),
     ],
 )
 def test_similar_to_is_a_regular_expression_over_the_whole_string(pattern: str, regular: str) -> None:
     assert similar_to_escape(pattern, "\\") == regular
+
+
+@pytest.mark.parametrize("pattern", ["[[:alpha:]%]", "[a[b]_", "[]_]", "[^]%]"])
+def test_servers_end_these_sets_of_similar_to_at_different_places(pattern: str) -> None:
+    with pytest.raises(RefusedError, match="minor version"):
+        similar_to_escape(pattern, "\\")
 
 
 def test_an_escape_is_one_character() -> None:
