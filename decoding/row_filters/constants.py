@@ -64,6 +64,11 @@ _EXACT_CONTEXT: Final = Context(prec=20_000)
 
 _INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*([+-]?)(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?\s*", re.ASCII)
+#: Numbers that some servers accept, and that pgsieve does not read.
+_OTHER_NUMBER = re.compile(
+    r"\s*[+-]?(?:0x[\da-f_.p+-]+|0o[0-7_]+|0b[01_]+|[\d_.e+-]*_[\d_.e+-]*|[\d.]+e[+-]?\d{5,})\s*",
+    re.ASCII | re.IGNORECASE,
+)
 _NAN_OR_INFINITY = re.compile(r"\s*(nan|[+-]?inf(?:inity)?)\s*", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _DATE = r"\d{4}-\d{2}-\d{2}"
@@ -91,7 +96,7 @@ _TIMESTAMP_OUT_OF_CALENDAR: Final = (
 
 def _parse_integer(text: str, bits: int) -> int:
     if not _INTEGER.fullmatch(text):
-        raise InvalidConstantError("invalid input syntax for an integer")
+        raise _make_number_error(text, "an integer")
     return _require_range(int(text), bits)
 
 
@@ -103,8 +108,17 @@ def _require_range(value: int, bits: int) -> int:
 
 def _parse_decimal(text: str) -> Decimal:
     if not (_NUMBER.fullmatch(text) or _NAN_OR_INFINITY.fullmatch(text)):
-        raise InvalidConstantError("invalid input syntax for a number")
+        raise _make_number_error(text, "a number")
     return Decimal(text.strip())
+
+
+def _make_number_error(text: str, kind: str) -> RefusedError | InvalidConstantError:
+    """Return the error for text that pgsieve does not read as a number of this kind."""
+    if _OTHER_NUMBER.fullmatch(text):
+        return RefusedError(
+            f"{kind} must be in decimal digits, without underscores, with an exponent of at most four digits"
+        )
+    return InvalidConstantError(f"invalid input syntax for {kind}")
 
 
 def _parse_double(text: str) -> float:

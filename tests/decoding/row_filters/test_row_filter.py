@@ -477,6 +477,12 @@ def test_undefined_columns(expression: str) -> None:
     assert "does not exist" in caught.value.message
 
 
+@pytest.mark.parametrize("text", ["b = '1_000'", "a = '0x1F'", "n = '1e99999'", "f = '0x1p3'"])
+def test_a_number_that_only_some_servers_accept_is_refused(text: str) -> None:
+    with pytest.raises(UnsupportedFilterError, match="must be in decimal digits"):
+        tree(text)
+
+
 def test_deep_nesting_is_an_error_that_says_so() -> None:
     with pytest.raises(UnsupportedFilterError, match="nested too deeply") as caught:
         tree("(" * 20_000 + "ok" + ")" * 20_000)
