@@ -70,10 +70,15 @@ _RELABELLED_TYPES: Final = frozenset((*STRINGS, *ELEMENT_OIDS))
 #: The first major version whose planner replaces IS NULL of an expression that cannot be NULL.
 _NULL_TEST_VERSION: Final = 19
 #: Maps the `prosrc` of a function to the first major version whose function behaves as it does now, and to the name of the
-#: former implementation. From 17 on, differences of infinite timestamps are infinite. From 19 on, right() accepts the
-#: least integer, -2147483648.
+#: former implementation, which may have a former implementation, too. From 16 on, a difference of timestamps that overflows
+#: is an error. From 17 on, differences of infinite timestamps are infinite. From 19 on, right() accepts the least integer,
+#: -2147483648.
 _FORMER_FUNCTIONS: Final = MappingProxyType(
-    {"timestamp_mi": (17, "timestamp_mi_before_17"), "text_right": (19, "text_right_before_19")}
+    {
+        "timestamp_mi": (17, "timestamp_mi_before_17"),
+        "timestamp_mi_before_17": (16, "timestamp_mi_before_16"),
+        "text_right": (19, "text_right_before_19"),
+    }
 )
 _OLDEST_VERSION: Final = OLDEST_SERVER // 10000
 
@@ -87,9 +92,11 @@ def simplify(tree: Node, major_version: int = _OLDEST_VERSION) -> Node:
 def choose_implementations(node: Node, major_version: int) -> Node:
     """Give each function the name of the implementation that behaves as a server of that version does."""
     node = _replace_children(node, partial(choose_implementations, major_version=major_version))
-    if isinstance(node, FunctionCall) and node.name in _FORMER_FUNCTIONS:
+    while isinstance(node, FunctionCall) and node.name in _FORMER_FUNCTIONS:
         first_version, former_name = _FORMER_FUNCTIONS[node.name]
-        return replace(node, name=former_name) if major_version < first_version else node
+        if major_version >= first_version:
+            break
+        node = replace(node, name=former_name)
     return node
 
 

@@ -31,6 +31,7 @@ from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.values.datetimes import calendar_date, days_since_epoch
 
 _SECOND_MICROS: Final = 1_000_000  # microseconds
+_INT64_LIMIT: Final = 1 << 63
 _JULIAN_EPOCH: Final = 2_440_588  # 1970-01-01 as a Julian day; PostgreSQL's dates begin with day 0
 _DATE_END: Final = 2_147_483_494 - _JULIAN_EPOCH  # DATE_END_JULIAN
 _TIMESTAMP_END: Final = 109_203_528 - _JULIAN_EPOCH  # TIMESTAMP_END_JULIAN
@@ -127,13 +128,16 @@ def _add_time(day: float, time: str) -> float:
 
 
 def _subtract_timestamps(left: float, right: float) -> float:
-    """Return the difference of two timestamps in microseconds; it is infinite if one of them is, or both differ in sign."""
+    """Return the difference of two timestamps in microseconds.
+
+    It is infinite if only one of them is infinite, or if they are infinities of different signs.
+    """
     if isinf(left) or isinf(right):
         difference = left - right
         is_in_range = not isnan(difference)
     else:
         difference = int(left) - int(right)
-        is_in_range = -(1 << 63) <= difference < 1 << 63
+        is_in_range = -_INT64_LIMIT <= difference < _INT64_LIMIT
     if not is_in_range:
         raise FilterValueError("interval out of range", sqlstate="22008")
     return difference
@@ -144,6 +148,13 @@ def _subtract_finite_timestamps(left: float, right: float) -> float:
     if isinf(left) or isinf(right):
         raise FilterValueError("cannot subtract infinite timestamps", sqlstate="22008")
     return _subtract_timestamps(left, right)
+
+
+def _subtract_with_overflow(left: float, right: float) -> float:
+    """Return the difference as servers before 16 do, which do not notice that it overflows."""
+    if isinf(left) or isinf(right):
+        return _subtract_finite_timestamps(left, right)
+    return (int(left) - int(right) + _INT64_LIMIT) % (2 * _INT64_LIMIT) - _INT64_LIMIT
 
 
 # --- fields ------------------------------------------------------------------------------
@@ -379,6 +390,7 @@ DATETIME_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "timedate_pl": lambda time, day: _add_time(day, time),
         "timestamp_mi": _subtract_timestamps,
         "timestamp_mi_before_17": _subtract_finite_timestamps,
+        "timestamp_mi_before_16": _subtract_with_overflow,
     }
 )
 """The functions of dates and times by `prosrc`, except those of `bind_constant`."""

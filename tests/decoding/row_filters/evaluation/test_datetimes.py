@@ -103,6 +103,14 @@ def test_values_out_of_range_fail(fails: Callable[[], object]) -> None:
     assert raised.value.sqlstate == "22008"
 
 
+def test_before_16_the_difference_of_timestamps_overflows() -> None:
+    minus = DATETIME_FUNCTIONS["timestamp_mi_before_16"]
+    assert minus(LAST_TIMESTAMP, FIRST_TIMESTAMP) == LAST_TIMESTAMP - FIRST_TIMESTAMP - 2**64
+    assert minus(3, 5) == -2
+    with pytest.raises(PgsieveError, match="cannot subtract infinite timestamps"):
+        minus(0, inf)
+
+
 def test_years_before_christ() -> None:
     assert DATETIME_FUNCTIONS["make_date"](-1, 2, 29) == days_since_epoch(0, 2, 29)
     assert field("year", "extract_date", DATE)(days_since_epoch(0, 2, 29)) == -1
