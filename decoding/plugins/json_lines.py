@@ -25,7 +25,8 @@ With the option stream-changes (default off), the plugin also writes transaction
 transaction come in blocks between stream_start and stream_stop. A change in a block has the `xid` of its
 subtransaction.
 
-Raises OutputPluginOptionError for other options, and OutputTypeError for values in binary format or not in UTF-8.
+Raises OutputPluginOptionError for other options, and OutputTypeError for values in binary format, and for values and
+names that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -83,10 +84,16 @@ def _write(ctx: DecodingContext, action: str, fields: Mapping[str, Any]) -> None
     """Write one JSON object; fields with the value None are left out."""
     present_fields = {name: value for name, value in fields.items() if value is not None}
     ctx.prepare_write(last=True)
-    ctx.out += json.dumps(
-        {"action": action, **present_fields}, ensure_ascii=False, separators=(",", ":")
-    ).encode()
-    ctx.write(last=True)
+    text = json.dumps({"action": action, **present_fields}, ensure_ascii=False, separators=(",", ":"))
+    with suppress(UnicodeEncodeError):  # This error would contain the values of the row.
+        ctx.out += text.encode()
+        ctx.write(last=True)
+        return
+    raise OutputTypeError(
+        "the name of a table or column, a prefix, an origin or a gid is not UTF-8",
+        hint="use the output plugin test_decoding or pgoutput, which write the bytes of such names",
+        sqlstate="22021",
+    )
 
 
 def _begin(ctx: DecodingContext, txn: Transaction) -> None:

@@ -316,10 +316,10 @@ class TestDecoding:
         if prefixes is None or prefixes.relation is not relation:
             version = self._server_version
             columns = [
-                f" {quote_identifier(column.name, version)}[{type_name}]:".encode()
+                _encode(f" {quote_identifier(column.name, version)}[{type_name}]:")
                 for column, type_name in zip(relation.message.columns, relation.type_names, strict=True)
             ]
-            prefixes = _Prefixes(relation, f"table {self._quote_relation(relation)}:".encode(), columns)
+            prefixes = _Prefixes(relation, _encode(f"table {self._quote_relation(relation)}:"), columns)
             self._prefixes[relation.message.relation_id] = prefixes
         return prefixes
 
@@ -329,8 +329,13 @@ class TestDecoding:
     @staticmethod
     def _write(ctx: DecodingContext, line: str, content: bytes = b"", *, last: bool = True) -> None:
         ctx.prepare_write(last=last)
-        ctx.out += line.encode() + content
+        ctx.out += _encode(line) + content
         ctx.write(last=last)
+
+
+def _encode(text: str) -> bytes:
+    """Encode text. A name that is not UTF-8 becomes the bytes that the server sent (`Cursor.cstr`)."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _format_message_properties(message: LogicalMessage) -> str:

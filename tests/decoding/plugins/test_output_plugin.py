@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -290,3 +291,13 @@ def test_messages_count_as_changes_since_17(version: int, framed: bool) -> None:
         "committing streamed transaction TXN 7",
     ]
     assert lines == ([*begun, *opened] if framed else [begun[1], opened[1]])
+
+
+def test_a_name_that_is_not_utf_8_is_written_as_the_server_sent_it_or_refused() -> None:
+    messages = [BEGIN, replace(TABLE, name="caf\udce9"), row("s3cr3t"), COMMIT]
+    with PluginDriver(find_plugin("test_decoding")) as driver:
+        lines = list(read_binary_changes(driver, map(encode, messages)))
+    assert b"table public.\"caf\xe9\": INSERT: a[text]:'s3cr3t'" in lines
+    with pytest.raises(OutputTypeError, match="not UTF-8") as caught:
+        calls(find_plugin("json"), messages)
+    assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
