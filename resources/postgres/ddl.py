@@ -26,21 +26,10 @@ from pgsieve.resources.postgres.errors import (
     remove_values_from_message,
     translate_errors,
 )
+from pgsieve.resources.postgres.sessions import read_own_search_path
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import LOCK_SECONDS
 
-#: The search_path that the role's sessions get by default. ALTER ROLE and ALTER DATABASE may have set it; the
-#: setting for the role in this database takes precedence over that for the role, and this one over that for the
-#: database (process_settings() in src/backend/utils/init/postinit.c). If neither has set it, PostgreSQL's built-in
-#: default counts.
-_OWN_SEARCH_PATH_QUERY = """
-select coalesce((
-    select substr(setting, length('search_path=') + 1) from pg_db_role_setting s cross join unnest(setconfig) setting
-     where setdatabase in (0, (select oid from pg_database where datname = current_database()))
-       and setrole in (0, (select oid from pg_roles where rolname = session_user)) and setting like 'search\\_path=%'
-     order by setrole <> 0 and setdatabase <> 0 desc, setrole <> 0 desc, setdatabase <> 0 desc limit 1),
-  (select boot_val from pg_settings where name = 'search_path'))
-"""
 #: The enabled event triggers that DDL can run, and the schemas and names of their functions.
 _EVENT_TRIGGERS_QUERY = """
 select evtname, nspname, proname from pg_event_trigger join pg_proc p on p.oid = evtfoid
@@ -55,13 +44,6 @@ class EventTriggerError(SourceError):
 
 class UndefinedObjectError(SourceError):
     """An object that a statement names does not exist, or no longer exists."""
-
-
-def read_own_search_path(connection: psycopg.Connection[Any]) -> str:
-    """The search_path that a session of the role has by default."""
-    row = connection.execute(_OWN_SEARCH_PATH_QUERY).fetchone()
-    assert row is not None
-    return str(row[0])
 
 
 def find_failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
@@ -88,17 +70,23 @@ def execute_ddl(
     dry_run: bool = False,
     lock_timeout_seconds: float = 0,
 ) -> None:
-    """Run statements in one transaction, under the role's own search_path. With `dry_run` the transaction is rolled back.
+    """Run statements in one transaction. With `dry_run` the transaction is rolled back.
+
+    If the database has event triggers, the statements run under the role's own search_path.
 
     - `operation`: names the statements in messages, for example `prepare the capture publication "p"`
     - `lock_timeout_seconds`: how long a statement may wait for a lock; after that LockedTableError is raised. With 0 a
       statement waits without a limit.
     """
-    search_path = read_own_search_path(connection)
+    search_path = None
+    with translate_errors(source_name, operation):
+        if connection.execute(_EVENT_TRIGGERS_QUERY).fetchone() is not None:
+            search_path = read_own_search_path(connection)
     try:
         with connection.transaction(force_rollback=dry_run):
             connection.execute(f"set local lock_timeout = '{lock_timeout_seconds:g}s'")
-            connection.execute("select set_config('search_path', %s, true)", [search_path])
+            if search_path is not None:
+                connection.execute("select set_config('search_path', %s, true)", [search_path])
             for statement in statements:
                 connection.execute(statement)
     except psycopg.Error as error:

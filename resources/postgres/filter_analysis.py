@@ -27,8 +27,9 @@ from pgsieve.decoding.publications.filter_rules import (
     find_refusal_reason,
 )
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
-from pgsieve.resources.postgres.ddl import find_failed_trigger, read_own_search_path
+from pgsieve.resources.postgres.ddl import find_failed_trigger
 from pgsieve.resources.postgres.errors import is_transient, remove_values_from_message
+from pgsieve.resources.postgres.sessions import read_own_search_path
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import LOCK_SECONDS
 

@@ -59,6 +59,8 @@ _LIMIT_SECONDS = 1.0
 #: Temporary tables come last. If the path did not contain them, the server would look for tables there before
 #: pg_catalog (PostgreSQL documentation, setting search_path).
 _SEARCH_PATH = "pg_catalog,pg_temp"
+#: The search_path in the options of a session, as `_make_options` writes it.
+_SEARCH_PATH_OPTION = f"-c search_path={_SEARCH_PATH}"
 
 #: Settings that change the meaning of literals, conditions and transactions, or the effect of errors. They get the
 #: server's defaults, whatever the role has. docs/connections.md describes each of them;
@@ -227,6 +229,10 @@ class Conninfo:
             raise
         return connection
 
+    def open_unchanged(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """Open an autocommit session whose settings are those of the server, the role and the conninfo, except for its encoding."""
+        return self._open({})
+
     def _open(self, parameters: Mapping[str, Any]) -> psycopg.Connection[tuple[Any, ...]]:
         return _connect_within_limits(
             lambda: psycopg.connect(self.text, autocommit=True, client_encoding="UTF8", **parameters)
@@ -382,6 +388,24 @@ def parse_conninfo(conninfo: str) -> Mapping[str, Any]:
             hint='use libpq\'s syntax, e.g. "host=db dbname=shop user=pgsieve" or a postgresql:// URI; put a password with'
             " special characters into the separate key `password`",
         ) from None
+
+
+def read_own_search_path(connection: psycopg.Connection[Any]) -> str:
+    """The search_path with which the role's sessions begin, if pgsieve does not set it.
+
+    It may come from postgresql.conf, ALTER SYSTEM, ALTER DATABASE, ALTER ROLE, or the user's own options. In a session of
+    pgsieve no setting of the server shows it, so another session is opened for a moment. Raises psycopg.Error if there is
+    none.
+    """
+    parameters = _read_parameters(connection)
+    parameters["options"] = parameters.get("options", "").replace(_SEARCH_PATH_OPTION, "")
+    if connection.info.password:
+        parameters["password"] = connection.info.password
+    with closing(Conninfo(make_conninfo("", **parameters)).open_unchanged()) as session:
+        # SHOW calls no function, so the path cannot make it call another user's function.
+        row = session.execute("show search_path").fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def reset_settings(connection: psycopg.Connection[Any], statements: str | None = None) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.oracle import wait_until
 from tests.fixtures.shop import Shop
 
 #: It relies on the search_path of the session that runs the DDL.
@@ -74,6 +77,50 @@ def test_a_trigger_runs_as_for_any_other_client(shop: Shop, owner: str) -> None:
     assert code == 0, output
     logged = [tag for (tag,) in shop.database.execute("select tag from ddl_log")]
     assert logged[2:] == ["DROP PUBLICATION", "DROP PUBLICATION"]
+
+
+@pytest.fixture
+def system_path(publisher_server: EmbeddedServer) -> Iterator[str]:
+    """A search_path in the settings of the server, where ALTER SYSTEM writes it."""
+    schema = "of_system"
+
+    def reload() -> None:
+        admin.execute("select pg_reload_conf()")
+        shown = "select setting from pg_settings where name = 'search_path' and source <> 'default'"
+        wait_until(lambda: (admin.execute(shown).fetchone() is None) == is_reset, lambda: "not reloaded")
+
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        is_reset = False
+        admin.execute(f"alter system set search_path = {schema}")
+        reload()
+        yield schema
+        is_reset = True
+        admin.execute("alter system reset search_path")
+        reload()
+
+
+@pytest.mark.parametrize("wins", ["system", "role", "options"])
+def test_a_trigger_sees_the_search_path_that_the_roles_sessions_begin_with(
+    shop: Shop, owner: str, system_path: str, wins: str
+) -> None:
+    """The number of sessions is limited to those of a run."""
+    for schema in ("of_system", "of_role", "of_options"):
+        shop.database.execute(f"create schema {schema} create table ddl_log (tag text)")
+        shop.database.execute(f"grant usage on schema {schema} to {owner}")
+        shop.database.execute(f"grant insert on {schema}.ddl_log to {owner}")
+    shop.database.execute(LOGGING.replace("create table ddl_log (tag text);", ""))
+    shop.database.execute(f"alter role {owner} connection limit 4")
+    if wins != "system":
+        shop.database.execute(f"alter role {owner} set search_path = of_role, public")
+    if wins == "options":
+        source = shop.written["sources"]["shop"]
+        options = make_conninfo(source["conninfo"], options="-c search_path=of_options")
+        shop.configure(sources={"shop": {**source, "conninfo": options}})
+    shop.database.execute(f"delete from {f'of_{wins}'}.ddl_log")
+    code, output = shop.cli("run")
+    assert code == 0, output
+    logged = [tag for (tag,) in shop.database.execute(f"select tag from of_{wins}.ddl_log")]
+    assert logged == ["CREATE PUBLICATION", "COMMENT"]
 
 
 @pytest.mark.drawn
