@@ -177,21 +177,35 @@ def remove_values_from_message(error: Exception) -> str:
 
     The lines DETAIL and CONTEXT, which show rows, are left out.
 
-    The messages of data exceptions (SQLSTATE class 22) show a value in their first line, too. The value follows a
-    colon, or the word `value` or `character`. It is in quotation marks, or it is a number at the end of the line. If
-    the server's messages are in another language (lc_messages), the quotation marks are those of that language.
+    The messages of data exceptions (SQLSTATE class 22) show a value, too. The value follows a colon, or the word
+    `value` or `character`. It is in quotation marks, and may have several lines; or it is a number at the end of the
+    line. If the server's messages are in another language (lc_messages), the quotation marks are those of that language.
     """
-    text = str(error)
-    if isinstance(error, adbc_driver_manager.Error):
-        # The driver quotes its own queries, which have several lines.
-        text = re.sub(r"\[libpq\] Failed to execute query '.*?': \w+: +", "", text, flags=re.DOTALL)
+    text = _find_server_message(error) or _remove_request(error)
+    text = re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+(?=\n|$))', r"\1...", text, flags=re.DOTALL)
+    text = re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", text)
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    if isinstance(error, adbc_driver_manager.Error):
-        line = line.removeprefix(f"{error.status_code.name}: ")
-        request_pattern = r"Execution error \[\w+\]|Failed to execute query: could not begin COPY"
-        line = re.sub(rf"^\[libpq\] (?:{request_pattern}): \w+: +", "", line)
-    message = re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", " ".join(line.split()))
-    return conceal_passwords(re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", message))
+    return conceal_passwords(" ".join(line.split()))
+
+
+def _find_server_message(error: Exception) -> str | None:
+    """The server's message, with all of its lines, but without DETAIL, HINT and CONTEXT. None if the driver lacks it."""
+    if isinstance(error, psycopg.Error):
+        return error.diag.message_primary
+    message = dict(getattr(error, "details", None) or ()).get(b"PG_DIAG_MESSAGE_PRIMARY")
+    return None if message is None else message.decode(errors="replace")
+
+
+def _remove_request(error: Exception) -> str:
+    """The text of a driver's error, without the words in which ADBC's driver describes its own request."""
+    text = str(error)
+    if not isinstance(error, adbc_driver_manager.Error):
+        return text
+    # The driver quotes its own queries, which have several lines.
+    text = re.sub(r"\[libpq\] Failed to execute query '.*?': \w+: +", "", text, flags=re.DOTALL)
+    text = text.strip().removeprefix(f"{error.status_code.name}: ")
+    request_pattern = r"Execution error \[\w+\]|Failed to execute query: could not begin COPY"
+    return re.sub(rf"^\[libpq\] (?:{request_pattern}): \w+: +", "", text)
 
 
 def remove_values_from_cause(error: Exception) -> Exception | None:

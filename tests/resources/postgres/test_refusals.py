@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 
+import adbc_driver_manager
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.pq import ExecStatus
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -85,3 +87,25 @@ def test_a_lost_connection_is_another_servers_if_the_session_continues(
 def test_no_value_is_shown_in_any_language_of_the_server(error: str, shown: str) -> None:
     """The language is that of lc_messages, which only a superuser sets."""
     assert remove_values_from_message(psycopg.errors.InvalidTextRepresentation(error)) == shown
+
+
+@pytest.mark.parametrize("cell", ["ce\nll", 'c"e\nl"l', "\ncell", 'ce"\n"ll'])
+def test_no_line_of_a_value_is_shown(publisher_server: EmbeddedServer, cell: str) -> None:
+    """The server quotes a value as it is, with its line breaks and quotation marks."""
+    shown = ("invalid input syntax for type integer: ...", "invalid size: ...")
+    with (
+        psycopg.connect(publisher_server.conninfo(), autocommit=True) as connection,
+        Conninfo(publisher_server.conninfo()).connect_adbc() as other,
+        other.cursor() as cursor,
+    ):
+        connection.execute("create temporary table cells (cell text)")
+        connection.execute("insert into cells values (%s)", [cell])
+        quoted = sql.Literal(cell).as_string(None)
+        for function, words in zip(("int4in(textout({}))::int", "pg_size_bytes({})"), shown, strict=True):
+            with pytest.raises(psycopg.Error) as refused:
+                connection.execute(f"select {function.format('cell')} from cells".encode())
+            assert remove_values_from_message(refused.value) == words
+            with pytest.raises(adbc_driver_manager.Error) as refused_by_adbc:
+                cursor.execute(f"select {function.format(quoted + '::text')}").fetchall()
+            assert remove_values_from_message(refused_by_adbc.value) == words
+            other.rollback()
