@@ -259,6 +259,10 @@ def _convert_syntax_error(error: yaml.YAMLError) -> Problem:
             return Problem(
                 "", line, "a value begins with * but no anchor (&) of that name exists", "put it in quotes"
             )
+        if problem_text == "second occurrence":
+            return Problem(
+                "", line, "two values begin with & and the same name, as anchors do", "put them in quotes"
+            )
         return Problem("", line, "more than one YAML document", "keep one, without a line of ---")
     if isinstance(error, yaml.reader.ReaderError):
         return Problem("", line, "a character that YAML does not allow (a control character?)")

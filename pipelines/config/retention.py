@@ -27,8 +27,8 @@ def _make_refusal(message: str, hint: str) -> PydanticCustomError:
 def _parse_retention(value: object) -> timedelta | None:
     if isinstance(value, timedelta) or value is None:
         return value
-    if value in _RETENTIONS_BY_WORD:
-        return _RETENTIONS_BY_WORD[str(value)]
+    if isinstance(value, str) and value in _RETENTIONS_BY_WORD:
+        return _RETENTIONS_BY_WORD[value]
     match = re.fullmatch(r"([1-9][0-9]{0,4}) (hour|day|week)s?", str(value))
     if not match:
         raise _make_refusal(

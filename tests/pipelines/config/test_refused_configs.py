@@ -217,6 +217,11 @@ REFUSED = {
         (1, "", "a value begins with * but no anchor (&) of that name exists"),
         "put it in quotes",
     ),
+    "an anchor twice": (
+        LEAST.replace("./lake", "&lake ./lake") + "storage: &lake x\n",
+        (6, "", "two values begin with & and the same name, as anchors do"),
+        "put them in quotes",
+    ),
     "a control character": (
         "lake: \x01",
         (None, "", "a character that YAML does not allow (a control character?)"),

@@ -22,6 +22,7 @@ FOLDER = (
 QUOTED = "is not a name as SQL writes it (double quotes around names with other characters)"
 TABLE = 'write it as in SQL: public.orders, "Sales"."Order Lines"'
 COLUMN = 'write it as in SQL: region, "Unit Price"'
+TIME = "a number of hours, days or weeks, as in `7 days`; `off`; `forever`"
 TYPED = 'write it as in SQL: public.orders.amount, "Sales".lines."Unit Price"'
 
 REFUSED = {
@@ -44,6 +45,21 @@ REFUSED = {
         with_subscription("origin: local"),
         (5, "subscriptions.sales.origin", "should be one of any, none"),
         "allowed here: any, none",
+    ),
+    "a retention": (
+        LEAST + "retention: {changes: 7 months}\n",
+        (6, "retention.changes", "is not a time"),
+        TIME,
+    ),
+    "a retention in a list": (
+        LEAST + "retention: {changes: [7 days]}\n",
+        (6, "retention.changes", "is not a time"),
+        TIME,
+    ),
+    "a retention with keys": (
+        LEAST + "retention: {changes: {days: 7}}\n",
+        (6, "retention.changes", "is not a time"),
+        TIME,
     ),
     "an operation": (
         with_published("{tables: [{table: a.b}], publish: [insert, updates]}"),
