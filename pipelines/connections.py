@@ -11,7 +11,12 @@ from collections.abc import Mapping
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SourceConfig
-from pgsieve.resources.lake.session import SparkEngine, conceal_settings, verify_log_store_settings
+from pgsieve.resources.lake.session import (
+    SparkEngine,
+    conceal_settings,
+    hide_settings,
+    verify_log_store_settings,
+)
 from pgsieve.resources.lake.stores.storage import Storage, declare_storage
 from pgsieve.resources.postgres.source import Source
 
@@ -21,16 +26,18 @@ def prepare_storage(config: Config) -> Storage:
     storage = config.storage.make_storage(config.lake)
     _refuse_unsafe_store(storage, config.spark.conf)
     declare_storage(storage)
-    conceal_settings(config.spark.conf)
+    conceal_settings(config.spark.master, config.spark.conf)
     return storage
 
 
 def make_spark_engine(config: Config) -> SparkEngine:
     """The Spark engine of a configuration. `prepare_storage` must have been called before."""
+    lake = config.storage.make_storage(config.lake).address
+    master, spark_config = hide_settings(lake, config.spark.master, config.spark.conf)
     return SparkEngine(
-        master=config.spark.master,
-        spark_config=config.spark.conf,
-        lake=config.storage.make_storage(config.lake).address,
+        master=master,
+        spark_config=spark_config,
+        lake=lake,
         engine=config.spark.engine,
         engine_folder=str(config.state_folder / "engine"),
         engine_idle=config.spark.engine_idle.total_seconds(),

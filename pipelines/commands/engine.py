@@ -74,9 +74,8 @@ def _find_engine(config: Config) -> SparkEngine:
     """The engine of a configuration. Raises PgsieveError if the configuration cannot have a warm engine."""
     engine = build_project(config).lake.engine
     if not engine.can_use_engine:
-        master = config.spark.master
         is_local = engine.spark_master.startswith("local")
-        problem = "`spark.engine` is off" if is_local else f"`spark.master` is {master}"
+        problem = "`spark.engine` is off" if is_local else f"`spark.master` is {engine.master}"
         if sys.platform != "linux":
             problem = "it needs Linux"
         raise PgsieveError(

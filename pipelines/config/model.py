@@ -103,8 +103,8 @@ class SparkConfig(_Section):
     - `engine_idle`: the engine ends after it has not been used for this time
     """
 
-    master: NonEmptyText = "local[*]"
-    #: Left out of the repr, since an address in a setting may contain credentials.
+    #: These two are left out of the repr, since an address may contain credentials.
+    master: NonEmptyText = Field(default="local[*]", repr=False)
     conf: dict[str, str] = Field(default={}, repr=False)
     engine: Annotated[Literal["off", "use", "start"], BeforeValidator(convert_false_to_off)] = "use"
     engine_idle: WaitTime = timedelta(minutes=15)

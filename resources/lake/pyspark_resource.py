@@ -101,7 +101,7 @@ def _project_session(project: PySparkResource | LazyPySparkResource, engine: Spa
         storage = find_storage(engine.lake)
         for name, value in {
             **SESSION_SETTINGS,
-            **make_storage_settings(storage, engine.spark_config),
+            **make_storage_settings(storage, engine.conf),
         }.items():
             session.conf.set(name, value)
     except Exception as error:

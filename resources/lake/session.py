@@ -34,7 +34,7 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from pgsieve.resources.lake.delta.errors import SparkUnavailableError
+from pgsieve.resources.lake.delta.errors import SparkUnavailableError, get_first_message_line
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.channel import EngineChannel
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder
@@ -113,19 +113,41 @@ _START_LOCK = RLock()
 _PUBLIC_VALUE = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 
 
-def conceal_settings(conf: Mapping[str, str]) -> None:
-    """Make `conceal_passwords` remove the values of secret settings from texts.
+#: The settings of Spark that are secret, and the parameters of a Spark Connect address (`;token=…`), by the address of
+#: the lake. They are not fields of a Dagster resource, because Dagster would show such fields.
+_hidden_settings_by_lake: dict[str, tuple[Mapping[str, str], str]] = {}
 
-    The name of a setting shows whether it is secret.
-    """
-    secret_name_pattern = re.compile(LOCAL_SETTINGS["spark.redaction.regex"])
+
+def _is_secret_name(name: str) -> bool:
+    """True if the name of a setting or of a parameter says that its value is secret."""
+    return re.search(LOCAL_SETTINGS["spark.redaction.regex"], name) is not None
+
+
+def _split_address(master: str) -> tuple[str, str]:
+    """A master without its parameters, and the parameters with the characters before them. Only `sc://` has parameters."""
+    address, separator, parameters = (
+        master.partition("/;") if master.startswith("sc://") else (master, "", "")
+    )
+    return address, separator + parameters
+
+
+def conceal_settings(master: str, conf: Mapping[str, str]) -> None:
+    """Make `conceal_passwords` remove the values of secret settings, and of secret parameters of the master, from texts."""
+    parameters = dict(text.partition("=")[::2] for text in _split_address(master)[1].split(";"))
     remember_secrets(
         *(
             value
-            for name, value in conf.items()
-            if secret_name_pattern.search(name) and not _PUBLIC_VALUE.fullmatch(value)
+            for name, value in (*conf.items(), *parameters.items())
+            if _is_secret_name(name) and not _PUBLIC_VALUE.fullmatch(value)
         )
     )
+
+
+def hide_settings(lake: str, master: str, conf: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Declare the secret settings of Spark for a lake. Return the master and the settings without secrets."""
+    address, parameters = _split_address(master)
+    _hidden_settings_by_lake[lake] = {n: v for n, v in conf.items() if _is_secret_name(n)}, parameters
+    return address, {name: value for name, value in conf.items() if not _is_secret_name(name)}
 
 
 #: A statement about a table that does not exist. Only Spark with Delta understands it.
@@ -219,10 +241,8 @@ def verify_delta(session: SparkSession, owner: str) -> None:
 def make_storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
     """The settings for the lake's file system that the user's settings (`conf`) do not have.
 
-    They are for a running session.
-
-    Some of them are secret. If they were set when the session starts, they would be a part of the command that
-    starts the JVM, which every user of the machine can see.
+    They are for a running session, also because some of them are secret: the settings with which the warm engine
+    starts are in a file of its folder.
     """
     settings = storage.make_spark_settings()
     return {
@@ -289,7 +309,10 @@ def _stop_session(session: SparkSession) -> None:
 
 
 class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
-    """A Spark session with any kind of master. The session starts when it is first used."""
+    """A Spark session with any kind of master. The session starts when it is first used.
+
+    Dagster shows `master` and `spark_config`. So they have no secrets if `hide_settings` was called for the lake.
+    """
 
     master: str = "local[*]"
     spark_config: dict[str, str] = Field(default={}, repr=False)
@@ -318,11 +341,18 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         if self.master.startswith("sc://"):
             # If pgsieve.yaml has no storage options, the server uses its own access to the store.
             storage = find_storage(self.lake)
-            access_settings = make_storage_settings(storage, self.spark_config) if storage.options else {}
-            return self._open_connect_session(self.master, {**access_settings, **self.spark_config})
+            access_settings = make_storage_settings(storage, self.conf) if storage.options else {}
+            _, parameters = _hidden_settings_by_lake.get(self.lake, ({}, ""))
+            return self._open_connect_session(self.master + parameters, {**access_settings, **self.conf})
         if self._local_session is None and self._use_engine() is not None:
             return self._open_engine_session()
         return self._open_local_session()
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """The user's settings of Spark, with the secret ones."""
+        hidden_settings, _ = _hidden_settings_by_lake.get(self.lake, ({}, ""))
+        return {**self.spark_config, **hidden_settings}
 
     @property
     def spark_session(self) -> SparkSession:
@@ -368,7 +398,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     @property
     def settings(self) -> dict[str, str]:
         """The settings of a session that this process starts. Only an engine with the same settings is used."""
-        return make_session_config(self.spark_master, self.spark_config, find_storage(self.lake))
+        return make_session_config(self.spark_master, self.conf, find_storage(self.lake))
 
     def check_java(self) -> None:
         """Raise SparkUnavailableError if Spark would start on this machine, but Java is missing."""
@@ -382,7 +412,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def fetch_jars(self) -> None:
         """Fetch the jars that a session of this process needs and that are missing. Raises SparkUnavailableError."""
         self.check_java()
-        fetch_packages(_list_needed_packages(find_storage(self.lake)), self.spark_config)
+        fetch_packages(_list_needed_packages(find_storage(self.lake)), self.conf)
 
     def launch(self, owner_pid: int | None = None) -> None:
         """Start the engine, and do not wait for it.
@@ -411,7 +441,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             send_code_in_plans()
         # Only the settings of the store are set here; the engine has all others. It does not have these, because they
         # contain secrets, and its settings are in a file of its folder.
-        settings = make_storage_settings(find_storage(self.lake), self.spark_config)
+        settings = make_storage_settings(find_storage(self.lake), self.conf)
         channel = EngineChannel(self.folder.address, self._engine_use.target, self._engine_use.record.token)
         return self._open_connect_session(channel, settings)
 
@@ -441,7 +471,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                     self._local_session.conf.set(key, value)
             except Exception as error:
                 raise SparkUnavailableError(
-                    f'no Spark session with master "{self.spark_master}": {str(error).splitlines()[0]}',
+                    f'no Spark session with master "{self.spark_master}": {get_first_message_line(error)}',
                     hint="check `spark` in pgsieve.yaml, and that Java 17 or 21 runs (`java -version`)",
                 ) from error
         return self._local_session
@@ -449,6 +479,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def _open_connect_session(self, server: str | EngineChannel, conf: Mapping[str, str]) -> SparkSession:
         """The session of a Spark Connect server or the warm engine. The first call creates it, with the settings `conf`."""
         if self._connect_session is None:
+            address = _split_address(str(server))[0]
             try:
                 session = _create_connect_session(server)
                 # The engine's sessions have these settings already, and each setting is a request.
@@ -457,13 +488,13 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                     session.conf.set(key, value)
             except PySparkException as error:
                 raise SparkUnavailableError(
-                    f'no Spark Connect session at "{server}": {str(error).splitlines()[0]}',
+                    f'no Spark Connect session at "{address}": {get_first_message_line(error)}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
             # The log store of a server can only be chosen when the server starts, so check which one it has.
             try:
                 if isinstance(server, str):
-                    verify_delta(session, f'the server "{server.partition("/;")[0]}"')
+                    verify_delta(session, f'the server "{address}"')
                 verify_log_store(session, find_storage(self.lake))
             except SparkUnavailableError:
                 session.stop()

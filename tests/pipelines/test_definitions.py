@@ -15,6 +15,9 @@ import psycopg
 import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster._serdes import serialize_value
+from pyspark.errors import PySparkException
 
 import pgsieve
 from pgsieve.assets.initial_sync import initial_sync_asset, range_tags
@@ -22,9 +25,13 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.translator import AssetKind, DagsterNames, PgsieveAsset
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.engine import _find_engine
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import build_ui_definitions
 from pgsieve.pipelines.project import build_project
+from pgsieve.resources.lake import session
+from pgsieve.resources.lake.delta.errors import SparkUnavailableError
+from pgsieve.resources.passwords import conceal_passwords
 from tests.fixtures.shop import Shop
 
 #: An address that neither answers nor refuses: a connection would wait until its timeout.
@@ -543,3 +550,49 @@ def test_a_translator_changes_keys_and_their_dependents(silent: Path) -> None:
 
     with pytest.raises(PgsieveError, match="one key, same"):
         pgsieve.build_definitions(silent, translator=Same())
+
+
+#: Secrets of Spark: a parameter of the server's address, and a setting.
+WITH_SECRETS = f"""{SILENT}
+spark:
+  master: sc://127.0.0.1:1/;token=geheimes-wort;user_id=me
+  conf: {{spark.hadoop.fs.s3a.secret.key: geheimer-wert, spark.app.name: mine}}
+"""
+
+
+def test_no_secret_of_spark_is_in_what_dagster_stores_and_shows(silent: Path) -> None:
+    silent.write_text(WITH_SECRETS)
+    config = load_config(silent)
+    shown = [
+        serialize_value(RepositorySnap.from_def(build_ui_definitions(config).get_repository_def())),
+        repr(config),
+        repr(build_project(config).lake.engine),
+    ]
+    assert "spark.app.name" in shown[0]
+    assert not [text for text in shown if "geheim" in text]
+
+
+def test_spark_gets_the_secrets_and_no_message_has_them(
+    silent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent.write_text(WITH_SECRETS)
+    engine = build_project(load_config(silent)).lake.engine
+    assert engine.conf == {
+        "spark.hadoop.fs.s3a.secret.key": "geheimer-wert",
+        "spark.app.name": "mine",
+    }
+    servers = []
+
+    def refuse(server: str) -> None:
+        servers.append(server)
+        raise PySparkException(f"cannot reach {server}\nmore")
+
+    monkeypatch.setattr(session, "_create_connect_session", refuse)
+    with pytest.raises(SparkUnavailableError) as caught:
+        assert engine.session
+    assert servers == ["sc://127.0.0.1:1/;token=geheimes-wort;user_id=me"]
+    assert str(caught.value).startswith('no Spark Connect session at "sc://127.0.0.1:1": ')
+    assert "geheim" not in conceal_passwords(str(caught.value))
+    with pytest.raises(PgsieveError) as refused:
+        _find_engine(load_config(silent))
+    assert "geheim" not in str(refused.value)

@@ -34,7 +34,7 @@ def test_no_message_and_no_traceback_contains_a_value_of_the_environment(begin, 
     else:
         assert "s3cr3t" not in repr(result.sources["shop"].conninfo)
         # Any text is allowed here, or the value belongs to Spark's settings, which no repr shows.
-        assert "s3cr3t" in f"{result!r} {result.spark.conf}"
+        assert "s3cr3t" in f"{result!r} {result.spark.master} {result.spark.conf}"
 
 
 @pytest.mark.parametrize(
