@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription
-from pgsieve.decoding.errors import PgsieveError, UnsupportedTypeError
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.source import quote
@@ -64,7 +64,7 @@ def describe_present_changes(
     """Describe how the definition of a table has changed since it was copied, or why it cannot be replicated now."""
     try:
         return describe_changes_since_copy(state, subscription.definition(replicated_table, catalog))
-    except UnsupportedTypeError as error:
+    except PgsieveError as error:
         return (error.message,)
 
 

@@ -115,9 +115,18 @@ def test_two_columns_with_the_same_plain_name_are_refused_and_other_tables_are_n
     assert code == 1
     assert message in " ".join(text.split())
     assert shop.ids("one", "orders") == [2, 3, 4]
+    code, text = shop.cli("status")
+    assert message in " ".join(text.split()), text
+    code, text = shop.cli("resync", "one", "public.notes")
+    assert "public.notes     4" in text, text
+    assert (code, message in " ".join(text.split())) == (1, True), text
     shop.database.execute('alter table twins rename "aB" to c')
     assert shop.cli("run")[0] == 0
     assert shop.state("one", "twins") == "ready"
+    # `status` shows the problem of a ready table before the next run has found it.
+    shop.database.execute('alter table twins rename c to "aB"')
+    code, text = shop.cli("status")
+    assert message in " ".join(text.split()), text
 
 
 @pytest.mark.drawn
