@@ -46,7 +46,7 @@ def follow_layout(
             old_version = retry_after_conflict(lake.set_properties)(path, properties)
             if old_version is not None:
                 versions_by_table[table_state.name] = old_version, lake.records.version(path)
-    record.write_state(replace(state, properties=properties_json))
+    record.change_state(lambda newest_state: replace(newest_state, properties=properties_json))
     return versions_by_table
 
 

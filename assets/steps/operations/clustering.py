@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import Name
 
 #: A replica is clustered again if files that are newer than its last clustering have this share of its bytes.
@@ -32,7 +32,7 @@ class Clusterings:
 
         Either it was not clustered by these columns before, or many of its bytes are new.
         """
-        last_columns, newest_time = self._read_clusterings().get(name, ((), 0))
+        last_columns, newest_time = _parse_clusterings(self.record.read_state()).get(name, ((), 0))
         new_bytes = sum(size for time, size in files if time > newest_time)
         return bool(files) and (
             last_columns != tuple(columns) or new_bytes >= MIN_NEW_SHARE * sum(size for _, size in files)
@@ -45,17 +45,14 @@ class Clusterings:
     def save(self) -> None:
         """Record the notes in the state of the subscription."""
         if self._new_clusterings:
-            rows = [
-                [*name, list(columns), newest_time]
-                for name, (columns, newest_time) in {
-                    **self._read_clusterings(),
-                    **self._new_clusterings,
-                }.items()
-            ]
-            self.record.write_state(replace(self.record.read_state(), clustered=json.dumps(rows)))
+            self.record.change_state(self._add_clusterings)
 
-    def _read_clusterings(self) -> Mapping[Name, tuple[tuple[str, ...], int]]:
-        rows = json.loads(self.record.read_state().clustered or "[]")
-        return {
-            (schema, table): (tuple(columns), newest_time) for schema, table, columns, newest_time in rows
-        }
+    def _add_clusterings(self, state: SubscriptionState) -> SubscriptionState:
+        clusterings = {**_parse_clusterings(state), **self._new_clusterings}
+        rows = [[*name, list(columns), newest_time] for name, (columns, newest_time) in clusterings.items()]
+        return replace(state, clustered=json.dumps(rows))
+
+
+def _parse_clusterings(state: SubscriptionState) -> Mapping[Name, tuple[tuple[str, ...], int]]:
+    rows = json.loads(state.clustered or "[]")
+    return {(schema, table): (tuple(columns), newest_time) for schema, table, columns, newest_time in rows}

@@ -106,9 +106,9 @@ def drop_subscription(
     )
     if lake.records.exists(SubscriptionRecord(lake, name).path):
         # The record of the folders stays, because the replicas can still be read.
-        record = SubscriptionRecord(lake, name)
-        state = record.read_state()
-        record.write_state(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
+        SubscriptionRecord(lake, name).change_state(
+            lambda state: SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to)
+        )
     if not other_subscriptions and lake.records.exists(ChangeLog(lake, slot_stream).path):
         record_dropped_slot(lake, slot_stream)
     result = replace(result, unregistered=unregister(RegisteredNames(lake, name)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
@@ -30,8 +30,8 @@ def record_database(connection: psycopg.Connection[Any], record: SubscriptionRec
     Raises OtherDatabaseError if they are of another one.
     """
     present_database = read_present_database(connection)
-    state = _read_checked_state(connection, record, present_database)
-    record.write_state(replace(state, database=str(present_database)))
+    _refuse_other_database(connection, record, present_database)
+    record.change_state(lambda state: replace(state, database=str(present_database)))
 
 
 def refuse_other_database(
@@ -40,21 +40,21 @@ def refuse_other_database(
     """Raise OtherDatabaseError if a subscription has replicas of another database than the connection's."""
     present_database = read_present_database(connection)
     for name in subscriptions:
-        _read_checked_state(connection, SubscriptionRecord(lake, name), present_database)
+        _refuse_other_database(connection, SubscriptionRecord(lake, name), present_database)
 
 
-def _read_checked_state(
+def _refuse_other_database(
     connection: psycopg.Connection[Any], record: SubscriptionRecord, connected_database: Database
-) -> SubscriptionState:
-    """The state of a subscription. Raises OtherDatabaseError if its replicas are of another database that still exists."""
+) -> None:
+    """Raise OtherDatabaseError if the replicas of a subscription are of another database that still exists."""
     subscription, state = record.subscription, record.read_state()
     states = TableStates(record.lake, subscription)
     if state.database in {None, str(connected_database)} or not states.may_have_replicas():
-        return state
+        return
     recorded_database = Database.parse(state.database)
     if recorded_database.system_identifier == connected_database.system_identifier:
         if (name := find_database_name(connection, recorded_database)) is None:
-            return state
+            return
         owner = f'of the database "{name}" of this cluster'
     else:
         owner = f"of a database of the cluster with system identifier {recorded_database.system_identifier}"

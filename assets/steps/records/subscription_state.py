@@ -5,6 +5,7 @@ slice. The state is the newest row of the Delta table `_subscription`. If the ta
 enabled and skips nothing. Raises SubscriptionDisabledError if work on a disabled subscription is to begin.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.delta.layout import DEFAULT_FOLDER_TEMPLATE
 from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_version
 from pgsieve.resources.lake.lake import Lake
@@ -115,33 +117,48 @@ class SubscriptionRecord:
         """The Delta version of the newest row; -1 if there is none."""
         return max((get_commit_version(row) for row in self.lake.records.rows(self.path)), default=-1)
 
+    def change_state(self, change: Callable[[SubscriptionState], SubscriptionState]) -> SubscriptionState:
+        """Record what the function `change` makes of the newest state, unless that is the same state. Returns the former state.
+
+        Several processes may do this at the same time: a run, maintenance, and commands. If another process has recorded
+        a state meanwhile, `change` is called again with that state. So no process undoes what another one has recorded.
+        """
+
+        def attempt() -> SubscriptionState:
+            # The version is read before the state. If a state is recorded in between, the append fails.
+            base_version = max(self.lake.records.head(self.path).version, 0)
+            former_state = self.read_state()
+            new_state = change(former_state)
+            if new_state != former_state:
+                row = {"at": datetime.now(UTC), **asdict(new_state)}
+                self.lake.records.append_versioned(
+                    self.path, pa.Table.from_pylist([row], SUBSCRIPTION), base_version
+                )
+            return former_state
+
+        return retry_after_conflict(attempt)()
+
     def write_state(self, state: SubscriptionState) -> None:
-        """Record a state, unless it equals the newest one."""
-        if state == self.read_state():
-            return
-        row = {"at": datetime.now(UTC), **asdict(state)}
-        self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], SUBSCRIPTION))
+        """Record a state, whatever the newest one is."""
+        self.change_state(lambda _: state)
 
     def note_deleted(self, end_lsn: int) -> None:
         """Record up to which LSN slices of change histories will be deleted. Moments before that can no longer be read."""
-        if (state := self.read_state()).deleted_up_to is None or end_lsn > state.deleted_up_to:
-            self.write_state(replace(state, deleted_up_to=end_lsn))
+        self.change_state(lambda state: replace(state, deleted_up_to=max(end_lsn, state.deleted_up_to or 0)))
 
     def disable(self, reason: str) -> None:
         """Disable the subscription. Until it is enabled again, nothing is copied or applied."""
-        self.write_state(replace(self.read_state(), enabled=False, reason=reason))
+        self.change_state(lambda state: replace(state, enabled=False, reason=reason))
 
     def enable(self) -> bool:
         """Enable the subscription, which goes on where it stopped. Returns false if it was already enabled."""
-        state = self.read_state()
-        self.write_state(replace(state, enabled=True, reason=None))
-        return not state.enabled
+        return not self.change_state(lambda state: replace(state, enabled=True, reason=None)).enabled
 
     def record_folders(self) -> None:
         """Record the template of the replicas' folders. Raises FoldersChangedError if there are replicas with another one."""
         state, folders = self.state_in_same_folders(), self.lake.paths.folder_template(self.subscription)
         if (state.folders or DEFAULT_FOLDER_TEMPLATE) != folders:
-            self.write_state(replace(state, folders=folders))
+            self.change_state(lambda newest_state: replace(newest_state, folders=folders))
 
     def state_in_same_folders(self) -> SubscriptionState:
         """The state. Raises FoldersChangedError if there are replicas in other folders.

@@ -37,9 +37,9 @@ class Skip:
 
     def set_lsn(self, lsn: int | None) -> None:
         """Choose the transaction to skip by its commit LSN. None clears the choice."""
-        name, state = self.subscription.name, self._record.read_state()
+        name = self.subscription.name
         if lsn is None:
-            self._record.write_state(replace(state, skip_lsn=None))
+            self._record.change_state(lambda state: replace(state, skip_lsn=None))
             return
         if lsn == 0:
             raise PgsieveError(
@@ -61,7 +61,7 @@ class Skip:
                 hint=f"`pgsieve run {name}` finishes it",
                 sqlstate="55000",
             )
-        self._record.write_state(replace(state, skip_lsn=lsn, notice=None))
+        self._record.change_state(lambda state: replace(state, skip_lsn=lsn, notice=None))
 
     def clear(self, skip: int | None, window: Window, log: Log, *, has_changes: bool) -> int | None:
         """Clear the LSN to skip after the window that contains it, or after a window that has changes (`has_changes`).
@@ -78,9 +78,10 @@ class Skip:
             )
         else:
             return skip
-        state = self._record.read_state()
-        if state.skip_lsn == skip:  # If they differ, the user has chosen another transaction meanwhile.
-            self._record.write_state(replace(state, skip_lsn=None, notice=notice))
+        # If the LSNs differ, the user has chosen another transaction meanwhile.
+        self._record.change_state(
+            lambda state: replace(state, skip_lsn=None, notice=notice) if state.skip_lsn == skip else state
+        )
         log(f"{self.subscription.name}: {notice}")
         return None
 

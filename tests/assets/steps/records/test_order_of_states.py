@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from pgsieve.assets.steps.operations.clustering import Clusterings
 from pgsieve.assets.steps.records.catalogs import CATALOG_SCHEMA, Catalogs
 from pgsieve.assets.steps.records.cuts import CUT_SCHEMA, Cut, Cuts
 from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
@@ -30,7 +32,8 @@ from pgsieve.assets.steps.records.table_states import (
     find_newest_version,
 )
 from pgsieve.assets.steps.slot_consumption.slot import record_dropped_slot
-from pgsieve.assets.steps.subscription import SlotStream
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
+from pgsieve.assets.steps.update_transformation.skip import Skip
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.lake import Lake
@@ -89,6 +92,32 @@ def test_a_subscription_is_enabled_and_skips_after_a_fast_clock(lake: Lake) -> N
     assert SubscriptionRecord(lake, "sub").read_state() == SubscriptionState(skip_lsn=5)
     SubscriptionRecord(lake, "sub").write_state(SubscriptionState(skip_lsn=6))
     assert SubscriptionRecord(lake, "sub").read_state().skip_lsn == 6
+
+
+@pytest.mark.parametrize("change", ["deleted", "clustered", "skipped"])
+def test_what_another_process_records_of_a_subscription_meanwhile_stays(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Maintenance and commands change the state of a subscription beside a run, without its lock."""
+    record, read_state = SubscriptionRecord(lake, "sub"), SubscriptionRecord.read_state
+    clusterings = Clusterings(record)
+    clusterings.note(("public", "t"), ["a"], [(7, 1)])
+    record.write_state(SubscriptionState(folders="f"))
+
+    def read_and_be_overtaken(self: SubscriptionRecord) -> SubscriptionState:
+        state = read_state(self)
+        monkeypatch.setattr(SubscriptionRecord, "read_state", read_state)
+        record.disable("an error")
+        return state
+
+    monkeypatch.setattr(SubscriptionRecord, "read_state", read_and_be_overtaken)
+    changes = {"deleted": partial(record.note_deleted, 9), "clustered": clusterings.save}
+    one = Subscription("sub", FEED)
+    changes.get(change, partial(Skip(one, lake).set_lsn, None))()
+    assert record.read_state().reason == "an error"
+    expected = {"deleted": (9, None), "clustered": (0, '[["public", "t", ["a"], 7]]')}
+    state = record.read_state()
+    assert (state.deleted_up_to, state.clustered) == expected.get(change, (0, None))
 
 
 def test_a_slot_stream_begins_after_a_host_with_a_fast_clock_gave_it_up(lake: Lake) -> None:
