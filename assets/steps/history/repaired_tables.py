@@ -57,5 +57,5 @@ def record_partial_histories(subscription: str, lake: Lake, states: Iterable[Tab
             partial_states.append(replace(state, definition=replace(definition, history=history)))
             problem = f"the change history of {quote_qualified(*state.name)} lacks the repaired rows"
             log(add_copy_command(subscription, state.name, problem))
-    TableStates(lake, subscription).append(partial_states)
+    TableStates(lake, subscription).append_unless_changed(partial_states)
     return bool(partial_states)

@@ -91,7 +91,8 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     unpublished_states = [
         s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED
     ]
-    TableStates(lake, subscription.name).append(
+    # If another process writes another state meanwhile, the next run does this.
+    TableStates(lake, subscription.name).append_unless_changed(
         [
             replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0, reason=None)
             for s in unpublished_states

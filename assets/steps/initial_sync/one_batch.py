@@ -29,7 +29,13 @@ from pgsieve.assets.steps.initial_sync.readiness import (
 )
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import is_lock_error, is_transient
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.table_states import (
+    Name,
+    SyncState,
+    TableState,
+    TableStates,
+    find_newest_version,
+)
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.validation.waiting import (
     describe_waiting_reason,
@@ -45,7 +51,7 @@ from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
-from pgsieve.resources.postgres.errors import LockedTableError
+from pgsieve.resources.postgres.errors import LockedTableError, TransientError
 from pgsieve.resources.postgres.origins import find_subscribed_tables
 from pgsieve.resources.postgres.snapshot import Snapshot, build_chunk_queries, export_snapshot
 from pgsieve.resources.postgres.waits import OpenTransactionsError, find_lock_error
@@ -251,7 +257,9 @@ class BatchCopy:
     ) -> dict[Name, TableState]:
         """Record the LSN of the snapshot in the states of the tables, and record why other tables have to wait.
 
-        Returns the states with the LSN.
+        Returns the states with the LSN. Raises TransientError if another process has changed the state of a table since
+        `former_states` were read, which was before the snapshot. For example, the server may have failed to send a
+        change that is not in the snapshot.
         """
         state_by_table = {
             name: make_announced_state(self.subscription, table, catalog, former_states.get(name), snapshot)
@@ -266,7 +274,15 @@ class BatchCopy:
             )
             for name, error in selected_tables.problem_by_table.items()
         ]
-        self._states.append([*state_by_table.values(), *waiting_states])
+        former_version = find_newest_version(former_states.values())
+        changed_tables = self._states.append_unless_changed(
+            [*state_by_table.values(), *waiting_states], lambda: self._states.read_since(former_version)
+        )
+        if changed_tables:
+            raise TransientError(
+                f"another process has changed the states of {quantity(len(changed_tables), 'table')}"
+                f" of {self.subscription.name}"
+            )
         return state_by_table
 
     def _copy_in_parallel(
@@ -318,7 +334,8 @@ class BatchCopy:
         ]
         completion = self._readiness.complete_copies(states_after)
         for name in completion.overtaken_tables:
-            self.log(f"{quote_qualified(*name)} of {self.subscription.name} is copied by another process")
+            name_text = f"{quote_qualified(*name)} of {self.subscription.name}"
+            self.log(f"{name_text} is not made ready: another process has copied it, or changed its state")
         for name, problem in completion.problem_by_table.items():
             self.log(f"the versions of {quote_qualified(*name)} do not begin: {problem}")
         reach(Failpoint.TABLES_READY)

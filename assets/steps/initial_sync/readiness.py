@@ -11,6 +11,7 @@ If a replica has the LSN that the table's state has announced, its copy is compl
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pgsieve.assets.steps.history.copied_rows import begin_history
 from pgsieve.assets.steps.history.versions import VersionTable, describe_versions_failure
@@ -26,7 +27,7 @@ from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.snapshot import Snapshot
 from pgsieve.resources.postgres.waits import OpenTransactionsError
@@ -37,7 +38,8 @@ class CompletedCopies:
     """The result of making tables ready.
 
     - `ready_states`: the states of the tables that became ready
-    - `overtaken_tables`: the tables that another process has copied at a later LSN, or has applied changes to
+    - `overtaken_tables`: the tables that another process has copied at a later LSN, has applied changes to, or has given
+      another state
     - `problem_by_table`: maps tables to the reasons why their histories of rows could not begin
     """
 
@@ -177,7 +179,7 @@ class Readiness:
             else state
             for state in states
         ]
-        overtaken_tables = retry_after_conflict(lambda: self._record_finished_copies(states_after))()
+        overtaken_tables = self._record_finished_copies(states_after)
         reach(Failpoint.COPY_FINISHED)
         finished_states = [
             state
@@ -185,45 +187,56 @@ class Readiness:
             if state.state == SyncState.READY and state.name not in overtaken_tables
         ]
         if not finished_states:
-            return CompletedCopies((), overtaken_tables, problem_by_table)
+            return CompletedCopies((), sorted(overtaken_tables), problem_by_table)
         transformed_lsn = TransformedSlices(self.lake, self.subscription.name).fence()
         reason = "changes after its copy were transformed without it"
-        self._states.append(
+        overtaken_tables |= self._states.append_unless_changed(
             [
                 state
                 if transformed_lsn <= state.lsn
                 else replace(state, state=SyncState.INITIALIZE, reason=reason)
                 for state in finished_states
-            ]
+            ],
+            partial(self._find_other_states, finished_states),
         )
-        return CompletedCopies(
-            [state for state in finished_states if transformed_lsn <= state.lsn],
-            overtaken_tables,
-            problem_by_table,
-        )
+        ready_states = [
+            state
+            for state in finished_states
+            if transformed_lsn <= state.lsn and state.name not in overtaken_tables
+        ]
+        return CompletedCopies(ready_states, sorted(overtaken_tables), problem_by_table)
 
-    def _record_finished_copies(self, states: Sequence[TableState]) -> list[Name]:
+    def _record_finished_copies(self, states: Sequence[TableState]) -> set[Name]:
         """Record that the copies of tables are finished.
 
-        Returns the tables that are left out, because another process has copied them at a later LSN, or has applied changes
-        to them.
+        Returns the tables that are left out. Another process has copied them at a later LSN, or has applied changes to
+        them. Or it has given them another state, for example because the server cannot send one of their changes.
         """
-        lake = self.lake
-        base_version = max(lake.records.head(self._states.path).version, 0)
-        copy_lsn_by_table = {state.name: state.lsn for state in states if state.state == SyncState.READY}
-        path_by_table = {name: self._find_path(name) for name in copy_lsn_by_table}
-        with lake.consistent_read(*path_by_table.values()):
-            overtaken_tables = [
-                name for name, lsn in copy_lsn_by_table.items() if is_beyond(lake, path_by_table[name], lsn)
-            ]
+        copied_states = [state for state in states if state.state == SyncState.READY]
+        path_by_table = {state.name: self._find_path(state.name) for state in copied_states}
+        with self.lake.consistent_read(*path_by_table.values()):
+            overtaken_tables = {
+                state.name
+                for state in copied_states
+                if is_beyond(self.lake, path_by_table[state.name], state.lsn)
+            }
         finished_states = [
-            replace(state, state=SyncState.FINISHED_COPY) if state.name in copy_lsn_by_table else state
+            replace(state, state=SyncState.FINISHED_COPY) if state.name in path_by_table else state
             for state in states
+            if state.name not in overtaken_tables
         ]
-        self._states.append(
-            [state for state in finished_states if state.name not in overtaken_tables], base_version
+        return overtaken_tables | self._states.append_unless_changed(
+            finished_states, partial(self._find_other_states, copied_states)
         )
-        return overtaken_tables
+
+    def _find_other_states(self, states: Sequence[TableState]) -> set[Name]:
+        """Find the tables with a newest state that does not announce the copy at the LSN of the given state."""
+        newest_states = self._states.read_newest()
+        return {
+            state.name
+            for state in states
+            if not (newest_state := newest_states[state.name]).announces_copy or newest_state.lsn != state.lsn
+        }
 
     def _begin_histories(self, states: Sequence[TableState]) -> dict[Name, str]:
         """Begin the histories of copied tables with their rows. Maps tables to the reasons why a history cannot begin."""

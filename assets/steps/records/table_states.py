@@ -8,7 +8,7 @@ stays, and the next run copies the table.
 
 import shlex
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_version
 from pgsieve.resources.lake.lake import Lake
 
@@ -117,6 +118,11 @@ class TableState:
         return self.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and self.lsn > 0
 
     @property
+    def is_being_altered(self) -> bool:
+        """True while the columns of the replica are changed in place. After that the table is ready again, without a copy."""
+        return self.state == SyncState.INITIALIZE and self.reason is None and self.lsn > 0
+
+    @property
     def needs_all_changes(self) -> bool:
         """True if the table is lost without the changes after its LSN: if it is ready, or could become so without a copy."""
         return self.state == SyncState.READY or self.announces_copy
@@ -213,15 +219,19 @@ class TableStates:
                 cached_states = _STATES_BY_PATH[self.path] = stamp, self._read_states()
             return dict(cached_states[1])
 
-    def find_changed_since(self, version: int) -> set[Name]:
-        """The tables whose states were written after a Delta version of `_table_states`.
+    def read_since(self, version: int) -> dict[Name, TableState]:
+        """Maps each table with a state that was written after a Delta version of `_table_states` to its newest state.
 
         Only the states since then are read, so this is fast with many tables. If an earlier version of pgsieve has
         written all states, `version` is -1, and the lake has no column of versions.
         """
         where = f"version > {version:d}" if version >= 0 else "true"
-        rows = self.lake.records.rows(self.path, where)
-        return {(row["schema"], row["table"]) for row in rows if get_commit_version(row) > version}
+        rows = sort_by_version(self.lake.records.rows(self.path, where))
+        return {
+            (row["schema"], row["table"]): _parse_state(row)
+            for row in rows
+            if get_commit_version(row) > version
+        }
 
     def _read_states(self) -> dict[Name, TableState]:
         return {name: _parse_state(rows[-1]) for name, rows in self._read_rows_by_table().items()}
@@ -310,6 +320,40 @@ class TableStates:
             for ascending_versions in version_lists
             if (index := bisect_right(ascending_versions, limit))
         }
+
+    def append_unless_changed(
+        self,
+        states: Collection[TableState],
+        find_changed_tables: Callable[[], Collection[Name]] | None = None,
+    ) -> set[Name]:
+        """Append states that follow from earlier states of the same tables. Returns the tables that are left out.
+
+        A table is left out if another process has written another state of it meanwhile. For example, a process that
+        reads the slot does so if the server cannot send a change of the table. `find_changed_tables` finds these tables.
+        By default, they are the tables that have a later state than the one from which the new state was made.
+        """
+        if not states:
+            return set()
+        version_by_table = {state.name: state.version for state in states}
+
+        def find_tables_with_later_states() -> Collection[Name]:
+            later_states = self.read_since(min(version_by_table.values()))
+            return [
+                name
+                for name, state in later_states.items()
+                if state.version > version_by_table.get(name, state.version)
+            ]
+
+        def attempt() -> set[Name]:
+            # The version is read before the states. If a state is written in between, the append fails.
+            base_version = max(self.lake.records.head(self.path).version, 0)
+            changed_tables = version_by_table.keys() & set(
+                (find_changed_tables or find_tables_with_later_states)()
+            )
+            self.append([state for state in states if state.name not in changed_tables], base_version)
+            return changed_tables
+
+        return retry_after_conflict(attempt)()
 
     def append(self, states: Iterable[TableState], base_version: int | None = None) -> None:
         """Append states in one commit. If there are several states of a table, only the last one is written.

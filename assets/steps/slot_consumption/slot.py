@@ -319,6 +319,8 @@ def begin_slot(
         )
     reach(Failpoint.SLOT_CREATED)
     try:
+        # Another process may have copied tables since the call above, at a snapshot from before the slot.
+        forget_copies(lake, slot_stream.subscriptions)
         record = SlotStreamRecord(lake, slot_stream)
         _note_cluster(connection, record, record.read_newest_cluster(), read_current_timeline(connection))
         if slot_stream.options.two_phase:
@@ -332,7 +334,7 @@ def begin_slot(
 
 
 def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
-    """Mark those tables of these subscriptions that have a copy: they are to be copied again.
+    """Mark those tables of these subscriptions that have a copy, or are being copied: they are to be copied again.
 
     Their states keep the definition of the last copy, so that changes since then are noticed.
     """
@@ -341,7 +343,7 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
         states_to_copy = [
             TableState(*state.name, SyncState.INITIALIZE, definition=state.definition)
             for state in states
-            if state.needs_all_changes
+            if state.needs_all_changes or state.state == SyncState.DATA_SYNC or state.is_being_altered
         ]
         TableStates(lake, name).append(states_to_copy)
     # If a power cut made these states disappear, the tables would not get all changes.

@@ -434,4 +434,6 @@ def _find_last_sendable_lsn(begin: int, end: int, guessed_lsn: int, can_send: Ca
 
 def _needs_changes(state: TableState, end: int) -> bool:
     """True if a table needs changes before `end`, because it is copied, or is being copied, at an earlier LSN."""
-    return state.lsn < end and (state.is_transformed or state.state == SyncState.DATA_SYNC)
+    return state.lsn < end and (
+        state.is_transformed or state.state == SyncState.DATA_SYNC or state.is_being_altered
+    )

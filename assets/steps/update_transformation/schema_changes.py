@@ -8,7 +8,7 @@ dropped column), the replica is rewritten from its own rows. If a table cannot b
 it has to be copied again. The position of a replica stays the same, because its rows are still those of the same LSN.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +20,13 @@ from pgsieve.assets.steps.history.versions import VersionTable, describe_version
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.columns import format_ddl
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, find_newest_version
+from pgsieve.assets.steps.records.table_states import (
+    Name,
+    SyncState,
+    TableState,
+    TableStates,
+    find_newest_version,
+)
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import (
     Definition,
@@ -122,8 +128,9 @@ class SchemaChanges:
         ):
             self._change_columns(state, new_definition, projection, states_version)
         else:
-            self._refuse_changed_state(state, states_version)
-            self._states.append([replace(state, definition=new_definition)])
+            self._replace_state(
+                replace(state, definition=new_definition), lambda: self._states.read_since(states_version)
+            )
 
     def _change_columns(
         self, state: TableState, new_definition: Definition, projection: Projection, states_version: int
@@ -142,8 +149,9 @@ class SchemaChanges:
             format_ddl(new_definition.columns),
         )
         base_version = lake.records.version(path)
-        self._refuse_changed_state(state, states_version)
-        states.append([replace(state, state=SyncState.INITIALIZE)])
+        self._replace_state(
+            replace(state, state=SyncState.INITIALIZE), lambda: states.read_since(states_version)
+        )
         lake.access.make_durable()
         record.fence()
         self._refuse_unapplied_changes(state)
@@ -160,13 +168,16 @@ class SchemaChanges:
                 base_version,
             )
         self._follow_in_histories(state, new_definition, only_adds_nulls=only_adds_nulls)
-        states.append([replace(state, definition=new_definition)])
+        self._replace_state(
+            replace(state, definition=new_definition),
+            lambda: [n for n, s in states.read_since(states_version).items() if not s.is_being_altered],
+        )
         if record.fence() > self.transformed_lsn:
             raise SchemaChangedError("another process has transformed changes meanwhile")
 
-    def _refuse_changed_state(self, state: TableState, states_version: int) -> None:
-        """Raise OvertakenError if another process has changed the state of the table since `states_version`."""
-        if state.name in self._states.find_changed_since(states_version):
+    def _replace_state(self, state: TableState, find_changed_tables: Callable[[], Collection[Name]]) -> None:
+        """Record a new state. Raises OvertakenError if `find_changed_tables` says that another process has changed it."""
+        if self._states.append_unless_changed([state], find_changed_tables):
             raise OvertakenError(self._states.path)
 
     def _refuse_unapplied_changes(self, state: TableState) -> None:

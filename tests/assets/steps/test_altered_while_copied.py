@@ -1,4 +1,4 @@
-"""A table that is altered after its definition but before its rows are read is copied again. No JVM."""
+"""A table that is altered, or gets another state from another process, while it is copied is copied again. No JVM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
+from pgsieve.assets.steps.slot_consumption.slot import forget_copies
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
@@ -43,3 +44,31 @@ def test_a_copy_has_the_table_as_altered(shop: Shop, alteration: str) -> None:
     replica = DeltaTable(lake.paths.replica("two", "public", "stock"))
     assert [field.name for field in replica.schema().fields] == columns
     assert replica.to_pyarrow_table().num_rows == rows
+
+
+@pytest.mark.parametrize(
+    ("moment", "states"), [("copying ", [SyncState.READY]), ("copied in", [SyncState.INITIALIZE])]
+)
+@pytest.mark.parametrize("is_slot_new", [True, False])
+def test_a_copy_leaves_the_state_that_another_process_has_written_meanwhile(
+    shop: Shop, moment: str, states: list[SyncState], is_slot_new: bool
+) -> None:
+    """Before the copy has announced its snapshot, it begins again at another one. After that, the next run copies the table."""
+    lines: list[str] = []
+    project = build_project(load_config(shop.path))
+    two, lake = project.subscriptions["two"], project.lake.open()
+    record = TableStates(lake, "two")
+
+    def interrupt(line: str) -> None:
+        if moment in line and not any(moment in before for before in lines):
+            if is_slot_new:
+                forget_copies(lake, ["two"])
+            else:
+                reason = "the server did not send a transaction"
+                record.append([TableState("public", "stock", SyncState.INITIALIZE, reason=reason)])
+        lines.append(line)
+
+    copy_tables(two, lake, find_tables_to_copy(two, lake), interrupt)
+    assert [state.state for state in record.read_newest().values()] == states, lines
+    copy_tables(two, lake, find_tables_to_copy(two, lake), interrupt)
+    assert [state.state for state in record.read_newest().values()] == [SyncState.READY], lines

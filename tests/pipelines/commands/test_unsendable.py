@@ -17,7 +17,10 @@ import pytest
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.following.follow import follow
+from pgsieve.resources.failpoints import VARIABLE, Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.commands import start
+from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.shop import Quiet, Shop
 
@@ -130,6 +133,43 @@ def test_a_row_filter_that_fails_at_the_publisher_sets_only_its_table_aside(
         database.execute("insert into t values (-1, 'x'), (3, 'c')")
         assert (ran := shop.cli("run"))[0] == 0, ran
         assert shop.ids("s1", "t") == shop.ids("s1_publ", "t") == [1, 2, 3]
+        assert (checked := shop.cli("check"))[0] == 0, checked
+
+
+@pytest.mark.drawn
+@pytest.mark.usefixtures("orchestrator")
+@pytest.mark.parametrize(
+    "point", [Failpoint.SNAPSHOT_EXPORTED, Failpoint.TABLE_COPIED, Failpoint.COPY_FINISHED]
+)
+def test_a_table_is_copied_again_if_a_transaction_was_not_sent_while_another_process_copied_it(
+    publisher_server: EmbeddedServer, tmp_path: Path, point: Failpoint
+) -> None:
+    with _site(publisher_server, tmp_path, {"s1": "p", "s2": "q"}) as shop:
+        subscriptions = shop.written["subscriptions"]
+        shop.configure(subscriptions={name: subscriptions[name] for name in ("s1", "s2")})
+        database = shop.database
+        database.execute(
+            "create table t (id int primary key); create table other (id int primary key);"
+            "insert into t values (1), (2)"
+        )
+        database.execute("create publication p for table t where (10 / id > 0)")
+        database.execute("create publication q for table other")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        output, stop = tmp_path / "output", {**os.environ, VARIABLE: f"{point}?"}
+        copying = start(["-c", str(shop.path), "resync", "s1", "public.t"], output, environment=stop)
+        process = Path(f"/proc/{copying.pid}/stat")
+        wait_until(lambda: process.read_text().rpartition(")")[2].split()[0] == "T", output.read_text, 60)
+        # The catalog changes within the slice, so the publisher decides. It evaluates the filter of `t`, which fails.
+        database.execute("alter table other add column x int")
+        database.execute("begin; insert into t values (3), (0); insert into other values (1); commit")
+        assert (ran := shop.cli("run", "s2"))[0] == 0, ran
+        assert shop.state("s1", "t") == "to be copied"
+        database.execute("alter publication p set table t where (id > 0)")
+        assert copying.pid is not None
+        os.kill(copying.pid, signal.SIGCONT)
+        copying.join(60)
+        assert (ran := shop.cli("run", "s1"))[0] == 0, (ran, output.read_text())
+        assert shop.ids("s1", "t") == [1, 2, 3], output.read_text()
         assert (checked := shop.cli("check"))[0] == 0, checked
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.records.table_states import Name, TableStates
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.update_transformation.transform import Transformation, transform
@@ -117,6 +118,33 @@ def test_changes_that_another_process_transforms_during_an_alteration_are_not_lo
     outputs = [shop.cli("run")[1] for _ in range(2)]
     assert fences[:1] == ["first"]
     assert replicated(shop) == published(shop), "\n".join(outputs)
+
+
+@pytest.mark.parametrize("alteration", ["a column is added", "a column is renamed"])
+def test_a_table_is_copied_if_another_process_says_so_during_an_alteration(
+    shop: Shop, alteration: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that reads the slot says so if the server cannot send a transaction. It does not hold the subscription's lock."""
+    shop.copy()
+    project = build_project(load_config(shop.path))
+    one, lake = project.subscriptions["one"], project.lake.open()
+    states, name, fence = TableStates(lake, "one"), ("public", "notes"), TransformedSlices.fence
+    shop.database.execute(_ALTERATIONS[alteration])
+    drain_slot(one.slot_stream, lake, [one], quiet)
+
+    def by_another_process(record: TransformedSlices) -> int:
+        state = states.read_newest()[name]
+        if state.is_being_altered:
+            states.append([replace(state, reason="the server did not send a transaction")])
+        return fence(record)
+
+    monkeypatch.setattr(TransformedSlices, "fence", by_another_process)
+    transform(one, lake, quiet)
+    monkeypatch.setattr(TransformedSlices, "fence", fence)
+    assert states.read_newest()[name].state == SyncState.INITIALIZE
+    outputs = [shop.cli("run")[1] for _ in range(2)]
+    assert replicated(shop) == published(shop), "\n".join(outputs)
+    assert shop.state("one", "notes") == "ready"
 
 
 def test_states_are_read_no_more_often_for_several_altered_tables(
