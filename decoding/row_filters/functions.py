@@ -235,6 +235,10 @@ def make_each_element(
 
 
 def _make_array_operator(name: str, operands: Sequence[Node]) -> Node:
+    if not any(operand.type_oid in ELEMENT_OIDS for operand in operands):
+        raise RefusedError(
+            f"{name} takes arrays, not {' and '.join(type_name(operand.type_oid) for operand in operands)}"
+        )
     left, right = (
         coerce(operand, other.type_oid) if operand.type_oid not in ELEMENT_OIDS else operand
         for operand, other in zip(operands, reversed(operands), strict=True)

@@ -483,6 +483,12 @@ def test_a_number_that_only_some_servers_accept_is_refused(text: str) -> None:
         tree(text)
 
 
+@pytest.mark.parametrize("text", ["a && b", "1.5 <@ n", "c @> 'x'"])
+def test_an_operator_of_arrays_takes_no_other_types(text: str) -> None:
+    with pytest.raises(UnsupportedFilterError, match="takes arrays, not"):
+        tree(text)
+
+
 def test_deep_nesting_is_an_error_that_says_so() -> None:
     with pytest.raises(UnsupportedFilterError, match="nested too deeply") as caught:
         tree("(" * 20_000 + "ok" + ")" * 20_000)
