@@ -24,7 +24,8 @@ FRAGMENT_LENGTH = 4
 #: makes a new password for each connection.
 _MAX_PASSWORDS = 64
 
-_PASSWORD_KEYWORDS = ("password", "sslpassword", "oauth_client_secret")
+#: The parameters of a conninfo that are secret.
+SECRET_KEYWORDS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 _URI_PASSWORD = re.compile(r"\s*postgres(?:ql)?://[^:@/]*:(.*)@", re.DOTALL)
 _PLACEHOLDER = "..."
 
@@ -58,7 +59,7 @@ def remember_conninfo(conninfo: str) -> None:
         parameters = conninfo_to_dict(conninfo)
     except psycopg.Error:
         parameters = {}
-    for keyword in _PASSWORD_KEYWORDS:
+    for keyword in SECRET_KEYWORDS:
         if parameters.get(keyword):
             remember_password(str(parameters[keyword]))
     if authority := _URI_PASSWORD.match(conninfo):

@@ -35,6 +35,7 @@ from pgsieve.pipelines.commands.validation_results import (
 )
 from pgsieve.pipelines.config.model import Config, parse_config
 from pgsieve.pipelines.project import build_project
+from pgsieve.resources.passwords import SECRET_KEYWORDS
 from pgsieve.resources.postgres.capture import CREATED_COMMENT
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import UntestedServerError
@@ -76,10 +77,12 @@ class ConnectionSettings:
         Raises PgsieveError if the conninfo or the password command cannot be used.
         """
         parameters = dict(parse_conninfo(conninfo))
-        if parameters.get("sslpassword"):
-            raise PgsieveError(
-                "the conninfo has an sslpassword", hint="leave it out, and add it to pgsieve.yaml as ${NAME}"
-            )
+        for keyword in SECRET_KEYWORDS:
+            if keyword != "password" and parameters.get(keyword):
+                raise PgsieveError(
+                    f"the conninfo has a secret, {keyword}",
+                    hint="leave it out, and add it to pgsieve.yaml as ${NAME}",
+                )
         password = parameters.pop("password", None) or None
         if password and (variable := re.fullmatch(r"\$\{(\w+)\}", password)):
             if variable[1] not in environ:

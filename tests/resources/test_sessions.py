@@ -318,6 +318,9 @@ def test_a_missing_password_command_is_reported(with_passwords: str) -> None:
     [
         ("host=db password=abcdef", 'no role "abcdef"', 'no role "..."'),
         ("host=db password=abcdef", 'no role "xbcdex", abc', 'no role "x...x", abc'),
+        ("host=db oauth_client_secret=abcdef", 'no "abcdef"', 'no "..."'),
+        ("host=db scram_client_key=abcdef", 'no "abcdef"', 'no "..."'),
+        ("host=db scram_server_key=abcdef", 'no "abcdef"', 'no "..."'),
         ("host=db password=ab", 'ab is "ab", abc', '... is "...", abc'),
         ("postgresql://me:ab@cdef@db/shop", 'no host "cdef@db"', 'no host "...@db"'),
         ("postgresql://me:abcd/efgh@db/shop", 'invalid port "abcd"', 'invalid port "..."'),

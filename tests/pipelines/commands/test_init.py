@@ -234,6 +234,10 @@ def test_a_program_may_print_the_password(database: str, tmp_path: Path) -> None
         (["--conninfo", "host=127.0.0.1 port=1 user=clerk"], 'source "clerk": no connection'),
         (["--conninfo", "host=127.0.0.1 port=1", "--source", "web"], 'source "web": no connection'),
         (["--conninfo", "host=127.0.0.1 password=${NOT_SET}"], "environment variable NOT_SET is not set"),
+        *(
+            (["--conninfo", f"host=127.0.0.1 {keyword}=x"], f"the conninfo has a secret, {keyword}")
+            for keyword in ("sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+        ),
         (["--conninfo", "{database}", "--publication", "sale"], 'publication "sale" does not exist'),
         (["--conninfo", "{database}", "--table", "public.order"], 'table "public.order" does not exist'),
         (["--conninfo", "{database}", "--table", "orders"], "where 2 are needed"),
