@@ -7,6 +7,7 @@ Questions are printed on stderr. Raises PgsieveError if an option is missing and
 option names something that does not exist.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 import typer
 
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.pipelines.command_line import reports
 from pgsieve.pipelines.commands.init import (
     Choice,
@@ -122,7 +124,7 @@ def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
     publications that have tables are chosen.
     """
     publications = [publication.name for publication in survey.publications if publication.tables]
-    all_tables = [f'"{table.schema}"."{table.name}"' for table in survey.tables]
+    all_tables = [quote_qualified(table.schema, table.name) for table in survey.tables]
     if not _is_interactive():
         if not publications:
             raise PgsieveError(
@@ -132,15 +134,19 @@ def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
         return publications, []
     reports.print_survey(survey.publications, survey.tables)
     if publications:
-        return _split_names(_ask("publications, separated by commas", ", ".join(publications))), []
+        all_names = ", ".join(publications)
+        answer = _ask("publications, separated by commas", all_names)
+        # A name may contain a comma.
+        return publications if answer == all_names else _strip_names(answer.split(",")), []
     if not all_tables:
         raise PgsieveError(f'database "{survey.database}" has no tables', hint="name another database")
     answer = _ask("no publication yet; tables to publish by pgsieve.yaml, separated by commas", "all")
-    return [], all_tables if answer == "all" else _split_names(answer)
+    # A comma within double quotes is a part of a name.
+    return [], all_tables if answer == "all" else _strip_names(re.findall(r'(?:[^",]|"[^"]*"?)+', answer))
 
 
-def _split_names(answer: str) -> list[str]:
-    return [part.strip() for part in answer.split(",") if part.strip()]
+def _strip_names(names: Sequence[str]) -> list[str]:
+    return [name.strip() for name in names if name.strip()]
 
 
 def _find_table(survey: Survey, name: str) -> SurveyedTable:

@@ -15,11 +15,16 @@ from pgsieve.resources.postgres.sessions import Conninfo
 
 
 def make_demo_folder(folder: Path | None) -> Path:
-    """Make the folder of a demo, or a temporary folder. Raises PgsieveError if the folder exists and is not empty."""
+    """Make the folder of a demo, or a temporary folder. Raises PgsieveError if it cannot be made, or is not empty."""
     demo_folder = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
-    if demo_folder.exists() and any(demo_folder.iterdir()):
-        raise PgsieveError(f'folder "{demo_folder}" is not empty', hint="choose a new folder for --keep")
-    demo_folder.mkdir(parents=True, exist_ok=True)
+    hint = "choose a new folder for --keep"
+    try:
+        demo_folder.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(demo_folder.iterdir())
+    except OSError as error:
+        raise PgsieveError(f'folder "{demo_folder}" cannot be made: {error.strerror}', hint=hint) from None
+    if not is_empty:
+        raise PgsieveError(f'folder "{demo_folder}" is not empty', hint=hint)
     return demo_folder
 
 
