@@ -119,7 +119,10 @@ def _remove_half_written_commits(lake: Path, marks_folder: Path) -> None:
     for mark in marks_folder.iterdir():
         if mark.name == _LOCK_NAME:
             continue
-        descriptor = os.open(mark, os.O_RDWR)
+        try:
+            descriptor = os.open(mark, os.O_RDWR)
+        except FileNotFoundError:
+            continue  # Its process has ended in the meantime, and has written everything to disk.
         try:
             if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 abandoned_marks.append((mark, os.fstat(descriptor).st_mtime_ns))

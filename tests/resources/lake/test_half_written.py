@@ -169,6 +169,23 @@ def test_a_killed_process_leaves_its_mark_and_the_next_one_repairs(tmp_path: Pat
     assert [each.name for each in marks.iterdir()] == ["lock"]
 
 
+def test_a_process_that_ends_meanwhile_refuses_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process removes its mark when it ends, also while another one looks at the marks."""
+    other, open_file = unsynced.UnsyncedWrites(tmp_path), os.open
+    (mark,) = (each for each in (tmp_path / "_pgsieve" / ".unsynced").iterdir() if each.name != "lock")
+
+    def close_and_open(path: str, *rest: int) -> int:
+        if Path(path) == mark:
+            other.close()
+        return open_file(path, *rest)
+
+    monkeypatch.setattr(os, "open", close_and_open)
+    unsynced.UnsyncedWrites(tmp_path).close()
+    assert not other.close.alive
+
+
 def test_after_a_write_that_did_not_reach_the_disk_nothing_counts_as_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
