@@ -7,7 +7,8 @@ running wait, and the next job does the work of all of them.
 In: requests of several threads. Each request has a function, and the number of parts for which Spark calls it.
 Out: the rows that the function of each request yields
 
-A request raises CancelledError if its job has not begun when `stop` is called.
+After `stop` is called, each request that waits raises CancelledError, even if another thread's job with it has begun. Only
+the threads that run a job themselves go on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +101,7 @@ class SharedJobs:
             self._condition.notify_all()
 
     def stop(self) -> None:
-        """Let no further job begin; requests that are waiting raise CancelledError."""
+        """Let no further job begin. Requests that wait, also for a job of another thread, raise CancelledError."""
         with self._condition:
             self._is_ending = True
             self._condition.notify_all()

@@ -25,9 +25,10 @@ _FLUSH_SECONDS = 0.1
 def read_current_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL flush position. A peek (a read of the slot) delivers the commits up to this position.
 
-    A later commit may already be inserted but not yet flushed. A peek does not deliver this commit yet. If the slot were
-    advanced to the insert position, it would confirm the commit all the same, and the commit would be lost. On a standby the result is the replay position, which limits a peek and an advance
-    (GetXLogReplayRecPtr in src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
+    A later commit may already be inserted but not yet flushed, and a peek does not deliver it yet. If the slot were
+    advanced to the insert position, this commit would be confirmed all the same, and lost. On a standby the result is the
+    replay position, which limits a peek and an advance (GetXLogReplayRecPtr in
+    src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
     """
     row = connection.execute(
         "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text"
