@@ -199,8 +199,18 @@ def _make_conformity_result(key: dg.AssetKey, conformity: TableConformity) -> dg
         severity=dg.AssetCheckSeverity.WARN if is_uncertain else dg.AssetCheckSeverity.ERROR,
         description=conformity.problem
         or (_ALTERED_FILTER if conformity.failing and conformity.altered else None),
-        metadata={"rows": conformity.rows, "failing rows": conformity.failing, "keys": list(conformity.keys)},
+        metadata={
+            "rows": conformity.rows,
+            "failing rows": conformity.failing,
+            "keys": list(map(escape_controls, conformity.keys)),
+        },
     )
+
+
+def freshness_description(subscription: Subscription) -> str:
+    """The description of the check `freshness`."""
+    max_seconds = subscription.freshness.total_seconds()
+    return f"No commit has been waiting for longer than {max_seconds:.0f} s to be applied."
 
 
 def freshness_checks(
@@ -211,14 +221,9 @@ def freshness_checks(
     The check reads no rows.
     """
     table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
-    max_seconds = subscription.freshness.total_seconds()
 
     def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _make_specs(
-            "freshness",
-            keys,
-            f"No commit has been waiting for longer than {max_seconds:.0f} s to be applied.",
-        )
+        specs = _make_specs(FRESHNESS, keys, freshness_description(subscription))
 
         @dg.multi_asset_check(
             specs=specs,

@@ -25,6 +25,7 @@ from pgsieve.assets.checks import (
     FRESHNESS,
     SYNC_STATE,
     cut_sync_state_result,
+    freshness_description,
     freshness_result,
     read_reported_problems,
     sync_state_result,
@@ -446,12 +447,6 @@ def _select_failing_problems(
 def _find_ready_tables(states: Mapping[TableName, TableState]) -> set[TableName | None]:
     """Find the names of the tables that are ready: changes are applied to these."""
     return {name for name, state in states.items() if state.state == SyncState.READY}
-
-
-def freshness_description(subscription: Subscription) -> str:
-    """The description of the check `freshness`."""
-    max_seconds = subscription.freshness.total_seconds()
-    return f"No commit has been waiting for longer than {max_seconds:.0f} s to be applied."
 
 
 def is_changed(name: TableName, result: ApplyResult, former_cut: Cut | None) -> bool:

@@ -69,7 +69,7 @@ def cut_data_version(cut: Cut) -> dg.DataVersion:
 def measure_freshness(subscription: Subscription, lake: Lake, last_cut: Cut | None = None) -> Freshness | str:
     """Measure how far the replicas are behind. If that cannot be measured, return a text with the reason.
 
-    A caller that knows the last cut gives it, so that it need not be read.
+    `last_cut` is the newest cut. Without it, the cut is read.
     """
     try:
         return check_freshness(subscription, lake, last_cut)
@@ -135,7 +135,7 @@ def report_cut(
     dagster_names: DagsterNames,
     known_freshness: Freshness | None = None,
 ) -> None:
-    """Report the cut and its checks for a subscription that has nothing to apply. It looks as if a run had done it.
+    """Report the cut and its checks for a subscription that has nothing to apply, in the same form as a run does.
 
     Each report makes Dagster's records grow. So the cut is reported only if the cut or the state of a table has changed,
     or if a fourth of the setting `freshness` has passed since the last report. `known_freshness` is how far the

@@ -28,8 +28,9 @@ def set_aside_damaged_tables(
     """Set aside the tables whose replica is damaged, and return the states of all tables.
 
     Only tables to which changes are applied are searched. If such a table is no longer published, it is not set aside, but
-    gets no more changes (`TableState.with_problem`). The replicas of `tables_to_change` are about to be written, so their Delta logs are read. For other tables the search only
-    looks for commits after the cut (an LSN, with the Delta version that each replica had there).
+    gets no more changes (`TableState.with_problem`). The replicas of `tables_to_change` are about to be written, so their
+    Delta logs are read. For other tables the search only looks for commits after the cut (an LSN, with the Delta version
+    that each replica had there).
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:

@@ -91,8 +91,8 @@ class VersionsDuringApply:
           that the cut has for them, or the cut's LSN if the cut has no such position.
         - Since the cut, the table of versions was not put back, and the replica was not repaired.
 
-        Other versions begin anew with the replica's present rows, if the table is ready, and if it is in a cut since its
-        copy or its replica was repaired. Otherwise the table is left out.
+        Other versions begin anew with the replica's present rows. For that the table has to be ready. It also needs a cut
+        from after its copy, or a repair of its replica. Otherwise the table is left out.
         """
         problem_by_table = dict[Name, str]()
         for name, state in states.items():

@@ -76,7 +76,7 @@ _PEEK_RESULT_BY_SLOT: dict[tuple[Source, str], _PeekResult] = {}
 class _SlotPublications:
     """The names of the publications with which a slot is read, as found for a stream and a catalog.
 
-    All subscriptions of a slot use the same two objects. As long as they do, the names are valid.
+    The names are valid as long as the subscriptions of the slot use these two objects, which they share.
     """
 
     slot_stream: SlotStream
@@ -103,7 +103,7 @@ class Freshness:
 def check_freshness(subscription: Subscription, lake: Lake, last_cut: Cut | None = None) -> Freshness:
     """Find out how far the replicas of a subscription are behind.
 
-    A caller that knows the last cut gives it, so that it need not be read.
+    `last_cut` is the newest cut. Without it, the cut is read.
     """
     slot_stream = subscription.slot_stream
     log_position = ChangeLog(lake, slot_stream).read_position()

@@ -1,7 +1,7 @@
 """Removes what would prevent a table from being copied: unreadable Delta logs, and wrong cuts.
 
 A cut is a version of each replica, so that together they equal the publisher at one LSN. It is wrong if it names a
-version that a later commit will have. Constraints that other writers have added to the replica are removed, too.
+Delta version that does not exist now: a later commit will get this version, with other rows. Constraints that other writers have added to the replica are removed, too.
 """
 
 from dataclasses import dataclass

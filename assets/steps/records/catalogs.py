@@ -2,9 +2,9 @@
 
 The catalog is the publisher's definitions of tables and publications. A slot stream is a replication slot with its change
 log and its subscriptions. Its slot is read with pgsieve's own publications (capture publications), which do not filter. A
-slice is the changes from one position of the slot to another. If the publisher does not
-filter the changes of a stream (`row_filter: pipeline`), pgsieve has to decide which changes a subscription gets, and
-for that it needs the catalog as it was at each change:
+slice is the changes from one position of the slot to another. If the publisher does not filter the changes of a stream
+(`row_filter: pipeline`), pgsieve has to decide which changes a subscription gets. For that it needs the catalog as it was
+at each change:
 
 - After each alteration of the catalog, the new catalog is recorded in the lake (`Catalogs.append`).
 - Before a slice is committed, pgsieve tries to prove that one recorded catalog is valid for all of its changes
@@ -233,9 +233,9 @@ class Catalogs:
         record is proven valid.
 
         An alteration after the call is not seen. So call this when the LSN up to which the slot is read is already fixed,
-        or when the messages have arrived. The slot
-        must not be confirmed beyond `position` before the call. As long as the slot needs removed catalog rows, the
-        server keeps them, and they are the proof that a row was added and removed in between.
+        or when the messages have arrived. The slot must not be confirmed beyond `position` before the call. As long as the
+        slot needs removed catalog rows, the server keeps them, and they are the proof that a row was added and removed in
+        between.
         """
         if self.slot_stream.filtered:
             return CatalogValidity(None, None)

@@ -1,7 +1,8 @@
 """The cuts of a subscription, and reads of replicas at a cut.
 
 A cut is an LSN, and for each replica of the subscription the Delta version that contains exactly what was committed
-before this LSN. A cut is recorded after a batch of changes, if all replicas have the batch. Cuts are rows of the Delta table `_cuts`. `read_at_cut` is a function for users.
+before this LSN. A cut is recorded after a batch of changes, if all replicas have the batch. Cuts are rows of the Delta
+table `_cuts`. `read_at_cut` is a function for users.
 """
 
 import re

@@ -42,7 +42,10 @@ def list_subscription_records(lake: Lake, name: str) -> list[str]:
 
 
 def read_present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
-    """Maps the identifier of each of these tables to its present version. Tables without a known stamp are left out."""
+    """Maps the identifier of each of these tables to its present version.
+
+    Tables are left out if finding their version takes as long as reading them (`Records.stamp`).
+    """
     paths = [
         *list_slot_stream_records(lake, subscription.slot_stream),
         *list_subscription_records(lake, subscription.name),

@@ -1,6 +1,6 @@
 """The table `_registered` of a subscription: the names that pgsieve has registered in Spark's catalog.
 
-pgsieve changes no other names in the catalog. A name is recorded before it is registered. After it was removed from the
+pgsieve changes no other names in the catalog. A name is recorded before it is registered. After a name was removed from the
 catalog, that is recorded, too. The newest row of a name counts.
 """
 

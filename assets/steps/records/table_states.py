@@ -167,8 +167,8 @@ def _parse_state(row: Mapping[str, Any]) -> TableState:
     )
 
 
-#: Maps the path of a `_table_states` to the states that were read from it last. Before them is the stamp that the table
-#: had at that time (`Records.stamp`).
+#: Maps the path of a table `_table_states` to a stamp of its version (`Records.stamp`), and to the states that were read
+#: at that version.
 _STATES_BY_PATH: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 
 

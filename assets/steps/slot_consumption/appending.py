@@ -124,8 +124,8 @@ def append_slice(
 ) -> None:
     """Append transactions to the change log, in one commit by this process.
 
-    `messages` are arrays of messages, with the transactions in commit order. Raises the errors of the decoding;
-    OvertakenError if the position of the change log is not `former_position` or its version is not `base_version`; and LakeError.
+    `messages` are arrays of messages, with the transactions in commit order. Raises the errors of the decoding; LakeError;
+    and OvertakenError if the change log does not have the position `former_position` and the version `base_version`.
     """
     commit_slice(
         lake, slot_stream, _write_slice(lake, slot_stream, messages, end), former_position, base_version
@@ -177,9 +177,9 @@ def append_slices(
     """Append the slices of a reading, each in one commit. Yields the end of each slice, and whether it has rows.
 
     If the server cannot advance a copy of the slot, the slices that end at `second_ends` are left out. In a lake that
-    only Spark reaches, a reading has one slice. Raises OvertakenError if the position of the change log is not `former_position`
-    or its version is not `base_version`. Raises UnprovenError before the first slice that has changes which the reading's `catalog_validity` does
-    not cover.
+    only Spark reaches, a reading has one slice. Raises OvertakenError if the change log does not have the position
+    `former_position` and the version `base_version`. Raises UnprovenError before the first slice with changes that the
+    reading's `catalog_validity` does not cover.
     """
     if lake.is_reached_by_spark_only:
         (end,) = reading.ends

@@ -7,8 +7,7 @@ Out: the ends of the slices to read next, and the messages of each slice
 
 Each reading makes the server decode the WAL from the slot's restart_lsn on. A long transaction keeps restart_lsn far
 back, so the same WAL is decoded again by each reading. Therefore a large backlog should need few readings: they become
-larger as long as they succeed. Raises ProtocolError for
-messages that cannot be parsed.
+larger as long as they succeed. Raises ProtocolError for messages that cannot be parsed.
 """
 
 from bisect import bisect_left

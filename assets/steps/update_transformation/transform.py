@@ -70,7 +70,8 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     """Transform the slices that are not transformed yet, in order. Before that, the replicas follow schema changes.
 
     With `disable_on_error`, an error disables the subscription, and nothing of the transaction with the error or of
-    later transactions is written. If a table cannot be replicated as it is published, nothing is written at all. Raises SubscriptionDisabledError if the subscription is disabled.
+    later transactions is written. If a table cannot be replicated as it is published, nothing is written at all. Raises
+    SubscriptionDisabledError if the subscription is disabled.
     """
     results: list[TableChanges] = []
     lake.access.begin_writing()
