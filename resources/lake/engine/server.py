@@ -70,6 +70,11 @@ class EnginePlan:
 def serve(folder: EngineFolder, plan: EnginePlan) -> int:
     """Serve until the engine ends. Return the exit status."""
     serving_lock = folder.lock("serving")
+    # A process that looks whether an engine is serving locks the file, too, for a moment.
+    deadline = time.monotonic() + 1
+    while serving_lock is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+        serving_lock = folder.lock("serving")
     if serving_lock is None:
         return 0  # Another engine is serving already.
     with serving_lock:

@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pgsieve.resources.lake.engine import control, installed_code
+from pgsieve.resources.lake.engine import control, installed_code, server
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import format_properties
 from tests.fixtures import commands
@@ -48,6 +49,29 @@ def folder(tmp_path: Path) -> EngineFolder:
     folder = EngineFolder(tmp_path / "engine")
     folder.create()
     return folder
+
+
+def test_a_process_that_looks_for_an_engine_keeps_none_from_serving(
+    folder: EngineFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`is_serving` locks the file for a moment, which the engine must not take for another engine."""
+    looking, serves = folder.lock("serving", is_shared=True), RuntimeError("it serves")
+
+    def begin() -> int:
+        raise serves
+
+    monkeypatch.setattr(server, "_find_free_port", begin)
+    assert looking is not None
+    Timer(0.2, looking.close).start()
+    with pytest.raises(RuntimeError, match="it serves"):
+        server.serve(folder, server.EnginePlan("", 1))
+
+
+def test_an_engine_ends_if_another_one_serves(folder: EngineFolder) -> None:
+    other = folder.lock("serving")
+    assert other is not None
+    with other:
+        assert server.serve(folder, server.EnginePlan("", 1)) == 0
 
 
 def test_a_record_is_valid_while_its_process_is_alive(folder: EngineFolder) -> None:
