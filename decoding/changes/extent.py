@@ -26,7 +26,7 @@ _NUMBER_BITS = 56
 
 def compute_places(changes: pa.Table | pa.RecordBatch, slices: Sequence[int]) -> Numbers:
     """Return the place of each change that is in one of these slices; -1 for a change of another slice."""
-    # A TRUNCATE has no number. It gets the greatest number, because no change of a row must have the same place.
+    # A TRUNCATE has no number. It gets the greatest number, which no change of a row has, so that places stay distinct.
     slice_ends, numbers = (
         np.asarray(changes["slice"]),
         np.asarray(changes["number"].fill_null((1 << _NUMBER_BITS) - 1)),

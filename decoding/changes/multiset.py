@@ -24,9 +24,9 @@ import numpy as np
 
 from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
 
-#: An event means that a change deletes or inserts a row. It is stored as one integer. The high bits are the row's
-#: number. The lowest bit is 1 if the row is inserted. The bits between are the index of the change. This is the
-#: number of all low bits.
+#: An event means that a change deletes or inserts a row. It is one integer: its high bits are the row's number, its lowest
+#: bit is 1 if the row is inserted, and the bits between are the index of the change. This is the number of bits below the
+#: row's number.
 _EVENT_BITS = 33
 
 

@@ -80,9 +80,9 @@ class KeyChanges:
         """Return two masks of keys, which say for which keys the caller must look into the replica.
 
         The first mask has the keys that need a row before the changes: their first change is an UPDATE, a DELETE or a
-        LEAVE. The second mask has the keys for which it matters whether the replica has a row. These are the keys that a
-        row leaves by an UPDATE. They are also the keys that get a new row before a row of the key ends, because the new
-        row conflicts with a row of the replica.
+        LEAVE. The second mask has the keys for which it matters whether the replica has a row: the keys that a row leaves
+        by an UPDATE, and the keys that get a new row before a row of the key ends. Such a new row conflicts with a row of
+        the replica.
         """
         first_begins = _find_first_indexes(
             np.where((self.operations == INSERT) | self.is_move, self.new_keys, NONE), key_count

@@ -16,9 +16,9 @@ corresponds to the struct that _PG_output_plugin_init fills, with None for NULL.
 - filter_by_origin before a transaction begins, filter_prepare before a transaction is prepared
 
 A plugin must have begin, change and commit. The callbacks for streaming and those for two-phase commit are two
-groups. If a plugin has any callback of a group, the group is on. In that case an error is raised when a callback
-should be called that the group requires and the plugin lacks. All errors are subclasses of OutputPluginError, with
-the server's messages and codes (src/backend/replication/logical/logical.c).
+groups. If a plugin has any callback of a group, the group is on. The plugin may still lack a callback that the group
+requires: the error is raised only when the driver should call it. All errors are subclasses of OutputPluginError,
+with the server's messages and codes (src/backend/replication/logical/logical.c).
 
 PostgreSQL documentation, Logical Decoding Output Plugins.
 """

@@ -1,9 +1,8 @@
 """Computes PostgreSQL's arithmetic, functions and casts of numbers, so that row filters give the server's results.
 
-In: numbers as Python values: int for smallint, integer and bigint; float for real and double precision; Decimal for
-    numeric. None of them is NULL.
-Out: the value that PostgreSQL computes. Raises FilterValueError or NumericError if PostgreSQL raises an error for
-     these numbers, for example if they are out of range.
+In: numbers as Python values, none of them NULL: int for smallint, integer and bigint; float for real and double
+precision; Decimal for numeric. Out: the value that PostgreSQL computes. Raises FilterValueError or NumericError if
+PostgreSQL raises an error for these numbers, for example if the result is out of range.
 
 The rules are those of the source files int.c, int8.c, float.c and numeric.c (src/backend/utils/adt) and float.h
 (src/include/utils).
