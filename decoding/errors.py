@@ -59,6 +59,7 @@ A message says which object has which problem. It never contains a password, and
             SourcePermissionError     resources.postgres.errors
             SourceSettingError        resources.postgres.errors
             SourceUnreachableError    resources.postgres.errors
+                SourceSilentError     resources.postgres.errors
             TransientError            resources.postgres.errors
                 LockedTableError      resources.postgres.errors
                 OpenTransactionsError resources.postgres.waits

@@ -302,6 +302,7 @@ class _Follower:
                 except PgsieveError as error:
                     if not self._can_retry(error):
                         raise
+                    self._activity.note_error(error)
                     self._progress.tell(f"{error.message}; tried again in {self._pause_seconds:g} s")
                     self._stop_event.wait(self._pause_seconds)
                     self._pause_seconds = min(2 * self._pause_seconds, _MAX_PAUSE_SECONDS)

@@ -5,7 +5,8 @@ Out: - `Health`, the answer to `/healthz`
      - StalledError, if changes are waiting and a stream makes no progress for longer than a limit
 
 A stream may stall because another session holds a lock, because a connected server sends nothing, or because a disk does
-not answer. If a server cannot be reached, its stream is not stalled: it keeps trying to connect.
+not answer. If a server refuses connections, its stream is not stalled: it keeps trying to connect. A server that does not
+answer at all is silent, and then a thread may wait for an answer for ever.
 """
 
 import json
@@ -23,12 +24,17 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from pgsieve.assets.steps.slot_consumption.follow import FollowedSlotStream
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.postgres.errors import SourceSilentError
+from pgsieve.resources.postgres.stream import SILENCE_SECONDS
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-#: If no message has arrived for this time, the connection counts as lost.
-_MAX_SILENCE_SECONDS = 30.0
+#: After an idle time the server may take this long to send the first WAL. It does not count as behind before.
+_MAX_DELAY_SECONDS = 30.0
+#: If a server has been silent for this time, its stream is not healthy. A shorter `limit_seconds` counts instead, but not
+#: below the time after which a stream connects again.
+SILENCE_LIMIT_SECONDS = 300.0
 
 
 class StalledError(PgsieveError):
@@ -51,6 +57,7 @@ class SlotStreamActivity:
     - `apply_start`: when the thread began to apply a slice, or when the first change of the slice arrived; None if
       it applies no slice
     - `last_progress_at`: the time of the last progress
+    - `silent_since`: since when the server does not answer, while the thread cannot read the slot; None if it answers
     - `behind_since`: since when the server has WAL that was not received: the time of the first check that found this
       after the last progress
     """
@@ -63,7 +70,9 @@ class SlotStreamActivity:
     progress_count: int = 0
     apply_start: float | None = None
     last_progress_at: float = field(default_factory=time.monotonic)
+    silent_since: float | None = None
     behind_since: float | None = None
+    _answered_at: float | None = None
     _progress: tuple[int, ...] = ()
 
     @contextmanager
@@ -79,10 +88,12 @@ class SlotStreamActivity:
     @contextmanager
     def record_reading(self, stream: FollowedSlotStream) -> Iterator[None]:
         """Within the block, the thread reads the slot by streaming replication."""
+        self.silent_since = None
         self.stream, self.is_exempt, self.last_progress_at = stream, False, time.monotonic()
         try:
             yield
         finally:
+            self._answered_at = stream.answered_at
             self.stream, self.is_exempt = None, True
 
     @contextmanager
@@ -94,6 +105,13 @@ class SlotStreamActivity:
         finally:
             self.is_exempt, self.last_progress_at = False, time.monotonic()
 
+    def note_error(self, error: PgsieveError) -> None:
+        """Record that the thread could not read the slot because of this error, and will try it again."""
+        if not isinstance(error, SourceSilentError):
+            self.silent_since, self._answered_at = None, time.monotonic()
+        elif self.silent_since is None:
+            self.silent_since = self._answered_at or time.monotonic()
+
     def note_progress(self) -> None:
         """Record progress that the stream does not show."""
         self.progress_count += 1
@@ -104,10 +122,16 @@ class SlotStreamActivity:
 
         While the thread applies a slice, it reads no message. Another thread keeps the connection alive in that time.
         """
-        last_message_at = self.stream.last_message_at if self.stream else None
-        return last_message_at is not None and (
-            self.apply_start is not None or time.monotonic() - last_message_at < _MAX_SILENCE_SECONDS
+        answered_at = self.stream.answered_at if self.stream else None
+        return answered_at is not None and (
+            self.apply_start is not None or time.monotonic() - answered_at < SILENCE_SECONDS
         )
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how many seconds the server has not answered; 0 if it has answered, or nothing is asked of it."""
+        silent_since = self.stream.answered_at if self.stream else self.silent_since
+        return 0.0 if silent_since is None or self.has_ended else time.monotonic() - silent_since
 
     @property
     def waiting_seconds(self) -> float:
@@ -134,11 +158,12 @@ class SlotStreamActivity:
 class Health:
     """The answer to `/healthz`: the state of each stream.
 
-    `is_healthy` is false if received changes are waiting, and their stream has stalled. A stream to which the server
-    sends nothing still counts as healthy: only `Watch.check` asks the server.
+    `status` is `ok`; `stalled` if received changes are waiting, and their stream has stalled; or `silent` if a server has
+    not answered for long. A server that refuses connections does answer: its stream connects again by itself. A stream to
+    which the server sends no changes still counts as healthy: only `Watch.check` asks the server whether it has some.
     """
 
-    is_healthy: bool
+    status: str
     slot_streams: Sequence[dict[str, object]]
 
 
@@ -152,6 +177,9 @@ class Watch:
 
     def __init__(self, limit_seconds: float | None, is_behind: Callable[[SlotStreamActivity], bool]) -> None:
         self._limit_seconds, self._is_behind, self._lock = limit_seconds, is_behind, threading.Lock()
+        self._silence_limit_seconds = limit_seconds and max(
+            min(limit_seconds, SILENCE_LIMIT_SECONDS), SILENCE_SECONDS
+        )
         self._activities: list[SlotStreamActivity] = []
 
     def add(self, activity: SlotStreamActivity) -> None:
@@ -197,12 +225,12 @@ class Watch:
             is_behind = False
         current_time = time.monotonic()
         activity.behind_since = (activity.behind_since or current_time) if is_behind else None
-        min_seconds = min(self._limit_seconds or 0.0, _MAX_SILENCE_SECONDS)
+        min_seconds = min(self._limit_seconds or 0.0, _MAX_DELAY_SECONDS)
         return activity.behind_since is not None and current_time - activity.behind_since >= min_seconds
 
     def read_health(self) -> Health:
         """The state of each stream."""
-        slot_stream_states, is_healthy = [], True
+        slot_stream_states, status = [], "ok"
         for activity in self._activities:
             idle_seconds = self._seconds_without_progress(activity)
             is_stalled = (
@@ -210,24 +238,32 @@ class Watch:
                 and activity.waiting_seconds > 0
                 and idle_seconds >= self._limit_seconds
             )
-            is_healthy = is_healthy and not is_stalled
+            silent_seconds = activity.silent_seconds
+            is_silent = (
+                self._silence_limit_seconds is not None and silent_seconds >= self._silence_limit_seconds
+            )
+            if is_stalled or is_silent:
+                status = "stalled" if is_stalled else "silent"
             slot_stream_states.append(
                 {
                     "source": activity.source,
                     "slot": activity.slot,
-                    "state": _describe_state(activity, is_stalled=is_stalled),
+                    "state": _describe_state(activity, is_stalled=is_stalled, is_silent=is_silent),
                     "waiting_seconds": round(activity.waiting_seconds, 1),
                     "still_seconds": round(idle_seconds, 1),
+                    "silent_seconds": round(silent_seconds, 1),
                 }
             )
-        return Health(is_healthy, slot_stream_states)
+        return Health(status, slot_stream_states)
 
 
-def _describe_state(activity: SlotStreamActivity, *, is_stalled: bool) -> str:
+def _describe_state(activity: SlotStreamActivity, *, is_stalled: bool, is_silent: bool) -> str:
     if activity.has_ended:
         return "ended"
     if is_stalled:
         return "stalled"
+    if is_silent:
+        return "the server does not answer"
     if activity.stream is None:
         return "copying or connecting"
     return "following" if activity.is_connected or activity.is_exempt else "connecting"
@@ -267,10 +303,8 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry, watch: Watc
         status, body = HTTPStatus.NOT_FOUND, '{"error": "there are /metrics and /healthz"}'
         if path == "/healthz":
             health = watch.read_health()
-            status = HTTPStatus.OK if health.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
-            body = json.dumps(
-                {"status": "ok" if health.is_healthy else "stalled", "feeds": health.slot_streams}
-            )
+            status = HTTPStatus.OK if health.status == "ok" else HTTPStatus.SERVICE_UNAVAILABLE
+            body = json.dumps({"status": health.status, "feeds": health.slot_streams})
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "application/json")])
         return [body.encode() + b"\n"]
 

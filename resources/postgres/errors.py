@@ -27,6 +27,10 @@ class SourceUnreachableError(SourceError):
     """There is no connection, because the conninfo is wrong, the server is down, or it refuses the authentication."""
 
 
+class SourceSilentError(SourceUnreachableError):
+    """There is no connection, because the server did not answer in time. Nothing has refused the connection, either."""
+
+
 class SourcePermissionError(SourceError):
     """The role lacks a privilege that an operation needs, or the server is a read-only standby."""
 

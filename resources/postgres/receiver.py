@@ -162,6 +162,11 @@ class Receiver:
         self._confirmed_lsn = lsn
         self._wakeup.ring()
 
+    @property
+    def last_message_at(self) -> float:
+        """When the server last sent a message (time.monotonic); or, while nothing is read from it, the present time."""
+        return self._last_message_time
+
     def end(self) -> None:
         """Make the receiving thread and `items` end soon."""
         self._is_ended = True

@@ -27,6 +27,7 @@ from pgsieve.resources.postgres.errors import (
     LockHeldError,
     SourceError,
     SourceSettingError,
+    SourceSilentError,
     SourceUnreachableError,
     UntestedServerError,
     convert_source_error,
@@ -118,7 +119,8 @@ class Source:
             pooler = find_pooler(self._full_conninfo.host, str(error))
             pooler_text = f" through {pooler.name}" if pooler else ""
             hint = _LOGIN_TRIGGER_HINT if "PL/pgSQL function" in str(error) else _UNREACHABLE_HINT
-            raise SourceUnreachableError(
+            is_silent = isinstance(error, psycopg.errors.ConnectionTimeout) or "timed out" in str(error)
+            raise (SourceSilentError if is_silent else SourceUnreachableError)(
                 f'source "{self.name}": no connection{pooler_text} ({join_lines(error)})',
                 hint=pooler.hint if pooler else hint,
                 sqlstate=find_connection_sqlstate(error),

@@ -11,6 +11,7 @@ sends them again: the server sends all transactions that commit at or after the 
 `StreamStart` (PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION; Replication Slots).
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +24,12 @@ from psycopg.pq import ExecStatus
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError, is_transient
+from pgsieve.resources.postgres.errors import (
+    SourceError,
+    SourceSilentError,
+    SourceUnreachableError,
+    is_transient,
+)
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import ReceivedMessages, Receiver, Wakeup
 from pgsieve.resources.postgres.slot import (
@@ -108,6 +114,13 @@ class ReplicationStream:
         self._connection_stack = ExitStack()
         self._wakeup = Wakeup()
         self._is_stopped = self._must_restart = False
+        self._answered_at: float | None = None
+
+    @property
+    def answered_at(self) -> float | None:
+        """When the server last sent a message, or refused a connection (time.monotonic). None before the first time."""
+        receiver = self._receiver
+        return self._answered_at if receiver is None else receiver.last_message_at
 
     def __enter__(self) -> Self:
         return self
@@ -198,12 +211,22 @@ class ReplicationStream:
         if self._is_stopped:
             return None
         try:
-            self._receiver = attempts(self._start_receiver)
+            self._receiver = attempts(self._try_to_start_receiver)
         except SourceError:
             if self._is_stopped:
                 return None
             raise
         return None if self._is_stopped else self._receiver
+
+    def _try_to_start_receiver(self) -> Receiver:
+        """Start a receiver. If the server refuses that, note that it has answered."""
+        try:
+            return self._start_receiver()
+        except SourceSilentError:
+            raise
+        except SourceError:
+            self._answered_at = time.monotonic()
+            raise
 
     def _start_receiver(self) -> Receiver:
         """Open a connection, check that the slot has what the consumer needs, and start replication on the connection."""
@@ -237,7 +260,7 @@ class ReplicationStream:
 
     def disconnect(self) -> None:
         """End the connection. A moment later other processes can use the slot."""
-        self._receiver = None
+        self._answered_at, self._receiver = self.answered_at, None
         self._connection_stack.close()
 
     def _pause(self, seconds: float) -> None:

@@ -109,10 +109,9 @@ class FollowedSlotStream:
             self._prepared_transactions: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
             self._is_altered = self._is_ended = False
-            #: How many bytes of messages have arrived; and when the server last sent some, or a connection to it began
-            #: (None before the first connection).
+            #: How many bytes of messages have arrived.
             self.received_bytes = 0
-            self.last_message_at: float | None = None
+            self._has_begun = False
             #: When this process last checked whether another process waits for the lock.
             self._checked_at = time.monotonic()
             self._resources = stack.pop_all()
@@ -135,6 +134,11 @@ class FollowedSlotStream:
         self._stream.stop()
 
     @property
+    def answered_at(self) -> float | None:
+        """When the server last sent a message, or refused a connection (time.monotonic). None before the first time."""
+        return self._stream.answered_at
+
+    @property
     def waiting_since(self) -> float | None:
         """When the first commit arrived that is in no slice yet (time.monotonic); None if there is none."""
         return self._session.waiting_transactions.first_commit_time
@@ -149,7 +153,7 @@ class FollowedSlotStream:
                 raise
             self._log(f"another process has read the slot {self._slot_stream.slot} meanwhile")
         except SourceError as error:
-            if self.last_message_at is None or not is_decoding_error(error):
+            if not self._has_begun or not is_decoding_error(error):
                 raise
             # It may be that the server cannot send one transaction. A drain reads past it, or raises the cause.
             self._log(error.message)
@@ -162,7 +166,6 @@ class FollowedSlotStream:
                 case StreamStart():
                     self._begin_session(item)
                 case ReceivedMessages():
-                    self.last_message_at = time.monotonic()
                     self.received_bytes += item.messages.nbytes
                     for messages in self._session.assembler.assemble(item.messages.column("data")):
                         self._session.waiting_transactions.add(messages)
@@ -246,7 +249,7 @@ class FollowedSlotStream:
 
     def _begin_session(self, start: StreamStart) -> None:
         """Begin again on a new connection. The server sends again everything that was not appended."""
-        self.last_message_at = time.monotonic()
+        self._has_begun = True
         SlotStreamRecord(self._lake, self._slot_stream).record_timeline(start.timeline)
         self._session.close()
         self._session = _Session(self._is_parallel)

@@ -20,9 +20,11 @@ from typing import IO
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
+from tests.faults.proxy import Proxy
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.shop import Shop
 
@@ -194,6 +196,36 @@ def test_a_follower_ends_if_changes_wait_but_nothing_moves(shop: Shop) -> None:
         assert 'error: source "shop": following the slot' in log
         assert "has made no progress for" in log
         assert "changes that arrived wait to be applied" in log
+
+
+@pytest.mark.drawn
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_makes_a_follower_unhealthy_and_one_that_refuses_does_not(
+    shop: Shop,
+) -> None:
+    """It takes long: the server has to be silent for a minute."""
+    shop.copy()
+    source = shop.written["sources"]["shop"]
+    with Proxy(int(conninfo_to_dict(source["conninfo"])["port"])) as proxy:
+        shop.configure(
+            sources={"shop": {**source, "conninfo": make_conninfo(source["conninfo"], port=proxy.port)}}
+        )
+        with following(shop, "--stall-limit", "1") as follower:
+
+            def health() -> tuple[int | str, ...]:
+                code, body = follower.get("/healthz")
+                answer = json.loads(body)
+                return code, answer["status"], *(each["state"] for each in answer["feeds"])
+
+            healthy = (200, "ok", "following")
+            wait_until(lambda: health() == healthy, follower.log.read_text, 60)
+            proxy.stall()
+            silent = (503, "silent", "the server does not answer")
+            wait_until(lambda: health() == silent, lambda: f"{health()}", 90)
+            proxy.heal()
+            shop.database.execute("insert into stock values (20, 0)")
+            wait_until(lambda: 20 in shop.ids("two", "stock"), follower.log.read_text, 90)
+            wait_until(lambda: health() == healthy, lambda: f"{health()}", 30)
 
 
 @pytest.mark.drawn

@@ -6,6 +6,7 @@ import pytest
 
 from pgsieve.pipelines.following import watch
 from pgsieve.pipelines.following.watch import SlotStreamActivity, StalledError, Watch
+from pgsieve.resources.postgres.errors import SourceSilentError, SourceUnreachableError
 
 
 class _Clock:
@@ -27,7 +28,7 @@ class _Stream:
         self._clock = clock
 
     @property
-    def last_message_at(self) -> float:
+    def answered_at(self) -> float:
         return self._clock.now
 
 
@@ -62,3 +63,25 @@ def test_wal_that_arrives_after_an_idle_time_is_no_stall_until_it_stays_unsent(
     clock.now += min(limit, 30.0)
     with pytest.raises(StalledError, match="the server has WAL that it does not send"):
         watched.check()
+
+
+def test_a_server_that_refuses_is_not_silent_and_one_that_times_out_is(clock: _Clock) -> None:
+    watched, stream = Watch(1800.0, lambda _: False), _Stream(clock)
+    activity = SlotStreamActivity("shop", "slot")
+    watched.add(activity)
+    with activity.record_reading(stream):
+        clock.now += 10
+        assert watched.read_health().status == "ok"
+    for error, seconds, status in (
+        (SourceSilentError("no connection"), 200.0, "ok"),
+        (SourceUnreachableError("refused"), 0.0, "ok"),
+        (SourceSilentError("no connection"), 299.0, "ok"),
+        (SourceSilentError("no connection"), 2.0, "silent"),
+        (SourceUnreachableError("refused"), 0.0, "ok"),
+        (SourceSilentError("no connection"), 301.0, "silent"),
+    ):
+        activity.note_error(error)
+        clock.now += seconds
+        assert watched.read_health().status == status
+    with activity.record_reading(stream):
+        assert watched.read_health().status == "ok"
