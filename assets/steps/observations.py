@@ -22,11 +22,23 @@ def observe_metrics(
 ) -> Mapping[str, Any]:
     """Maps the name of each metric to its value, as Spark has observed it.
 
-    A Spark Connect server waits only a tenth of a second for the observations of a query, and a busy server leaves them
-    out (Observation.getRowOrEmpty in Spark's sql/api). In that case the metrics are computed from `rows`, which have to
-    be the same rows.
+    If Spark does not report them, the metrics are computed from `rows`, which have to be the same rows.
     """
-    return observation.get or aggregate_metrics(rows(), metrics)
+    return _read_reported(observation) or aggregate_metrics(rows(), metrics)
+
+
+def _read_reported(observation: Observation) -> Mapping[str, Any]:
+    """Maps the name of each metric to its value. Empty if Spark does not report them.
+
+    Spark observes nothing if Delta leaves a write out, because the table already has its position. Then
+    `Observation.get` would wait without end. A Spark Connect server waits only a tenth of a second for the observations
+    of a query (Observation.getRowOrEmpty in Spark's sql/api). A busy server leaves out what it has observed later.
+    """
+    java_observation = getattr(observation, "_jo", None)  # Spark Connect has none
+    if java_observation is not None and not java_observation.getRowOrEmpty().isDefined():
+        return {}
+    metrics: Mapping[str, Any] = observation.get
+    return metrics
 
 
 def aggregate_metrics(rows: DataFrame, metrics: Sequence[Column]) -> Mapping[str, Any]:
@@ -65,7 +77,7 @@ class NotedRows:
         # The notes are observed as text, because Spark 4.0 would return an array as a Java object.
         notes = F.to_json(F.collect_list(NOTE)).alias(NOTE)
         write_rows(self.frame.observe(observation, notes).where(F.col(NOTE).isNull()).drop(NOTE))
-        text = observation.get.get(NOTE)
+        text = _read_reported(observation).get(NOTE)
         return None if text is None else [str(note) for note in json.loads(text)]
 
     def notes(self) -> list[str]:

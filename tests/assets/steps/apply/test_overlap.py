@@ -261,7 +261,7 @@ def test_two_drains_of_a_slot_append_each_transaction_once(
         overlap.database.execute("alter publication p set (publish_via_partition_root = true)")
     between = read_current_lsn(overlap.database)
     overlap.write()
-    function = "drained_messages" if overlap.first.lake.delta_rs is None else "commit_slice"
+    function = "read_slice_by_executor" if overlap.first.lake.delta_rs is None else "commit_slice"
     # The first process's slice begins with the transactions that the second process appends.
     calls = _meanwhile(monkeypatch, appending, function, lambda: overlap.second.drain(between))
     overlap.first.receive()
