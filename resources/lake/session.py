@@ -86,6 +86,8 @@ LOCAL_SETTINGS: dict[str, str] = {
     # Spark's default for this setting is for clusters, and would take seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
+    # For the executors of a cluster, as in `pgsieve/__init__.py` for this machine.
+    "spark.executorEnv.MIMALLOC_PURGE_DELAY": "100",
 }
 
 #: Settings of a session that runs within one process. Only this machine can reach its ports.

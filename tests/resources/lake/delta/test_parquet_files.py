@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -42,3 +43,27 @@ def test_a_batch_without_rows_removes_no_bounds(tmp_path: Path) -> None:
     assert (statistics["minValues"], statistics["maxValues"]) == ({"slice": 5}, {"slice": 7})
     assert statistics["numRecords"] == 4
     assert not list(write_files(str(tmp_path), rows.schema, [none, none]))
+
+
+def test_only_texts_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
+    numbers = range(3000)
+    rows = pa.record_batch(
+        {
+            "note": [f"note {number}" for number in numbers],
+            "status": ["new" if number % 2 else "paid" for number in numbers],
+            "empty": pa.nulls(len(numbers), pa.string()),
+            "number": numbers,
+            "tags": [[f"tag {number}"] for number in numbers],
+        }
+    )
+    (written,) = write_files(str(tmp_path), rows.schema, [rows.slice(0, 1), rows.slice(1)])
+    path = tmp_path / written.to_pylist()[0]["path"]
+    columns = [pq.ParquetFile(path).metadata.row_group(0).column(number) for number in range(5)]
+    assert {column.path_in_schema: column.has_dictionary_page for column in columns} == {
+        "note": False,
+        "status": True,
+        "empty": True,
+        "number": False,
+        "tags.list.element": True,
+    }
+    assert pq.read_table(path).to_batches() == [rows]
