@@ -46,9 +46,11 @@ class AdvisoryLock:
     connection: psycopg.Connection[Any]
     name: str
 
-    def take(self, timeout_seconds: float) -> None:
-        """Wait for the lock, and take it. Raises LockNotAvailable after `timeout_seconds`; with 0 the wait has no limit."""
-        self.connection.execute(sql.SQL("set lock_timeout = {}").format(round(timeout_seconds * 1000)))
+    def take(self, timeout_seconds: float | None) -> None:
+        """Wait for the lock, and take it. Raises LockNotAvailable after `timeout_seconds`; with None the wait has no limit."""
+        # For PostgreSQL, 0 would be no limit.
+        milliseconds = 0 if timeout_seconds is None else max(1, round(timeout_seconds * 1000))
+        self.connection.execute(sql.SQL("set lock_timeout = {}").format(milliseconds))
         self.connection.execute(sql.SQL("select pg_advisory_lock({})").format(self._key))
 
     def take_if_free(self) -> bool:

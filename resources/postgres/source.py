@@ -183,7 +183,7 @@ class Source:
                         sqlstate="55006",
                     ) from None
                 _LOGGER.warning('waiting for "%s" of source "%s": %s', activity, self.name, holders)
-                lock.take(0.0)
+                lock.take(None)
             yield lock
 
     @contextmanager

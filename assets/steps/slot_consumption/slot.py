@@ -354,12 +354,15 @@ def replace_lost_slot(slot_stream: SlotStream, lake: Lake, *, take_over: bool = 
     """Replace a slot that is missing, invalidated, or ahead of the change log. Returns the error about the slot, or None.
 
     After a crash this can be repeated: in that case the slot is missing, or ahead of the change log. The caller has made
-    sure, by `refuse_other_publisher`, that the slot is this lake's. Raises OtherClusterError and OtherDatabaseError. Raises
-    SlotAheadError without `take_over`, since another lake may read the slot.
+    sure, by `refuse_other_publisher`, that the slot is this lake's. Raises OtherClusterError and OtherDatabaseError; and
+    SlotNotOwnedError if another lake has created the slot meanwhile. Raises SlotAheadError without `take_over`, since
+    another lake may read the slot.
     """
     with slot_stream.hold_lock(), slot_stream.source.connect() as connection:
         try:
             take_slot(connection, slot_stream, lake)  # Raises SlotError if the slot has to be replaced.
+        except SlotNotOwnedError:
+            raise
         except SlotError as slot_error:
             if isinstance(slot_error, SlotAheadError) and not take_over:
                 raise

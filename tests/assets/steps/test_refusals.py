@@ -19,7 +19,7 @@ from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA, ChangeLog
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.ready import prepare_slot
-from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
+from pgsieve.assets.steps.slot_consumption.slot import SlotNotOwnedError, replace_lost_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.waiting import describe_waiting_reason, find_table_problems
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
@@ -29,6 +29,7 @@ from pgsieve.decoding.publications.definition import DefinedPublication, Defined
 from pgsieve.decoding.publications.replica_identity import ReplicaIdentityError
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.advisory_locks import AdvisoryLock
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import (
@@ -245,6 +246,28 @@ def test_a_server_that_was_put_back_is_refused_until_a_full_copy(server_folder: 
         database.execute("select pg_switch_wal()")
         assert isinstance(replace_lost_slot(reading, lake), SlotMissingError)
         drain_slot(reading, lake, [], lambda _: None)
+
+
+def test_a_resync_does_not_replace_a_slot_that_another_lake_has_just_created(
+    conninfo: str, database: psycopg.Connection, lake: Lake, tmp_path: Path
+) -> None:
+    reading = slot_stream(conninfo)
+    drain_slot(reading, Lake(str(tmp_path / "other"), no_session), [], lambda _: None)
+    slots = "select slot_name, confirmed_flush_lsn from pg_replication_slots where slot_name = 'refused'"
+    created = database.execute(slots).fetchall()
+    with pytest.raises(SlotNotOwnedError, match="another lake"):
+        replace_lost_slot(reading, lake)
+    assert database.execute(slots).fetchall() == created
+
+
+def test_a_lock_that_may_not_wait_does_not_wait(conninfo: str) -> None:
+    with (
+        psycopg.connect(conninfo, autocommit=True) as holder,
+        psycopg.connect(conninfo, autocommit=True, options="-c statement_timeout=5s") as other,
+    ):
+        AdvisoryLock(holder, "lock").take(0)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            AdvisoryLock(other, "lock").take(0)
 
 
 @pytest.mark.drawn
