@@ -136,6 +136,9 @@ def write_parameters(settings: Mapping[str, str], folder: Path, jvm_settings: Ma
     options = [f"-Djava.io.tmpdir={temporary_folder}", f"-Duser.home={_find_home()}", "-Duser.language=en"]
     # With UsePerfData, Java would show the process and its command to all users of the machine.
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
+    # A JVM that has only its first compiler (TieredStopAtLevel=1) would have a code cache of 48 MB. Spark fills it after a
+    # while, and then nothing is compiled any more. This is the size of a JVM that has both compilers.
+    options += ["-XX:ReservedCodeCacheSize=240m"]
     if name := _find_substitute_user_name():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
     user_options, jvm_options = settings.get(JAVA_OPTIONS, ""), jvm_settings.get(JAVA_OPTIONS, "")

@@ -128,3 +128,13 @@ def test_the_users_garbage_collector_takes_the_place_of_the_engines(tmp_path: Pa
         write_parameters({"spark.master": "local[1]", JAVA_OPTIONS: users}, tmp_path, SERVER_SETTINGS)
         written = (tmp_path / "java.options").read_text(encoding="utf-8")
         assert re.findall(r"Use\w+GC", written) == [collector]
+
+
+def test_the_code_cache_is_large_in_each_jvm_unless_the_user_chooses_another(tmp_path: Path) -> None:
+    """A JVM takes the last of two options. With only the first compiler its default would be 48 MB."""
+    users = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=64m"
+    for settings in (jvm._OWN_JVM_SETTINGS, SERVER_SETTINGS):
+        for own, sizes in (("", ["240"]), (users, ["240", "64"])):
+            write_parameters({"spark.master": "local[1]", JAVA_OPTIONS: own}, tmp_path, settings)
+            written = (tmp_path / "java.options").read_text(encoding="utf-8")
+            assert re.findall(r"ReservedCodeCacheSize=(\d+)m", written) == sizes
