@@ -135,8 +135,8 @@ class LakeAccess:
     def try_writing(self) -> None:
         """Write a file and remove it. Raise LakeUnavailableError if this fails.
 
-        If the lake is in a folder, this also marks the folder (see `begin_writing`). If only Spark can reach the lake
-        at its URI, nothing is written.
+        If the lake is in a folder, this also puts a mark into the folder (see `begin_writing`). If only Spark can reach
+        the lake at its URI, nothing is written.
         """
         if is_uri(self.uri):
             if self._storage.is_reached_by_delta_rs:
@@ -156,7 +156,7 @@ class LakeAccess:
             raise self._make_unavailable_error(error.strerror or str(error)) from error
 
     def begin_writing(self) -> None:
-        """Mark the lake's folder before the first write of this process.
+        """Put a mark, a file, into the lake's folder before the first write of this process.
 
         After a power cut, the mark makes the next run search for half-written commits, and remove them. Raises
         LakeUnavailableError.

@@ -1,6 +1,6 @@
-"""Makes the names under which replicas are registered in a catalog.
+"""Makes the names under which replicas (the lake's copies of published tables) are registered in a catalog.
 
-In: a template of pgsieve.yaml, and a table.
+In: a template of pgsieve.yaml, for example `{subscription}.{schema}_{table}`, and a table.
 Out: the parts of the replica's name, for example catalog, schema and table.
 
 Raises nothing.

@@ -55,7 +55,7 @@ class InProcessCommitter:
             self.delta_rs.write(path, rows, commit)
 
     def merge(self, path: str, source: pa.Table, merge: Merge, commit: Commit) -> None:
-        """Merge a net change into a table that has a key. A net change has at most one row per key."""
+        """Merge a net change, which has at most one row per key, into a table that has a key."""
         with self.access.translate_errors(path):
             self.delta_rs.merge(path, source, merge, commit)
 
@@ -148,7 +148,10 @@ class FileCommitter:
     def find_row_matches(
         self, path: str, digests: WantedDigests, schema: pa.Schema, runner: Runner
     ) -> list[FileMatches]:
-        """The rows of a table that have one of these digests. `key_indices` of the result are indices into the digests."""
+        """The rows of a table that have one of these digests, which are hashes of whole rows.
+
+        `key_indices` of the result are indices into the digests.
+        """
         with self.access.translate_errors(path):
             return find_row_matches(
                 self.delta_rs.open_table(path),
@@ -174,7 +177,10 @@ class FileCommitter:
     def find_flagged_rows(
         self, path: str, flag: Flag, candidates: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
-        """The rows that have a flag, file by file. Only the rows `candidates` are searched; None means the whole table."""
+        """The rows that a flag selects by a boolean column, file by file.
+
+        Only the rows `candidates` are searched; None means the whole table.
+        """
         with self.access.translate_errors(path):
             return self.delta_rs.find_flagged_rows(path, flag, candidates)
 

@@ -1,7 +1,7 @@
 """Derives rows of a Delta table from rows that are stored in the same table or in another one.
 
-Stored files are read as batches, a function derives new batches, and these are written into new files. A runner has only
-one batch in memory at a time.
+Stored files are read as batches, a function derives new batches, and these are written into new files. A runner
+(Spark or threads) has only one batch in memory at a time.
 
 In: a table that delta-rs can reach, and a function of batches.
 Out: files, which a committer adds to a table.

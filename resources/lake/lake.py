@@ -84,7 +84,7 @@ class Lake:
         self.records: Records = NamedRecords(
             self.delta_rs or SparkRecords(get_session), self.access.translate_errors
         )
-        #: The runner for many rows that need no Spark expression.
+        #: The runner (Spark or threads) for many rows that need no Spark expression.
         self.runner: Runner = (
             SparkRunner(get_session, settings.core_count)
             if settings.thread_count is None
@@ -119,7 +119,7 @@ class Lake:
         return self.access.store
 
     def _find_recorded_template(self, subscription: str) -> str | None:
-        """The template of the folders of a subscription's replicas, as the lake has recorded it."""
+        """The recorded template of the folders of a subscription's replicas, its copies of published tables."""
         rows = sort_by_version(self.records.rows(self.paths.subscription(subscription)))
         return rows[-1].get("folders") if rows else None
 
@@ -243,7 +243,7 @@ class Lake:
         return self.records.count_rows(path)
 
     def read_slices(self, path: str, slice_ends: Collection[int], *, must_exist: bool = False) -> DataFrame:
-        """The rows of the slices that end at `slice_ends`.
+        """The rows of the slices that end at `slice_ends`. A slice is the changes between two positions of the slot.
 
         If delta-rs finds the files of these slices (`Slices.find_files`), Spark reads these files, and no Delta log.
 
@@ -366,7 +366,7 @@ class Lake:
     def commit_files(
         self, path: str, schema: pa.Schema, files: Sequence[Mapping[str, Any]], commit: Commit
     ) -> None:
-        """Commit files that this process has written. `files` are rows of `FILE_SCHEMA`."""
+        """Commit files that this process has written. `files` describes them by rows of `FILE_SCHEMA`."""
         delta_rs = self.require_delta_rs(
             LakeError(f'Delta table "{path}": only Spark writes it', sqlstate="55000")
         )

@@ -2,8 +2,8 @@
 
 If a function uses `pa.compute`, its code only names `pa`. cloudpickle must find out that the executor has to
 import the submodule `pyarrow.compute`, too. For each function that it sends by value, and for each module that the
-function names, it searches all loaded modules. A plan has some thousand functions, so this search takes most of
-the time to send the plan.
+function names, it searches all loaded modules. A query plan of Spark has some thousand functions, so this search
+takes most of the time to send the plan.
 
 In: the code of a function, and the objects that the code names.
 Out: the submodules that the code may reach. The result is the same as that of cloudpickle itself.

@@ -40,15 +40,16 @@ def unescape(folder: str) -> str:
 
 
 def format_replica_folder(template: str, schema: str, table: str) -> str:
-    """The folder of a replica, relative to the folder of its subscription, according to a template."""
+    """The folder of a replica (a table's copy), relative to its subscription's folder, by a template (`{schema}/{table}`)."""
     return template.format(schema=escape(schema), table=escape(table))
 
 
 class LakePaths:
     """The paths of the tables of one lake.
 
-    `template_by_subscription` maps subscriptions to the templates of their replicas' folders. For other subscriptions,
-    `find_recorded_template` returns the template that the lake has recorded.
+    `template_by_subscription` maps subscriptions to the templates of their replicas' folders, such as `{schema}/{table}`.
+    A replica is the lake's copy of a published table. For other subscriptions, `find_recorded_template` returns the
+    template that the lake has recorded.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class LakePaths:
     def _slot_stream_folder(self, slot_owner: str) -> str:
         """The folder of a stream.
 
-        A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`.
-        It has the slices that the publisher has decoded again for the subscription `orders`.
+        A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`. It
+        has slices (the changes between two positions of the slot) that the publisher has decoded a second time, with the
+        publications of the subscription `orders`.
         """
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
@@ -78,8 +80,7 @@ class LakePaths:
     def slices(self, slot_owner: str) -> str:
         """What each slice of the change log contains besides row changes: descriptions of relations, and TRUNCATEs.
 
-        A slice is the changes from one position of the slot to another. Rows that are missing in this table can be
-        derived from the change log again.
+        Rows that are missing in this table can be derived from the change log again.
         """
         return f"{self._slot_stream_folder(slot_owner)}/slices"
 
@@ -92,9 +93,9 @@ class LakePaths:
         return f"{self._slot_stream_folder(slot_owner)}/catalogs"
 
     def altered_slices(self, slot_owner: str) -> str:
-        """The slices in which the catalog may have been altered, by subscription.
+        """The slices in which the publisher's catalog may have been altered, by subscription.
 
-        The publisher decodes these slices again (`as_published`).
+        The publisher decodes these slices a second time (`as_published`).
         """
         return f"{self._slot_stream_folder(slot_owner)}/altered"
 
@@ -111,7 +112,7 @@ class LakePaths:
         return self._template_by_subscription[subscription]
 
     def change_history(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The change history of a table: the changes that were transformed for it.
+        """The change history of a table: its changes, decoded from the change log, and filtered for the subscription.
 
         If the history of a table begins anew, for example after a change of a column's type, the new history has a
         `generation`, and a path that ends in `~g1`, `~g2` and so on. No escaped name ends in `~g` and a number.
@@ -125,7 +126,7 @@ class LakePaths:
         return f"{self.uri}/{subscription}/_scd2/{escape(schema)}/{escape(table)}{suffix}"
 
     def transformed_slices(self, subscription: str) -> str:
-        """The slices that were transformed. Each slice has a row per table, which summarizes the changes."""
+        """The slices that were transformed into change histories. Each has a row per table, which summarizes the changes."""
         return f"{self.uri}/{subscription}/_transformed"
 
     def table_states(self, subscription: str) -> str:

@@ -22,8 +22,8 @@ from pgsieve.resources.lake.unsynced import remove_half_written_commits
 #: One of pgsieve's settings among Spark's. If delta-rs can reach the lake, batches up to this number of bytes are
 #: written without Spark.
 SMALL_BYTES_SETTING = "spark.pgsieve.smallBytes"
-#: One of pgsieve's settings among Spark's. In replicas up to this number of bytes, rows are deleted by rewriting
-#: their files. In larger replicas most rows are marked as deleted instead (`Policy.rewritten_bytes`).
+#: One of pgsieve's settings among Spark's. In replicas (copies of published tables) up to this number of bytes, rows are
+#: deleted by rewriting their files. In larger replicas most rows are marked as deleted instead (`Policy.rewritten_bytes`).
 REWRITTEN_BYTES_SETTING = "spark.pgsieve.rewrittenBytes"
 
 
@@ -32,8 +32,8 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
 
     - `uri`: the lake's address
     - `engine`: the Spark engine that reads and writes the lake
-    - `folders`: maps subscriptions to the templates of their replicas' folders. For other subscriptions the
-      template that the lake has recorded counts.
+    - `folders`: maps subscriptions to the templates of their replicas' folders, such as `{schema}/{table}`. For other
+      subscriptions the template that the lake has recorded counts.
     """
 
     uri: str

@@ -1,7 +1,7 @@
 """Finds rows of a Delta table that has no key.
 
 Without a key, a row is identified by a digest of all its values (`pgsieve.decoding.changes.digests`). So a runner
-must read all files of the table, and compute the digests of their rows.
+(Spark or threads) must read all files of the table, and compute the digests of their rows.
 
 In: a table, and digests.
 Out: the rows with these digests, file by file.

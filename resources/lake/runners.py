@@ -1,7 +1,8 @@
 """Runs functions on parts of data: by Spark, by the calling thread, or by threads of this process.
 
-In: the number of parts, and a function. The function gets the number of a part and a guard (`resources.parts`),
-    and yields rows. If it writes files, it yields a row for each file (`FILE_SCHEMA`).
+In: the number of parts, and a function. A part is what one task or thread does at a time. The function gets the number
+    of a part and a guard, which ends the part once nobody needs its result (`resources.parts`), and yields rows. If it
+    writes files, it yields a row for each file (`FILE_SCHEMA`).
 Out: the rows of all parts.
 
 Raises the errors of the function. Spark wraps the errors of its executors.
@@ -56,7 +57,7 @@ BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 #: Spark divides a range of this length into as many splits as it has cores. The text of the plan shows their number.
 _RANGE_LENGTH, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
-#: The largest number of tasks with receivers per core of Spark.
+#: The largest number of tasks per core of Spark that run receivers (functions that get messages from parts).
 _TASKS_PER_CORE = 2
 #: If the first job of a session takes longer than this, a warning is logged.
 _SILENT_SECONDS = 20
@@ -110,7 +111,8 @@ class Runner(Protocol):
     ) -> pa.Table:
         """Run all parts.
 
-        Their messages (`MESSAGE_SCHEMA`) go to the first receivers; messages of these go to the next receivers.
+        They yield messages (`MESSAGE_SCHEMA`) to the first receivers, functions that continue the work for some of the
+        messages. The messages of these go to the next receivers.
 
         Returns the rows of the last receivers. These rows have the columns of `schema`.
         """
@@ -456,7 +458,7 @@ CALLING_THREAD: Runner = _CallingThreadRunner()
 
 
 def record_costs(engine: str, task_count: int | None, rows: pa.Table) -> pa.Table:
-    """Add the costs of making rows to the `Work` of the step. Return the rows.
+    """Count what it cost to make rows: the engine, the tasks and the bytes (`resources.work`). Return the rows.
 
     If the rows describe files (`FILE_SCHEMA`), the bytes of these files are counted. `task_count` is the number of
     tasks; None means one task per row.

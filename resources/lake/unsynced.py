@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pgsieve.resources.lake.paths import OWN_FOLDER
 
-#: The folder of the marks. It is next to the folders of the streams, whose names contain no dot.
+#: The folder of the marks. It is next to a folder for each slot. The names of these folders contain no dot.
 _MARKS_FOLDER = ".unsynced"
 #: The name of a file in the folder of the marks. A process locks this file while it begins to write.
 _LOCK_NAME = "lock"

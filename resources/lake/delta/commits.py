@@ -1,6 +1,6 @@
 """Commits to Delta tables by delta-rs. A commit is atomic, and is made only once per position.
 
-In: rows, files or a net change; and the version of the table from which they were planned.
+In: rows, files or a net change (at most one row per key); and the version of the table from which they were planned.
 Out: one commit. It stores the position (the LSN up to which the table then has all changes) in Delta's `txn` action.
 
 If another writer was faster, the commit is repeated. If a repeated commit would need a new plan, OvertakenError is
@@ -395,7 +395,7 @@ def _make_nullable(field: pa.Field) -> pa.Field:
 
 
 def has_position(path: str, head: TableHead, commit: Commit) -> bool:
-    """True if a table with this head already has the position of a commit.
+    """True if a table with this head (version and position) already has the position of a commit.
 
     Raises OvertakenError if an overwrite would lower the position. The commit must directly follow this head. Only
     then is the slower of two writers of the same position refused.

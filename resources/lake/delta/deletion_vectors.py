@@ -7,9 +7,9 @@ Out: one commit. It gives each file a deletion vector with these rows, and with 
 
 delta-rs reads deletion vectors, but does not write them. So this module writes the log entry itself (Delta protocol,
 Deletion Vectors; Deletion Vector Format; Add File and Remove File). If this process writes a vector, the vector is
-durable before the entry is written. If a task of a runner writes it, it may reach the disk later, like the data files
-that tasks write (`LakeAccess.make_durable`). If a commit fails, VACUUM later removes its vectors. Raises OSError,
-CommitFailedError if another writer was faster, and UnmarkableError.
+durable before the entry is written. If a task of a runner (Spark or threads) writes it, it may reach the disk later,
+like the data files that tasks write (`LakeAccess.make_durable`). If a commit fails, VACUUM later removes its vectors.
+Raises OSError, CommitFailedError if another writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
                                       ^ offset in the descriptor of a file's vector

@@ -1,7 +1,8 @@
-"""Reads and writes Delta tables by delta-rs, in a folder or on an object store. It implements `Records`, without a JVM.
+"""Reads and writes Delta tables by delta-rs, in a folder or on an object store. It implements `Records`.
 
-For a small write delta-rs needs milliseconds, and Spark needs about a second. So delta-rs writes and merges small
-batches. Spark writes large batches, and all tables of a lake that delta-rs cannot reach.
+`Records` is the interface to pgsieve's small tables. For a small write delta-rs needs milliseconds and no JVM, and
+Spark needs about a second. So delta-rs writes and merges small batches. Spark writes large batches, and all tables of
+a lake that delta-rs cannot reach.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -64,7 +65,7 @@ class DeltaRsRecords(Commits):
     def find_flagged_rows(
         self, path: str, flag: Flag, candidates: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
-        """The rows that have a flag, file by file. See `key_lookup.find_flagged_rows`."""
+        """The rows that a flag selects by a boolean column, file by file. See `key_lookup.find_flagged_rows`."""
         return find_flagged_rows(self.open_table(path), path, self.make_table_store(path), flag, candidates)
 
     def find_single_value_files(self, path: str, column: str) -> set[str]:
@@ -219,7 +220,10 @@ class DeltaRsRecords(Commits):
         return later_versions > 0 and has_repair(table.history(later_versions))
 
     def version_of_position(self, path: str, position: int) -> int | None:
-        """The version in which pgsieve wrote a position. None if it is not among the last commits."""
+        """The version in which pgsieve wrote a position, the LSN up to which the table has all changes.
+
+        None if it is not among the last commits.
+        """
         return find_version_of_position(self.open_table(path).history(SEARCHED_COMMITS), position)
 
     def size_bytes(self, path: str) -> int:
@@ -250,7 +254,10 @@ class DeltaRsRecords(Commits):
         return greatest[0].as_py()
 
     def open_slices(self, path: str) -> Slices:
-        """The slices in the newest version of a change log or of a change history."""
+        """The slices (each the changes between two positions of the slot) in the newest version of a table.
+
+        The table is a change log, which has raw messages, or a change history, which has decoded changes.
+        """
         return Slices(self.open_table(path), path, self.store)
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:

@@ -1,12 +1,12 @@
-"""Defines the errors of the lake, and interprets the exceptions of its engines.
+"""Defines the errors of the lake, and interprets the exceptions of its engines, delta-rs and Spark.
 
 In: exceptions of delta-rs, Arrow, the operating system and Spark.
 Out: errors of pgsieve, most of them subclasses of `LakeError`. Their messages contain no value of a cell.
 
-If an error concerns one table, the table is set aside, and the run goes on without it. Four errors stop the run
-(`ERRORS_OF_NO_TABLE`): the storage refuses requests (`LakeUnavailableError`), Spark has lost executors or their data
-(`SparkLostError`), there is no Spark session (`SparkUnavailableError`), or another writer keeps pgsieve from
-committing (`ConcurrentWriteError`).
+If an error concerns one table, the table is set aside: its changes are no longer applied, and the run goes on without
+it. Four errors stop the run (`ERRORS_OF_NO_TABLE`): the storage refuses requests (`LakeUnavailableError`), Spark has
+lost executors or their data (`SparkLostError`), there is no Spark session (`SparkUnavailableError`), or another writer
+keeps pgsieve from committing (`ConcurrentWriteError`).
 """
 
 import errno

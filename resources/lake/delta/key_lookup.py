@@ -208,7 +208,7 @@ class Flag:
 def find_flagged_rows(
     table: DeltaTable, path: str, store: Store, flag: Flag, candidates: Sequence[FileMatches] | None
 ) -> list[FileMatches]:
-    """The rows that have a flag, file by file, in order.
+    """The rows that a flag selects, file by file, in order.
 
     `candidates` are the rows that are searched; None means the whole table. With `candidates`, each row keeps its
     element of `key_indices`. Otherwise all of these are 0.

@@ -4,8 +4,8 @@ In: a table in a folder or on an object store.
 Out: - the actions of the log entries from a version backwards, and then the actions of the last checkpoint
      - a new entry, which is created atomically, and at most once
 
-In a folder a hard link creates the entry. It fails if the name exists already. On an object store a conditional
-PUT creates the entry; `conditional_put_check` has checked that the store supports it. Raises OSError,
+In a folder a hard link creates the entry. On an object store a conditional PUT creates the entry;
+`conditional_put_check` has checked that the store supports it. Both fail if the name exists already. Raises OSError,
 CommitFailedError if another writer was faster, and UnmarkableError.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Checkpoints)
@@ -163,7 +163,7 @@ class Log:
 
         One of the actions must have a unique identifier, so that no other writer's entry has the same bytes.
         """
-        # The txn action, which has the position, comes last. If it is there, the entry was not cut off
+        # The txn action, which has the table's position (an LSN), comes last. If it is there, the entry was not cut off
         # (`complete_entries`).
         ordered_actions = sorted(actions, key=lambda action: "txn" in action)
         lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered_actions)

@@ -1,4 +1,6 @@
-"""Describes a MERGE, so that both engines can run it: the conditions and the changes for a table `t` and a source `s`.
+"""Describes a MERGE, so that both engines, delta-rs and Spark, can run it.
+
+A description has the conditions and the changes for a table `t` and a source `s`.
 
 In: the columns of the table, and of the source. One column of the source is `action`.
 Out: the clauses of the MERGE, with names that are quoted for an engine.
@@ -51,7 +53,8 @@ class Clauses:
     insert_values: Mapping[str, str]
     #: The condition for the rows that are deleted if they match. None means that all matching rows are deleted.
     delete_condition: str | None = None
-    #: The condition for matching rows that have ended, and the values of their metadata columns. Their other columns stay.
+    #: The condition for matching rows that have ended (were deleted, but stay in the table), and the values of their
+    #: metadata columns. Their other columns stay.
     end_condition: str | None = None
     end_values: Mapping[str, str] = field(default_factory=dict)
     #: The values for all other matching rows.
@@ -84,7 +87,8 @@ def _format_assignments(values: Mapping[str, str]) -> str:
 class Merge:
     """A net change of a table that has a key: for each changed key, one row of the source with an action.
 
-    The actions are delete, update, upsert and end. The action end updates only the columns `ended_columns`.
+    The actions are delete, update, upsert and end. The action end is for a deleted row that stays in the table, and
+    updates only the columns `ended_columns`.
 
     - `key_source_by_column`, `value_source_by_column`: map columns of the table to columns of the source
     - `unsent_flag_by_column`: maps columns of the table to boolean columns of the source. Where the boolean is true,

@@ -1,6 +1,7 @@
 """Wraps `Records`, the interface to pgsieve's small tables, so that its errors name the table.
 
-The errors of both engines, delta-rs and Spark, become LakeErrors.
+The errors of both engines, delta-rs and Spark, become LakeErrors. A position is the LSN up to which a table has all
+changes. A slice is the changes from one position of the slot to another.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,7 +96,7 @@ class NamedRecords:
             return self._records.is_restored(path, since_version, entry_bytes)
 
     def is_repaired(self, path: str, since_version: int) -> bool:
-        """True if a commit after this version is a repair."""
+        """True if a commit after this version is a repair, which `check --repair` has made."""
         with self._translate_errors(path):
             return self._records.is_repaired(path, since_version)
 

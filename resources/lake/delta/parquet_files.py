@@ -24,7 +24,7 @@ from pgsieve.resources.lake.delta.layout import DEFAULT_FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 #: The columns of the rows that describe files, as an Arrow schema and as Spark's DDL. A row without a `path` does
-#: not describe a file. Instead, its `tally` has the counts of the changes that one task has transformed.
+#: not describe a file. Instead, its `tally` has the counts of the changes that one task has decoded and filtered.
 FILE_SCHEMA = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 FILE_DDL = "path string, size bigint, stats string, tally string"
 

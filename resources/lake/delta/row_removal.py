@@ -1,7 +1,7 @@
 """Removes rows of a table in one commit: marks them as deleted, or tells whether their files can be rewritten.
 
 In: a table that delta-rs can reach, and the rows to remove.
-Out: one commit, which is made only once per position.
+Out: one commit, which is made only once per position (the LSN up to which the table has all changes).
 
 Files can be rewritten without the rows (`Commits.commit`) if the rows of the table are exactly the rows of its
 files. Rows can be marked in deletion vectors (`deletion_vectors`) if this process can add an entry to the table's
@@ -121,7 +121,7 @@ def mark_rows(
 ) -> None:
     """Mark rows as deleted, and add files, in one commit. It is made only once per position.
 
-    - `files`: rows of `FILE_SCHEMA`
+    - `files`: rows that describe the files to add (`FILE_SCHEMA`)
     - `position`: None if the table keeps its position
     - `expected_version`: has the same meaning as in `Commit`
 

@@ -1,5 +1,8 @@
 """Reads and writes small Delta tables by Spark. It implements `Records` for lakes that delta-rs cannot reach.
 
+A position is the LSN up to which a table has all changes. A slice is the changes from one position of the slot to
+another. A repair is a commit of `check --repair`.
+
 Each query takes one or more jobs of Spark, and most queries are repeated for the same version of a table. So their
 results are cached per version (`SparkQueryCache`). The log object of Delta in the JVM shows, without a job, whether
 a version is still the newest.

@@ -1,4 +1,4 @@
-"""Connects pyspark's client to the engine, through the engine's Unix socket, with the engine's token.
+"""Connects pyspark's client to the warm engine, a local Spark Connect server, by the engine's Unix socket and token.
 
 In: the address and the token.
 Out: the object from which pyspark makes its gRPC channel.

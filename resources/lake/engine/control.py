@@ -1,7 +1,7 @@
-"""Starts the engine of a folder, uses it, and ends it.
+"""Starts the warm engine (a local Spark Connect server) of a folder, uses it, and ends it.
 
 In: the folder, and the settings of the engine's session.
-Out: the record of a running engine, and an `EngineUse`.
+Out: the record of a running engine (its processes and token), and an `EngineUse`.
 
 Raises EngineError if an engine does not start to serve, or does not end.
 """

@@ -1,4 +1,6 @@
-"""Opens the entrance of the engine: a Unix socket in its folder, which forwards bytes to Spark's port and back.
+"""Opens the entrance of the warm engine, a local Spark Connect server.
+
+The entrance is a Unix socket in the engine's folder, which forwards bytes to Spark's port and back.
 
 In: the process of Spark, and its port.
 Out: connections to this process, which only processes of this user can open.

@@ -1,4 +1,4 @@
-"""Finds out whether this process and the engine run the same source code of pgsieve.
+"""Finds out whether this process and the warm engine (a local Spark Connect server) run the same code of pgsieve.
 
 If they do, functions are sent to the engine's workers by name, because the workers have imported the same modules.
 Otherwise their code is sent with each job, which takes longer than a small job.

@@ -1,4 +1,6 @@
-"""Manages the files that describe a running engine. They are in one folder, which only its owner can read.
+"""Manages the files that describe a running warm engine, which is a local Spark Connect server.
+
+They are in one folder, which only its owner can read.
 
     <folder>/starting  locked by a process while it starts an engine
     <folder>/serving   locked by the engine's process until it ends

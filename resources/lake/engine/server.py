@@ -1,4 +1,4 @@
-"""The program of the engine's process: starts Spark Connect, records its address, and ends it.
+"""The program of the warm engine's process: starts a Spark Connect server, records its address, and ends it.
 
 In: - the engine's folder, as the current folder
     - a plan with Spark's settings, as JSON on standard input and not as arguments, which all users of the machine can

@@ -1,6 +1,7 @@
 """Caches row groups (the units in which Parquet files are read), so that several readers need not read the same ones.
 
-Each subscription of a stream reads the whole change log, so the same row groups are needed several times.
+Each subscription of a slot reads the whole change log (the slot's raw messages), so the same row groups are needed
+several times.
 
 In: a function that reads a row group, and a key that identifies the row group.
 Out: the batch that the function returns. It is cached if the cache has room for it.
