@@ -15,8 +15,8 @@ def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.Automatio
     new cut.
 
     The condition waits until the run that wrote the cut has ended, and until no run of the user's asset is in progress.
-    If a translator has changed the key of the cut's asset, pass it as `key`. The user's asset does not have to depend
-    on the cut, or on all replicas.
+    If a translator (a subclass of `PgsieveTranslator`) has changed the key of the cut's asset, pass it as `key`. The
+    user's asset does not have to depend on the cut, or on all replicas.
     """
     # Dagster's operators accept more types than their annotations say.
     condition: Any = dg.AutomationCondition

@@ -1,4 +1,7 @@
-"""The asset of the initial sync, which copies published tables. Each published table is one of its Dagster partitions."""
+"""The asset of the initial sync, which copies published tables. Each published table is one of its Dagster partitions.
+
+The copy of a table in the lake is called its replica.
+"""
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -90,7 +93,7 @@ def initial_sync_asset(
 
     - `name_template`: the template for the replicas' names in Spark's catalog; None if they are not registered there
     - `show_progress`: gets lines about the progress, which also go to the log of the run
-    - `seconds`: the copy waits at most this long for open transactions
+    - `seconds`: the copy waits at most this long for open transactions to end
 
     A run with the tag `LACKING_TAG` copies only tables that have no copy when it begins. If a table cannot be copied,
     its partition is not materialised, and the run fails after it has copied the others.

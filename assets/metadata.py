@@ -1,5 +1,8 @@
 """Metadata of assets, under the standard names of Dagster where there are any.
 
+A replica is the copy of one of the publisher's tables. A cut is a version of each replica of a subscription, so that
+together they equal the publisher at one LSN.
+
 Dagster plots numbers in the metadata, so the name of such an entry is the same in each run.
 """
 
@@ -56,7 +59,7 @@ def work_metadata(work: Work) -> dict[str, Any]:
 
 
 def replica_metadata(table_result: TableResult, sent_as: SentCounts) -> dict[str, Any]:
-    """Entries about what a run has changed in a replica, and how the changes were sent.
+    """Entries about what a run has changed in a replica, and as which operations the row filters sent the changes.
 
     After an initial copy of the table, all of these numbers are 0.
     """

@@ -1,7 +1,8 @@
 """The assets of the replicas. Their step applies changes to all replicas of a subscription, and then writes a cut.
 
-A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN. Before this
-step, the UPDATE transformation has given the changes of partitions to the replica of their root
+A replica is the copy of one of the publisher's tables. A cut is a version of each replica of a subscription, so that
+together they equal the publisher at one LSN. Before this step, the UPDATE transformation has given the changes of
+partitions to the replica of the root of their partition tree
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
 If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the cut, and report the

@@ -1,6 +1,7 @@
 """A published table as Dagster shows it.
 
-In: a `ReplicatedTable` of a catalog; or, if there is no catalog, the state of the table in the lake
+In: a `ReplicatedTable` of a catalog (definitions of tables and publications that were read from the publisher); or, if
+there is no catalog, the state of the table in the lake
 Out: names, publications, and the row filter as text. A row filter that is not known is shown as unknown, and not as
      "none".
 """

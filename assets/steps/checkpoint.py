@@ -8,7 +8,7 @@ def checkpoint(frame: DataFrame) -> DataFrame:
 
     A cache cannot be used instead: Delta's MERGE reads its source twice, and refuses a source that is cached. A Spark
     Connect server 4.1 loses checkpoints ("No DataFrame with id ... is found in the session"). There the rows are only
-    written to `noop`, so that the observations get their values.
+    written to `noop`, so that Spark's observations (`Observation`) get their values.
     """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         frame.write.format("noop").mode("overwrite").save()

@@ -1,11 +1,13 @@
 """Applies a batch of slices to the replicas, the copies of the publisher's tables in the lake.
 
-A slice has the changes that were read from the slot in one go. A batch has several consecutive slices.
+A slice has the changes that were read from the slot in one go. A batch has several consecutive slices. A table's change
+history is the Delta table that has the changes of all slices.
 
 In: the changes of a batch, by table. Out: a `TableResult` for each table, which has the problem if the table fails.
 
-For each replica, its Delta version is read, and the changes that this version lacks are planned. The commit succeeds only
-if the replica still has this version. If another process has committed meanwhile, the plan is made again.
+For each replica, its head is read: its Delta version, and its position (the LSN up to which it has all changes). The
+changes that this version lacks are planned. The commit succeeds only if the replica still has this version. If another
+process has committed meanwhile, the plan is made again.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -77,9 +79,9 @@ class Plan:
 class AppliedChanges:
     """What a batch has done to one replica: its changes by key, and the rows that it added and removed.
 
-    Afterwards the same is done to the versions of the rows (`history: scd2`). `slice_ends` are the ends of the slices that
-    have the changes, and `groups` are the row groups of the change history that have them. Changes before the LSN
-    `since_lsn` are left out, as the replica had them already.
+    Afterwards the same is done to the table of all former and present versions of the rows (`history: scd2`).
+    `slice_ends` are the ends of the slices that have the changes, and `groups` are the row groups of the change history
+    that have them. Changes before the LSN `since_lsn` are left out, as the replica had them already.
     """
 
     slice_ends: Sequence[int]
@@ -120,7 +122,9 @@ class AppliedChangesByTable:
 
 @dataclass(frozen=True)
 class Batch:
-    """The changes in consecutive slices up to `end`. `changes` has an element per slice and table, the oldest slice first.
+    """The changes in consecutive slices up to the LSN `end`.
+
+    `changes` has an element per slice and table, the oldest slice first.
 
     `versioned_tables` are the tables with versions of rows (`history: scd2`). If the changes of such a table fit in memory,
     they are kept in `applied_changes`, so that they need not be read again for the versions of rows.
@@ -139,8 +143,8 @@ class Batch:
         """Plan which changes of the batch are applied to its tables, or to those in `only_tables`.
 
         Out: - the plans of the tables whose replicas lack changes
-             - the heads (Delta versions and positions) of replicas that have some slices of the batch already. For
-               example, an earlier run died, was restricted to some tables, or is still at work.
+             - the heads of replicas that have some slices of the batch already. For example, an earlier run died, was
+               restricted to some tables, or is still at work.
              - the states of all tables
         """
         lake, name = self.lake, self.subscription

@@ -1,6 +1,7 @@
 """Applies a batch to one replica table by writing its files. All changes become one commit of their net change.
 
-The net change of a key is what all changes of the key do together: at most one row comes, and at most one row goes.
+A batch is the changes that one commit applies. The net change of a key is what all changes of the key do together: at
+most one row comes, and at most one row goes.
 
 In: a batch's changes in the files of the change history, the Delta table that has all changes of a replica's table. Out:
 `TableResult`. Raises LakeError.
@@ -64,7 +65,7 @@ class ReplicaChange:
     - `deleted_rows`: the rows to remove from the replica's files
     - `counts`: the numbers of inserted, updated, deleted and missing rows, as in `make_batch_result`
     - `has_changes`: True if there is anything to commit
-    - `conflict`: the first key conflict; None if there is none
+    - `conflict`: the first change that gives a row the key of another row; None if there is none
     - `ended_metadata`: in a replica that keeps deleted rows, the metadata of new rows that the batch deletes again
     - `ended_rows`: in such a replica, the removed rows that are written again, marked as deleted
     - `keyed_changes`: the changes by key; None for a table without a key
@@ -95,7 +96,7 @@ class ReplicaChange:
 class ManyChanges:
     """The changes of a batch in the files of the change history, and their net change.
 
-    Unlike `FewChanges`, the changes are not read into memory as a whole.
+    Unlike those of `in_process`, the changes are not read into memory as a whole.
 
     - `committer`: commits files to the replica
     - `groups`: the row groups of the change history that have the changes
@@ -319,8 +320,8 @@ def empties_replica(definition: Definition, pending: PendingChanges) -> bool:
 class FilesWriter:
     """Writes the net change of a batch to one replica table, in one commit.
 
-    `end` is the LSN at which the batch ends. If this process writes the files itself, it adds the new and the removed rows
-    to `shared_rows`, for the versions of rows.
+    `end` is the LSN at which the batch ends. If this process writes the files itself, it adds the new and the removed
+    rows to `shared_rows`, for the table of the rows' versions (`history: scd2`).
     """
 
     lake: Lake

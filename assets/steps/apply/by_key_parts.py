@@ -69,7 +69,11 @@ class KeyPartsWriter:
     end: int
 
     def apply(self, stored_changes: ManyChanges) -> TableResult | None:
-        """Apply the changes; None if there is a key conflict or a lost move, or if the keys cannot be divided."""
+        """Apply the changes; None if they cannot be applied by parts of the keys.
+
+        For example, a change gives a row the key of another row, or an UPDATE that changes the key does not find its
+        row.
+        """
         if not self._is_divisible:
             return None
         with self.lake.access.translate_errors(self.path):
@@ -79,8 +83,8 @@ class KeyPartsWriter:
     def _is_divisible(self) -> bool:
         """Whether the batch is large enough, and each key can be decided from its own changes alone.
 
-        The two keys of a move may be in different parts, and a part does not know the values that the row has under its
-        former key. In a replica that keeps deleted rows, a TRUNCATE ends rows of all keys.
+        If an UPDATE changes the key, its two keys may be in different parts, and a part does not know the values that
+        the row has under its former key. In a replica that keeps deleted rows, a TRUNCATE ends rows of all keys.
         """
         pending, definition = self.pending, self.definition
         return (

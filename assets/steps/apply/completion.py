@@ -65,7 +65,8 @@ class NetRows:
 def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
     """Find the new rows of the keys for which `has_row` is True.
 
-    `places` has the place of each change after the last TRUNCATE. `net` refers to these changes by their indices.
+    `places` has the place of each change after the last TRUNCATE. `net`, what they do together, refers to them by their
+    indices.
     """
     indices = np.flatnonzero(has_row)
     indices = indices[np.argsort(net.last_changes[indices])]
@@ -120,8 +121,9 @@ class _Budget:
 class MissingValues:
     """Finds the values that new rows lack. Executors get a copy.
 
-    - `groups`: the row groups of the change history that have the changes
-    - `slice_ends`: the ends of the slices of these changes
+    - `groups`: the row groups with the changes, in the table's change history (the Delta table with all its changes)
+    - `slice_ends`: the LSNs at which the slices of these changes end; a slice is the changes between two positions of
+      the slot
     - `matches`: where the replica at `path` has rows with the keys
     - `schema`: the replica's columns
     - `rows`: the new rows

@@ -60,8 +60,9 @@ def set_aside_damaged_tables(
 class IntactVersions:
     """Remembers, for each table, the last Delta version that is known to have all applied changes.
 
-    This is the version that the cut names, or a later version that a copy or a batch wrote. `find_path` returns the path
-    of a table's replica, or of the versions of its rows. `versions` are the Delta versions that the cut names.
+    This is the version that the cut names, or a later version that a copy or a batch wrote. `find_path` returns the
+    path of a table's replica, or of the versions of its rows (`history: scd2`). `versions` are the Delta versions that
+    the cut names.
 
     `set_aside_damaged_tables` checks only the version that it reads at the start of the step. If another process commits
     a later version, `advance` looks for a RESTORE among the commits in between. No later check would find this RESTORE:

@@ -1,9 +1,10 @@
 """Ended rows: rows that a replica with `deletes: soft` keeps and marks as deleted, and the metadata of these rows.
 
 A row ends by a DELETE, by a TRUNCATE, or by an UPDATE that moves the row out of the row filter. A batch is the changes
-that are applied to a replica in one commit. In: the net change of a batch, and the replica's rows with the keys of these
-changes. Out: the replica's rows that end, by file, which are written again with new metadata; and the metadata of new
-rows that the same batch ends. Raises Arrow's errors.
+that are applied to a replica in one commit. The place of a change is a number that orders the changes of a batch. In:
+the net change of a batch (what its changes do together to each key), and the replica's rows with these keys. Out: the
+replica's rows that end, by file, which are written again with new metadata; and the metadata of new rows that the same
+batch ends. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence

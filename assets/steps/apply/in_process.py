@@ -1,7 +1,10 @@
 """Applies a batch of few changes to one replica table by delta-rs, in this process: one commit of their net change.
 
-In: a batch's changes as an Arrow table, in order. Out: `TableResult`. Raises LakeError. This module is for replicas whose
-files `by_files` cannot write. `writer` does the same by Spark, for any number of changes.
+The net change is what all changes do together to each key, or to each row of a table without a key. A table's change
+history is the Delta table that has all its changes.
+
+In: a batch's changes as an Arrow table, in order. Out: `TableResult`. Raises LakeError. This module is for replicas
+whose files `by_files` cannot write. `writer` does the same by Spark, for any number of changes.
 """
 
 from collections.abc import Mapping, Sequence

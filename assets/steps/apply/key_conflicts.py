@@ -70,7 +70,7 @@ class ConflictSearch:
 
     Another run may have applied the same changes in the meantime. In that case the replica already has the keys of
     these changes, and that is not a conflict. No error is raised, and the caller goes on to write the batch. The
-    position that is stored in the replica makes Delta leave out this second write.
+    position (an LSN) that is stored in the replica makes Delta leave out this second write.
     """
 
     lake: Lake

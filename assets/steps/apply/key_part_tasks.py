@@ -1,12 +1,13 @@
 """The tasks that apply very many changes by parts of their keys: they read keys, decide the changes, and write files.
 
-The work has three rounds. The tasks of a round yield messages, and each task of the next round receives the messages
-with its number (`pgsieve.resources.parts`). A place, in this module, is a number that orders the changes of a batch. So
-it tells which change has a new row.
+To decide the changes of a key is to find out which row comes and which row goes. The work has three rounds:
+`KeyReader`, `KeyDecider`, `PartWriter`. The tasks of a round yield messages, and each task of the next round, a
+receiver, gets the messages with its number (`pgsieve.resources.parts`). A batch is the changes that one commit applies.
+A place, in this module, is a number that orders the changes of a batch. So it tells which change has a new row.
 
-In: row groups of a change history, and files of a replica. Out: rows that describe new files, and results as JSON texts
-(counts, changed files). `by_key_parts` starts the tasks, and commits what they have written. Raises OSError, and Arrow's
-errors.
+In: row groups of a change history (the Delta table with all changes of a table), and files of a replica. Out: rows that
+describe new files, and results as JSON texts (counts, changed files). `by_key_parts` starts the tasks, and commits what
+they have written. Raises OSError, and Arrow's errors.
 
     row groups of changes ─┐ keys                         ┌─ places ──► new files
                            ├───────► the net change of ───┤
@@ -447,7 +448,10 @@ def _unpack_changes(tables: Sequence[pa.Table], truncates: pa.Table) -> Unordere
 
 @dataclass(frozen=True)
 class _PartMatches:
-    """The rows of a file with keys of a part: their numbers, the numbers of their keys, and the mask of living rows."""
+    """The rows of a file with keys of a part: their numbers, the numbers of their keys, and the mask of living rows.
+
+    A row lives if it is not marked as deleted.
+    """
 
     row_numbers: Numbers
     keys: Numbers

@@ -1,10 +1,11 @@
 """Numbers the keys of a batch's changes, and finds out what the changes do to each key.
 
-In: Parquet files of the change history, which has a row for each change of a table. Only some columns are read: the keys,
-operations and places, the names of the columns that were not sent, and the metadata of a replica that keeps deleted rows.
-The place of a change is one number, which combines its slice in the batch and its number in this slice. Out:
-`KeyedChanges`, the changes in order, in the form that `pgsieve.decoding.changes.net_change` takes. Everything is computed
-on whole columns; no Python code runs per change. Raises Arrow's errors.
+A batch is the changes that one commit applies to a replica, from several slices; a slice is the changes between two
+positions of the slot. In: Parquet files of the change history, which has a row for each change of a table. Only some
+columns are read: the keys, operations and places, the names of the columns that were not sent, and the metadata of a
+replica that keeps deleted rows. The place of a change is one number, which combines its slice in the batch and its
+number in this slice. Out: `KeyedChanges`, the changes in order, in the form that `pgsieve.decoding.changes.net_change`
+takes. Everything is computed on whole columns; no Python code runs per change. Raises Arrow's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -226,7 +227,8 @@ class ChangesOutcome:
 class UnorderedChanges:
     """Some changes of a change history, in any order.
 
-    - `keys`: the key of each change: the old key of a DELETE or a LEAVE, the new key of any other change
+    - `keys`: the key of each change: the old key of a DELETE or a LEAVE (see `split_moves`), the new key of any other
+      change
     - `move_indices`: the indices of the UPDATEs that sent an old key; `former_keys` has these old keys
     - `sent_masks`: for each column that some change did not send, a mask of the changes that sent it
     - `end_metadata`: for each change, the metadata that a row gets if the change ends it

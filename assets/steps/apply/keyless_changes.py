@@ -1,7 +1,8 @@
 """The changes of a table without a key, by digests of their rows, and their net change.
 
-A table without a key is a multiset of rows: it may have several equal rows. The net change is what all changes of a
-batch do together: which rows are deleted and inserted, and how often. In: files of the change history, and the replica.
+A table without a key is a multiset of rows: it may have several equal rows. A batch is the changes that one commit
+applies. Their net change is what they do together: which rows are deleted and inserted, and how often. The place of a
+change is a number that orders the changes of a batch. In: files of the change history, and the replica.
 Out: the changes as if the digest of the whole row were the key (`KeyedChanges`), and the rows to delete and insert.
 A task that reads digests has only one row group in memory at a time. Raises LakeError, and Arrow's errors.
 """

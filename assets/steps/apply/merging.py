@@ -1,7 +1,7 @@
 """Spark's MERGE of a net change into a replica, and the clauses for a table without a key.
 
-`pgsieve.resources.lake.delta.merge` has the clauses for a table with a key, and what both engines share. delta-rs
-merges in `Commits.merge`.
+The net change is what all changes that are applied together do to each row. `pgsieve.resources.lake.delta.merge` has
+the clauses for a table with a key, and what Spark and delta-rs share. delta-rs merges in `Commits.merge`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,8 +50,8 @@ def merge_by_spark(
     """Run a MERGE that was planned for the Delta version `base_version`.
 
     Maps the kinds of changes (inserted, updated, deleted) to numbers of rows. The map is empty if Delta leaves out the
-    MERGE because the table has its position already. Raises LakeError if a column of the table has one of the names that
-    the MERGE uses itself.
+    MERGE because the table has reached the LSN of the MERGE already. Raises LakeError if a column of the table has one
+    of the names that the MERGE uses itself.
     """
     refuse_reserved_columns(lake.columns(path))
     view = f"pgsieve_{uuid4().hex}"

@@ -1,7 +1,8 @@
 """The progress of a subscription's replicas, read from the lake.
 
-A slice has the changes from one position of the slot to another. A cut is an LSN, with the Delta version of each replica
-that has exactly the changes before this LSN.
+A slice has the changes from one position of the slot to another. To transform it is to decode and filter its changes
+for the subscription. A cut is an LSN, with the Delta version of each replica that has exactly the changes before this
+LSN.
 
 In: the cuts, the records of transformed slices, the change log. Out: the LSNs up to which everything is transformed or
 applied, and the tables that are ahead of the newest cut. Raises LakeError.
@@ -74,7 +75,7 @@ class ReplicaProgress:
         return transformed_lsn if has_slices or is_overtaken else change_log_lsn
 
     def find_applied_lsn(self) -> int:
-        """Find the LSN before which no replica and no versions of rows lack a change.
+        """Find the LSN before which neither a replica nor the versions of its rows (`history: scd2`) lack a change.
 
         It is the LSN of the newest cut, or the end of a later slice if all changes up to this end are applied.
         """

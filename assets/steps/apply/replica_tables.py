@@ -1,13 +1,16 @@
 """Applies the transformed changes of a subscription to its replica tables, batch by batch, and writes cuts.
 
+A slice has the changes from one position of the slot to another. It is transformed if its changes were decoded and
+filtered for the subscription; each table's changes are in its change history, a Delta table.
+
 In: the transformed slices that the replicas lack. Out: per batch, one commit for each replica with changes, and a cut
 after these commits.
 
-A batch has several consecutive slices, and only the net change of all of them is applied. Each commit to a replica has
-the end of the batch as its position. It succeeds only if the replica still has the Delta version from which the commit
-was planned. If another process has committed first, the changes that the replica still lacks are planned again. When
-all replicas have the batch, a cut is written to `_cuts`: the LSN at which the batch ends, and the Delta version of each
-replica.
+A batch has several consecutive slices, and only the net change of all of them (what they do together) is applied. Each
+commit to a replica has the end of the batch as its position, the LSN up to which the replica has all changes. It
+succeeds only if the replica still has the Delta version from which the commit was planned. If another process has
+committed first, the changes that the replica still lacks are planned again. When all replicas have the batch, a cut is
+written to `_cuts`: the LSN at which the batch ends, and the Delta version of each replica.
 """
 
 from collections import Counter, deque
@@ -131,7 +134,10 @@ class _Apply:
         self._begin_row_versions()
 
     def _begin_row_versions(self) -> None:
-        """Read up to which position the versions of rows reach; for repaired replicas, begin them anew."""
+        """Read up to which position the versions of rows (`history: scd2`) reach.
+
+        For repaired replicas, they begin anew.
+        """
         replicas, subscription = self._replicas, self._subscription.name
         for name in self._repaired_tables:
             head = self._lake.records.head(self._lake.paths.replica(subscription, *name))

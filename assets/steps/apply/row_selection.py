@@ -1,9 +1,11 @@
 """Picks rows from changes: the rows as they are after a change, or as they were before it.
 
-The place of a change is a number that orders the changes of a batch (`pgsieve.decoding.changes.extent`). In: columns of a
-change history, from a row group of a file or from a batch of Spark. Out: the rows of the changes at chosen places. A change
-may not send an unchanged TOAST value, and then the row gets this value from an earlier change or from the replica. Raises
-Arrow's errors.
+A batch is the changes that one commit applies. The place of a change is a number that orders the changes of a batch
+(`pgsieve.decoding.changes.extent`).
+
+In: columns of a change history (the Delta table with all changes of a table), from a row group of a file or from a
+batch of Spark. Out: the rows of the changes at chosen places. A change may not send an unchanged TOAST value, and then
+the row gets this value from an earlier change or from the replica. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +27,7 @@ from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store
 
 @dataclass(frozen=True)
 class Validity:
-    """The commits that begin and end versions of rows.
+    """The commits that begin and end versions of rows (`history: scd2`).
 
     - `places`: the ascending places of the changes that begin the versions
     - `begin_commits`, `end_commits`: for each version, the numbers of the commits that begin and end it

@@ -1,13 +1,14 @@
 """Applies a batch to the versions of rows (`history: scd2`), after it was applied to the replica.
 
-For each table the lake has a second Delta table, with all former and present versions of its rows. A version of a row is
-valid from one of the publisher's commits to another. A batch has the changes of several consecutive slices, and a slice
-those from one position of the slot to another.
+For each table the lake has a second Delta table, with all former and present versions of its rows. A version of a row
+is valid from one of the publisher's commits to another. A batch has the changes of several consecutive slices, and a
+slice those from one position of the slot to another. A cut is an LSN, with the Delta version of each replica that has
+exactly the changes before this LSN.
 
-In: the changes of the change history that the replica has, and the table of versions. Out: one commit of the table of
-versions per batch, which ends versions and adds new ones. The versions are computed on whole columns
-(`pgsieve.decoding.changes.net_change.compute_row_versions`). Raises LakeError, and OvertakenError if another process
-has committed to the table first.
+In: the changes of the change history (the Delta table with all changes) that the replica has, and the table of
+versions. Out: one commit of the table of versions per batch, which ends versions and adds new ones. The versions are
+computed on whole columns (`pgsieve.decoding.changes.net_change.compute_row_versions`). Raises LakeError, and
+OvertakenError if another process has committed to the table first.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -89,7 +90,8 @@ class VersionsDuringApply:
         The versions have no gap under these conditions:
         - If the table was copied after the newest cut, they reach the LSN of the copy. Otherwise they reach the position
           that the cut has for them, or the cut's LSN if the cut has no such position.
-        - Since the cut, the table of versions was not put back, and the replica was not repaired.
+        - Since the cut, the table of versions was not put back to an earlier Delta version, and the replica was not
+          repaired.
 
         Other versions begin anew with the replica's present rows. For that the table has to be ready. It also needs a cut
         from after its copy, or a repair of its replica. Otherwise the table is left out.
@@ -336,8 +338,9 @@ class VersionsWriter:
         """Find the present versions of the keys, by file."""
         path, committer = self.table.path, self._stored_versions.committer
         is_expected, is_relevant = keyed_changes.lookup_masks
-        # Without moves, only the keys that the changes expect are looked up: the first change of any other key is an INSERT,
-        # so the key had no row. After a move of a missing row this may be false: the new key may have a row, which stays.
+        # Without moves (UPDATEs that change the key), only the keys that the changes expect are looked up: the first
+        # change of any other key is an INSERT, so the key had no row. After a move of a missing row this may be false:
+        # the new key may have a row, which stays.
         key_masks = (is_expected, is_relevant) if keyed_changes.changes.is_move.any() else (is_expected,)
         matches = committer.find_key_matches(path, keyed_changes.keys, key_masks, None, VALID_TO_LSN)
         assert matches is not None

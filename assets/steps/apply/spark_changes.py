@@ -1,10 +1,11 @@
 """Reads a batch's changes by Spark: their keys as `KeyedChanges`, and the rows of the net change as a DataFrame.
 
-In: the change history (the Delta table with all changes) and the replica, if this process can apply the batch neither as
-files nor by delta-rs. A batch is the changes that are applied to a replica in one commit. Out: the changes by key, from
-which the driver computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of a MERGE.
-Spark itself joins rows only by numbers. Functions on Arrow batches choose the rows and compare keys, so keys are equal by
-the same rules as in the other engines. Raises Spark's errors.
+In: the change history (the Delta table with all changes) and the replica, if this process can apply the batch neither
+as files nor by delta-rs. A batch is the changes that are applied to a replica in one commit; their net change is what
+they do together. The place of a change is a number that orders the changes of a batch. Out: the changes by key, from
+which the driver computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of a
+MERGE. Spark itself joins rows only by numbers. Functions on Arrow batches choose the rows and compare keys, so keys are
+equal by the same rules as in the other engines. Raises Spark's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -392,7 +393,7 @@ class _KeySearch:
 
 
 def _make_literal(bound: pa.Scalar) -> Column:
-    """Make the column expression of a bound.
+    """Make the column expression of a bound, the least or greatest of the keys.
 
     Dates and times are given to Spark as numbers, as they may be out of the range of Python's types.
     """

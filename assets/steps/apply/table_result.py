@@ -25,7 +25,7 @@ class TableResult:
       delete_missing (PostgreSQL documentation, 29.8 Conflicts)
     - `insert_exists`, `update_exists`: the numbers of changes with a new key that the replica has already
     - `conflict_lsn`: the commit LSN of the first such change
-    - `head`: the replica's Delta version and position
+    - `head`: the replica's Delta version, and its position (the LSN up to which it has all changes)
     - `problem`: why the table failed; None if it did not
     - `damaged`: True if the cause of `problem` is a damaged replica, not a change
     - `is_overtaken`: True if another process works on the table, so that the replica may lack the batch
@@ -81,7 +81,7 @@ class PendingChanges:
 
     @property
     def extent(self) -> Extent:
-        """Tells which changes of the change history to apply."""
+        """Tells which changes of the change history (the Delta table with all changes) to apply."""
         return Extent(self.slice_ends, self.since_lsn, self.truncated_at)
 
     @property

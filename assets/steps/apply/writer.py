@@ -1,6 +1,8 @@
 """Applies a batch to one replica table by Spark: one commit with the net change of the batch.
 
-In: the transformed changes (`SparkChanges`). Out: `TableResult`. `in_process` does the same for few changes.
+A batch is the changes that one commit applies, and its net change is what they do together.
+
+In: the batch's changes (`SparkChanges`). Out: `TableResult`. `in_process` does the same for few changes.
 """
 
 from collections.abc import Mapping
