@@ -6,6 +6,8 @@ Out: Dagster definitions. They are empty if there is no such file.
 The published tables are read from a file (`pipelines/published.py`), not from the sources. So a Dagster code location
 loads quickly, and loads all assets even if a source does not answer. `build_definitions` is for the code location of a
 user's own Dagster project.
+
+A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
 """
 
 from collections import defaultdict
@@ -189,10 +191,7 @@ def _make_source_table_specs(
 
 
 def _make_freshness_policy(subscription: Subscription) -> dg.FreshnessPolicy:
-    """The policy that a cut is late if it was not materialised within the subscription's `freshness`.
-
-    A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
-    """
+    """The policy that a cut is late if it was not materialised within the subscription's `freshness`."""
     return dg.FreshnessPolicy.time_window(fail_window=subscription.freshness)
 
 

@@ -12,6 +12,8 @@ Out: results on stdout, progress and errors on stderr, and an exit code on which
 130   interrupted
 ====  ===================================================================================================
 
+A table set aside gets no changes until it is copied again.
+
 Dagster and Spark are imported only by the commands that need them, so `--help` answers at once, and so does a command
 with a wrong configuration file.
 """
@@ -172,7 +174,7 @@ ConfigOption = Annotated[
 
 
 def _complete_subscription(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The names of the file's subscriptions that begin with `incomplete`. Empty if the file cannot be read."""
+    """The names of the configuration's subscriptions that begin with `incomplete`. Empty if the file cannot be read."""
     import yaml
 
     file = ctx.params.get("config") or ctx.find_root().params.get("config")

@@ -106,7 +106,7 @@ class JsonLog:
         self._reader_thread.join(2)
 
     def _copy_lines(self, read_end: int) -> None:
-        """Read lines from the pipe, and write them to the log, until the end mark."""
+        """Read lines from the pipe, and write them to the log, until the bytes that end this thread."""
         with os.fdopen(read_end, "rb") as lines:
             for line in lines:
                 if line.endswith(_PIPE_END_MARK):

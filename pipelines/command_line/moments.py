@@ -1,4 +1,7 @@
-"""The commands that read replicas as they were at a moment, or make replicas from others: `read`, `restore`, `refilter`."""
+"""Commands that read replicas as they were at a moment, or make replicas from others: `read`, `restore`, `refilter`.
+
+A cut is a version of each replica, so that together they equal the publisher at one LSN.
+"""
 
 from typing import Annotated
 

@@ -1,4 +1,7 @@
-"""The commands for operation: maintenance, Dagster's web interface and definitions, jars, and the warm engine."""
+"""The commands for operation: maintenance, Dagster's web interface and definitions, jars, and the warm engine.
+
+The warm engine is a Spark server that keeps running after a run, for later runs.
+"""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,8 @@
-"""Commands that replicate: `run`, `resync`, `skip`, `enable`, `drop`."""
+"""Commands that replicate: `run`, `resync`, `skip`, `enable`, `drop`.
+
+A table set aside gets no changes until it is copied again. Capture publications are pgsieve's own publications, with
+which it reads the slot.
+"""
 
 import os
 import sys

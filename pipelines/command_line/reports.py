@@ -523,7 +523,7 @@ def print_jars(report: JarsReport) -> None:
 
 
 def print_engine(report: EngineReport) -> None:
-    """Print whether the engine is running, and whether runs use it."""
+    """Print whether the warm engine (a Spark server that stays after a run) is running, and whether runs use it."""
     if not report.serving:
         print_out("the engine does not run; start it: pgsieve engine start")
         return

@@ -1,5 +1,7 @@
 """`pgsieve decode`: prints the changes in a source's slot, or in the change log, as an output plugin prints them.
 
+The change log is the table in which the lake stores the slot's messages.
+
 In: the configuration, a plugin and its options
 Out: the output of the plugin, as bytes
 

@@ -1,5 +1,7 @@
 """`pgsieve run --explain`: says what a run would do for each table, which engine would write it, and why.
 
+An engine is what writes a table: this process, its threads, or Spark.
+
 In: the configuration
 Out: an `Explanation`. Nothing is changed.
 

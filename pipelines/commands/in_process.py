@@ -36,7 +36,8 @@ _INTERRUPT_ERROR_NAMES = {dg.DagsterExecutionInterruptedError.__name__, Keyboard
 _QUIET_RUN_CONFIG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 #: The number of asset records per query.
 _MAX_RECORDS_PER_QUERY = 100
-#: The asset keys that the runs of commands use. A translator of the user does not change these keys.
+#: The asset keys that the runs of commands use. The `translator` of `build_definitions` does not change
+#: these keys.
 DEFAULT_NAMES = DagsterNames()
 
 
@@ -137,7 +138,10 @@ def _read_input_records(instance: dg.DagsterInstance, assets: Sequence[dg.Assets
 
 @contextmanager
 def unwrap_step_errors() -> Iterator[None]:
-    """Raise the error of a step in place of Dagster's error about it. IncompleteError is only logged."""
+    """Raise the error of a step in place of Dagster's error about it.
+
+    IncompleteError (some tables have problems, and all other work is done) is only logged.
+    """
     step_error = None
     try:
         yield

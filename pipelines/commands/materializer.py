@@ -97,7 +97,7 @@ class Materializer:
         #: What it has cost so far to copy tables, and to transform and apply changes.
         self.total_work = Work()
         #: Maps each table whose copy has to wait to the ids of the transactions for which it waits. There are no ids if
-        #: it waits for a foreign server. `copy` leaves these tables out.
+        #: it waits for a foreign server that does not answer. `copy` leaves these tables out.
         self.waiting_tables: dict[Name, tuple[str, ...]] = {} if waiting_tables is None else waiting_tables
         #: True if a copy may wait for other transactions for a long time.
         self.is_patient = False

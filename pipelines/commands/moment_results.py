@@ -9,8 +9,8 @@ class TableOfMoment:
 
     - `rows`: the number of its rows
     - `changes`: the number of changes that were applied to the last version of the replica before the moment
-    - `path`, `version`: the Delta table and version that have the rows. None if the rows were in a clone, which has
-      been deleted.
+    - `path`, `version`: the Delta table and version that have the rows. None if the rows were in a clone (a temporary
+      copy), which has been deleted.
     """
 
     schema: str

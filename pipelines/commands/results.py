@@ -108,8 +108,8 @@ class SubscriptionRun:
     - `from_lsn`, `to_lsn`: the LSN of the last cut before the run, and that of the new cut. A cut is a version of each
       replica, so that together they equal the publisher at one LSN.
     - `changed`: false if nothing was copied or applied
-    - `problems`: the reasons why tables are set aside or wait, why sequences cannot be read, and why the subscription
-      is disabled
+    - `problems`: the reasons why tables are set aside (they get no changes until they are copied again), why tables
+      wait, why sequences cannot be read, and why the subscription is disabled
     - `notice`: a sentence that says whether the transaction to skip was skipped
     - `spent`: the cost of all steps except reading the slot
     - `warnings`: partitions whose changes are not sent, and what that means for their rows
@@ -223,6 +223,8 @@ class DropReport:
 class SlotStatus:
     """A replication slot (`pg_replication_slots`), and how far the lake has read it.
 
+    The slot's messages are stored in the lake's change log.
+
     - `subscription`: the subscription that has the slot for itself (`row_filter: publisher`); None for a shared slot
     - `exists`, `active`: unknown if there is a `problem`
     - `lag_bytes`: the bytes of WAL between the LSN that the slot has confirmed and the server's current LSN
@@ -253,7 +255,7 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A replica: its sync state, its row filter and its position.
+    """A replica: its sync state, its row filter and its position (`lsn`, up to which changes are applied).
 
     - `problem`: the reason for its state
     - `row_filter`: None if every row matches; `unknown` if the source does not answer

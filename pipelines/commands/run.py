@@ -4,8 +4,9 @@ In: the configuration
 Out: a `RunSummary`
 
 The command materialises Dagster assets in this process. The web interface shows the same assets, and these runs. The
-order is: copies of tables that need one, the change log, the transformed changes, the replicas. An error ends the work
-only for the subscriptions that it concerns.
+order is: copies of tables that need one, the change log (the slot's messages), the changes after row filters, the
+replicas, the cut. A cut is a version of each replica, so that together they equal the publisher at one LSN. An error
+ends the work only for the subscriptions that it concerns.
 """
 
 from collections.abc import Callable, Mapping, Sequence

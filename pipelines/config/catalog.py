@@ -1,6 +1,6 @@
 """The section `catalog` of pgsieve.yaml: the names that the replicas get in the catalog of the Spark session.
 
-In: the template of the file
+In: the template for the names, such as `{subscription}.{table}`
 Out: the same template. Raises errors that become a ConfigError if the template is invalid.
 """
 

@@ -4,7 +4,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class DagsterConfig(BaseModel):
-    """With `automation`, all schedules and sensors are on, and each cut has a freshness policy."""
+    """With `automation`, all schedules and sensors are on, and the asset of each cut has a freshness policy.
+
+    A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

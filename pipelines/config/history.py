@@ -34,7 +34,7 @@ class TableHistoryConfig(BaseModel):
     scd2: bool | None = None
 
     def to_history_choice(self) -> HistoryChoice:
-        """Convert to the object that the steps use."""
+        """Convert to the object that the steps of a run use."""
         return HistoryChoice(self.initial, self.scd2)
 
 

@@ -1,7 +1,7 @@
 """The section `layout` of a subscription in pgsieve.yaml: how its replicas are laid out in the lake.
 
 In: the section of the file
-Out: a `SubscriptionLayout`, the object that the steps use
+Out: a `SubscriptionLayout`, the object that the steps of a run use
 
 Raises errors that become a ConfigError.
 """
@@ -157,7 +157,7 @@ class LayoutConfig(TableLayoutConfig):
 
     @model_validator(mode="after")
     def _require_soft_deletes(self) -> Self:
-        """Refuse metadata columns of deleted rows if no table keeps deleted rows."""
+        """Refuse metadata columns (data about each row) of deleted rows if no table keeps deleted rows."""
         layouts: tuple[TableLayoutConfig, ...] = (self, *self.tables.values())
         kinds = {kind for layout in layouts for kind in layout.columns or {}} & DELETED_ROW_COLUMNS.keys()
         if kinds and not any(layout.deletes == "soft" for layout in layouts):

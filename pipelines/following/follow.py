@@ -5,7 +5,8 @@ Out: the results of each slice, by calls of a function
 
 A slice is the changes between two positions of a slot. A slot stream is a slot with the subscriptions that read it. For each
 stream there is a thread that reads the slot by streaming replication. When the thread has received a slice, it appends
-the slice to the change log, and applies it to the replicas before it appends the next one.
+the slice to the change log (the lake's table of the slot's messages), and applies it to the replicas before it appends
+the next one.
 
 - SIGTERM and SIGINT end the process. It ends between two transactions; if that would take too long, it ends in the
   middle of its work.
@@ -14,7 +15,8 @@ the slice to the change log, and applies it to the replicas before it appends th
 - A transient error of the server or the network is one that may go away. After such an error the stream is followed
   again. But if it could never be followed since the start, the error ends the work.
 - Copies of tables are Dagster runs. The slices are reported to Dagster every few minutes (`follow_report`).
-- After a few hundred slices the changed tables are maintained, because each slice adds a few files and commits.
+- After a few hundred slices the changed tables are maintained (small files are compacted, and old versions
+  deleted), because each slice adds a few files and commits.
 - After a copy the replica is registered in Spark's catalog. If that fails, for example because its name is already
   taken, the follower reports it, and goes on.
 - If changes are waiting and a stream makes no progress, the process ends with an error (`watch`). A service manager can
@@ -230,7 +232,7 @@ class _Follower:
     """Follows one stream, for the subscriptions of the stream that the user has selected."""
 
     #: Only one stream is copied, applied or maintained at a time. All streams share one Spark session, and settings of
-    #: the session have the position that its commits get.
+    #: the session have the position (an LSN) that its commits get.
     _turn_lock = threading.Lock()
 
     def __init__(
@@ -384,7 +386,7 @@ class _Follower:
     def _stop_once_copies_can_start(self, stream: FollowedSlotStream) -> None:
         """End the stream as soon as a copy no longer has to wait. After that, `_copy_and_follow` copies the table.
 
-        `stream` is the stream for which the thread was started; if it has ended, the thread ends, too.
+        `stream` is the object that reads the slot. The thread was started for it, and ends when it has ended.
         """
         waiting_tables = list(
             chain.from_iterable(tables.items() for tables in self._waiting_tables_by_subscription.values())

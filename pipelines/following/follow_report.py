@@ -70,7 +70,7 @@ class FollowReport:
         return self._drain_result is not None
 
     def add_slice(self, drain_result: DrainResult, report_when_due: Callable[[], None]) -> None:
-        """Add a slice that was appended to the change log.
+        """Add a slice that was appended to the change log (the table of the slot's messages).
 
         When the report is due, `report_when_due` is called by a thread of its own.
         """

@@ -283,7 +283,7 @@ class FollowMetrics:
         self._failures_counter.labels(subscription)
 
     def count_slices(self, source: str, slot: str, slices: int) -> None:
-        """Add to the number of slices that were appended to the change log."""
+        """Add to the number of slices that were appended to the change log (the table of the slot's messages)."""
         self._slices_counter.labels(source, slot).inc(slices)
 
     def count_changes(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:

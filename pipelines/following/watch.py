@@ -49,7 +49,7 @@ class StopTimeoutError(PgsieveError):
 class SlotStreamActivity:
     """The activity of the thread that follows one stream. The thread writes it, and other threads read it.
 
-    - `stream`: the stream by which the thread reads the slot; None while it does not read
+    - `stream`: the object by which the thread reads the slot; None while it does not read
     - `is_exempt`: true during work that may take long, such as a copy or maintenance. The stream does not count as
       stalled in that time.
     - `has_ended`: true if the stream is no longer followed
@@ -77,7 +77,7 @@ class SlotStreamActivity:
 
     @contextmanager
     def record_apply(self) -> Iterator[None]:
-        """Within the block, the thread appends a received slice to the change log, and applies it."""
+        """Within the block, the thread appends a received slice of changes to the change log, and applies it."""
         self.apply_start = (self.stream and self.stream.waiting_since) or time.monotonic()
         try:
             yield
