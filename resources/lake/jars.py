@@ -41,6 +41,7 @@ from pgsieve.resources.lake.java.class_archive import (
     find_jars_folder,
     make_archive,
 )
+from pgsieve.resources.passwords import conceal_passwords
 from pgsieve.resources.private_folder import private_folder
 
 _LOGGER = logging.getLogger(__name__)
@@ -221,7 +222,7 @@ def _report(line: str) -> None:
 
 
 def _find_reason(output: str) -> str:
-    """The line in the output of Ivy or the JVM that says most about the cause."""
+    """The line in the output of Ivy or the JVM that says most about the cause, without the credentials in its URLs."""
     lines = [line.strip(" :\t") for line in output.splitlines()]
     for pattern in (
         r"Server access error|Host .* not found",
@@ -230,7 +231,7 @@ def _find_reason(output: str) -> str:
         r"rror|xception",
     ):
         if line := next((line for line in lines if re.search(pattern, line)), None):
-            return line
+            return conceal_passwords(re.sub(r"://[^/\s]*@", "://", line))
     return "no repository said why"
 
 

@@ -113,6 +113,8 @@ _START_LOCK = RLock()
 #: Values that are never treated as secret, whatever the name of their setting is, because other texts contain
 #: them, too.
 _PUBLIC_VALUE = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
+#: The password in a URL, for example of a Maven repository.
+_URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s]+)@")
 
 
 #: The settings of Spark that are secret, and the parameters of a Spark Connect address (`;token=…`), by the address of
@@ -125,12 +127,24 @@ def _is_secret_name(name: str) -> bool:
     return re.search(LOCAL_SETTINGS["spark.redaction.regex"], name) is not None
 
 
+def _find_secrets(name: str, value: str) -> list[str]:
+    """The secrets in a setting: its value, or only the passwords of its URLs and the values of its secret Java options."""
+    if _is_secret_name(name):
+        return [value]
+    options = (option.partition("=") for option in value.split())
+    return [
+        *_URL_PASSWORD.findall(value),
+        *(text.strip("\"'") for option_name, _, text in options if text and _is_secret_name(option_name)),
+    ]
+
+
 def _split_address(master: str) -> tuple[str, str]:
-    """A master without its parameters, and the parameters with the characters before them. Only `sc://` has parameters."""
-    address, separator, parameters = (
-        master.partition("/;") if master.startswith("sc://") else (master, "", "")
-    )
-    return address, separator + parameters
+    """A master without its parameters, and the parameters with the characters before them. Only `sc://` has parameters.
+
+    Spark requires a slash before the parameters. Without it the address is not valid, but its token is secret, too.
+    """
+    match = re.fullmatch(r"(sc://.*?)(/?;.*)", master, re.DOTALL)
+    return (match[1], match[2]) if match else (master, "")
 
 
 def conceal_settings(master: str, conf: Mapping[str, str]) -> None:
@@ -138,9 +152,10 @@ def conceal_settings(master: str, conf: Mapping[str, str]) -> None:
     parameters = dict(text.partition("=")[::2] for text in _split_address(master)[1].split(";"))
     remember_secrets(
         *(
-            value
+            secret
             for name, value in (*conf.items(), *parameters.items())
-            if _is_secret_name(name) and not _PUBLIC_VALUE.fullmatch(value)
+            for secret in _find_secrets(name, value)
+            if not _PUBLIC_VALUE.fullmatch(secret)
         )
     )
 
@@ -148,8 +163,9 @@ def conceal_settings(master: str, conf: Mapping[str, str]) -> None:
 def hide_settings(lake: str, master: str, conf: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Declare the secret settings of Spark for a lake. Return the master and the settings without secrets."""
     address, parameters = _split_address(master)
-    _hidden_settings_by_lake[lake] = {n: v for n, v in conf.items() if _is_secret_name(n)}, parameters
-    return address, {name: value for name, value in conf.items() if not _is_secret_name(name)}
+    hidden_settings = {name: value for name, value in conf.items() if _find_secrets(name, value)}
+    _hidden_settings_by_lake[lake] = hidden_settings, parameters
+    return address, {name: value for name, value in conf.items() if name not in hidden_settings}
 
 
 #: A statement about a table that does not exist. Only Spark with Delta understands it.
@@ -488,11 +504,12 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                 own_settings = {} if isinstance(server, EngineChannel) else SESSION_SETTINGS
                 for key, value in {**own_settings, **conf}.items():
                     session.conf.set(key, value)
-            except PySparkException as error:
+            except (PySparkException, ValueError) as error:
+                # A ValueError is about the address, and shows the token.
                 raise SparkUnavailableError(
                     f'no Spark Connect session at "{address}": {get_first_message_line(error)}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
-                ) from error
+                ) from (error if isinstance(error, PySparkException) else None)
             # The log store of a server can only be chosen when the server starts, so check which one it has.
             try:
                 if isinstance(server, str):

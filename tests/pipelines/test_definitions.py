@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -552,11 +553,15 @@ def test_a_translator_changes_keys_and_their_dependents(silent: Path) -> None:
         pgsieve.build_definitions(silent, translator=Same())
 
 
-#: Secrets of Spark: a parameter of the server's address, and a setting.
+#: Secrets of Spark: a parameter of the server's address, a setting, a Java option, and the password of a repository.
 WITH_SECRETS = f"""{SILENT}
 spark:
   master: sc://127.0.0.1:1/;token=geheimes-wort;user_id=me
-  conf: {{spark.hadoop.fs.s3a.secret.key: geheimer-wert, spark.app.name: mine}}
+  conf:
+    spark.hadoop.fs.s3a.secret.key: geheimer-wert
+    spark.app.name: mine
+    spark.driver.extraJavaOptions: -Dhttps.proxyHost=proxy -Dhttps.proxyPassword=geheimwort
+    spark.jars.repositories: https://plain/maven,https://me:geheim@wort@repository/maven
 """
 
 
@@ -580,7 +585,10 @@ def test_spark_gets_the_secrets_and_no_message_has_them(
     assert engine.conf == {
         "spark.hadoop.fs.s3a.secret.key": "geheimer-wert",
         "spark.app.name": "mine",
+        "spark.driver.extraJavaOptions": "-Dhttps.proxyHost=proxy -Dhttps.proxyPassword=geheimwort",
+        "spark.jars.repositories": "https://plain/maven,https://me:geheim@wort@repository/maven",
     }
+    assert "geheim" not in conceal_passwords("".join(engine.conf.values()))
     servers = []
 
     def refuse(server: str) -> None:
@@ -596,3 +604,14 @@ def test_spark_gets_the_secrets_and_no_message_has_them(
     with pytest.raises(PgsieveError) as refused:
         _find_engine(load_config(silent))
     assert "geheim" not in str(refused.value)
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:1", "127.0.0.1"])
+def test_a_token_in_an_address_without_the_slash_is_in_no_message(silent: Path, server: str) -> None:
+    silent.write_text(WITH_SECRETS.replace("127.0.0.1:1/", server))
+    engine = build_project(load_config(silent)).lake.engine
+    assert "geheim" not in engine.master
+    if ":" in server:  # Otherwise pyspark looks for a host of this name, for minutes.
+        with pytest.raises(SparkUnavailableError, match=f'at "sc://{server}": ') as caught:
+            assert engine.session
+        assert "geheim" not in "".join(traceback.format_exception(caught.value))

@@ -162,7 +162,7 @@ def test_without_a_home_jars_are_kept_beside_their_answer(
 #: An unreachable repository, and an empty cache.
 NO_REPOSITORY = """<ivysettings>
   <settings defaultResolver="none"/>
-  <resolvers><ibiblio name="none" m2compatible="true" root="http://127.0.0.1:9/maven/"/></resolvers>
+  <resolvers><ibiblio name="none" m2compatible="true" root="http://me:word@127.0.0.1:9/maven/"/></resolvers>
 </ivysettings>
 """
 
@@ -187,6 +187,7 @@ def test_jars_are_fetched_once_and_a_repository_that_does_not_answer_is_named(
             needed, {"spark.jars.ivySettings": str(settings), "spark.jars.ivy": str(tmp_path / "cache")}
         )
     assert "PGSIEVE_JARS=FOLDER" in str(raised.value.hint)
+    assert "word" not in raised.value.message
     capfd.readouterr()
     fetch_packages(needed, {})
     output = capfd.readouterr().err
