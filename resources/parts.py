@@ -20,7 +20,7 @@ import pyarrow as pa
 #: part.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: Does the part of the work with the given number. It passes its rows through the guard, and yields its results.
-#: If it writes files, the results are a row for each file (`FILE_SCHEMA`).
+#: If it writes files, the results are a row for each file (`FILE_SCHEMA` of `lake.delta.parquet_files`).
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 #: The columns of messages from parts to receivers: the number of the receiver (`to`), the number of the part or

@@ -1,4 +1,4 @@
-"""Limits the time of a request that a process makes while it ends, to an engine that may hang or be gone.
+"""Limits the time of a request that a process makes while it ends, to a JVM or server that may hang or be gone.
 
 In: a number of seconds.
 Out: a block that raises TimeoutError after this time.

@@ -1,4 +1,4 @@
-"""Names Spark's jobs in Spark's UI, and measures what a step of pgsieve costs: engines, tasks, bytes and seconds.
+"""Names Spark's jobs in Spark's UI, and measures what a step of a run costs: engines, tasks, bytes and seconds.
 
 In: - the code of a step, as `with` blocks
     - the engines that did the work of the step; an engine is what executes tasks, for example Spark or threads

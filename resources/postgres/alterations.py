@@ -5,12 +5,12 @@ In: - a connection to the publisher
 Out: - a `CatalogFingerprint`, which two moments have in common only if nothing was altered between them
      - with `read_catalog_and_fingerprint` also the catalog that the fingerprint covers
 
-A fingerprint takes two queries, which are fast enough to run once per slice (the changes between two positions of
-the slot). If rows of the catalogs may have been deleted, it takes further queries. It covers the publications, their
+A fingerprint takes two queries, which are fast enough to run once per slice (the changes between two positions of the
+slot). If rows of the catalogs may have been deleted, it takes further queries. It covers the publications, their
 tables, the partition trees of these tables, and all columns, names and replica identities. It also covers the
-database's encoding, and the library that changes the case of letters in row filters. The encoding UTF8 adds nothing
-to a digest. Earlier versions of pgsieve left the encoding out of the digest, so in UTF8 databases their digests can
-still be compared with new ones.
+database's encoding, and the library that changes the case of letters in row filters. A fingerprint contains digests
+(hashes of rows), and the encoding UTF8 adds nothing to a digest. Earlier versions of pgsieve left the encoding out of
+the digest, so in UTF8 databases their digests can still be compared with new ones.
 
 For each change, the output plugin pgoutput decides what to send by the catalog as it was at that change
 (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c). If the fingerprints before and after a slice
@@ -39,7 +39,7 @@ from pgsieve.resources.postgres.removed_rows import find_removed_oids, find_sele
 from pgsieve.resources.postgres.source import quote_literal
 
 #: Common table expressions: the publications, the tables that they list, and in `tree` the partition trees of these
-#: tables and of the tables of the capture publications.
+#: tables and of the tables of the capture publications (pgsieve's own publications, without row filters).
 _TREE_EXPRESSIONS = """
 with recursive published as (
   select oid, xmin, pubname, puballtables, p::text as definition from pg_publication p where pubname = any(%s)

@@ -1,4 +1,4 @@
-"""Creates and alters the capture publications of a source.
+"""Creates and alters the capture publications of a source, which is a database of a publisher.
 
 pgsieve creates capture publications for itself. They select the tables and operations that the slot delivers,
 without row filters; pgsieve then evaluates the filters of the user's publications.

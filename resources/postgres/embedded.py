@@ -69,8 +69,8 @@ _FAST_STOP_SECONDS = 20.0
 _IMMEDIATE_STOP_SECONDS = 10.0
 _PORT_ATTEMPTS = 5
 
-#: A shell script that starts the server, prints its process id, and stops it once standard input ends. Standard
-#: input is a pipe from this process. It ends with this process, so the server stops even if this process is
+#: A shell script, the supervisor, that starts the server, prints its process id, and stops it once standard input ends.
+#: Standard input is a pipe from this process. It ends with this process, so the server stops even if this process is
 #: killed.
 _SUPERVISOR = """
 exec 3<&0

@@ -45,7 +45,7 @@ def estimate_bytes(
     tables: Collection[tuple[str, str]] = (),
     sufficient_bytes: int = 0,
 ) -> int:
-    """Estimate how many bytes of rows or changes the table will get that gets the most.
+    """Estimate how many bytes of rows or changes the table that gets the most will get.
 
     The tables are those of `publications` and those of `tables`. If the slot does not exist, the tables will be
     copied, so the estimate is the size of the largest table. If the slot exists, its unconfirmed WAL is converted to

@@ -1,10 +1,10 @@
 """Finds the table whose row filter fails at the publisher, and makes a publication of this table without row filters.
 
-For example, the filter `1 / a > 0` fails for a row with a = 0, and the publisher then cannot send any more
-changes. If one of the requested publications lists a table without a filter, pgoutput evaluates no filter of that
-table (PostgreSQL documentation, Combining Multiple Row Filters).
+For example, the filter `1 / a > 0` fails for a row with a = 0, and the publisher then cannot send any more changes. A
+peek is a query that reads the slot and confirms nothing. If one of the publications that a peek requests lists a table
+without a filter, pgoutput evaluates no filter of that table (PostgreSQL documentation, Combining Multiple Row Filters).
 
-In: a session, and a peek (a query that reads the slot and confirms nothing) that fails.
+In: a session, and a peek that fails.
 Out: - the name of the table with the failing filter
      - a publication that lists tables without filters
 

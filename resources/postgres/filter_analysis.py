@@ -182,7 +182,7 @@ def _parse_quals(action: str) -> TreeNode:
 def _find_mutable_functions(
     connection: psycopg.Connection[Any], expression: Expression
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Two sets of oids in the expression: the functions that may prevent a filter, and the operators of such functions.
+    """Two sets of oids in the expression: functions that PostgreSQL may refuse in a filter, and their operators.
 
     Such a function was defined by a user, or is not immutable.
     """

@@ -1,8 +1,8 @@
 """Finds published tables whose rows the source may itself have received by replication.
 
-With `origin: none` a subscription gets only changes that were made at the source. The stream leaves out changes
+With `origin: none` a subscription gets only changes that were made at the source. The slot leaves out changes
 that a subscription of the source has applied. But the rows that such a subscription wrote before are in the table,
-and a copy cannot leave them out (PostgreSQL documentation, CREATE SUBSCRIPTION, `origin`;
+and a copy of the table cannot leave them out (PostgreSQL documentation, CREATE SUBSCRIPTION, `origin`;
 check_publications_origin() in src/backend/commands/subscriptioncmds.c).
 
 In: published tables.

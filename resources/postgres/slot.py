@@ -1,12 +1,12 @@
 """Creates, reads, confirms and drops the replication slot of a source.
 
-In: a `Source`.
+In: a `Source`, which is a database of a publisher.
 Out: the state of the slot, and its messages as Arrow batches.
 
-pg_logical_slot_peek_binary_changes() reads a slot without confirming anything; such a query is called a peek.
-After the messages are durable, pg_replication_slot_advance() confirms the slot (PostgreSQL documentation,
-Replication Management Functions). Raises `SlotError` or a subclass if the slot cannot deliver the changes, for example
-because it is missing, in use, invalidated, or ahead of the durable position.
+pg_logical_slot_peek_binary_changes() reads a slot without confirming anything; such a query is called a peek. After the
+messages are durable, pg_replication_slot_advance() confirms the slot (PostgreSQL documentation, Replication Management
+Functions). Raises `SlotError` or a subclass if the slot cannot deliver the changes, for example because it is missing,
+in use, invalidated, or ahead of the lake's position, the LSN up to which the lake has all changes.
 """
 
 import logging
@@ -258,9 +258,8 @@ def verify_wal_end(
 ) -> None:
     """Raise ServerSetBackError if the server's WAL ends before `durable_lsn`, the lake's position.
 
-    The server would give new commits positions up to which the lake already has all changes, so pgsieve would
-    leave these commits out. A standby is not checked, because after a restart it replays from an earlier position
-    again.
+    The server would give new commits LSNs before the lake's position, so pgsieve would leave these commits out. A
+    standby is not checked, because after a restart it replays from an earlier position again.
     """
     # The caller has read `durable_lsn` before this position is read. In the other order another process could advance the
     # lake beyond this position in between.

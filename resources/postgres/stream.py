@@ -2,7 +2,7 @@
 
 In: - a `Source`, its slot, and the options for pgoutput
     - the LSN up to which the consumer (the caller that stores the messages) has everything
-Out: `StreamStart` and `ReceivedMessages` items, in order.
+Out: items, in order: `StreamStart` where the stream begins, or begins again; and `ReceivedMessages`.
 
 Raises SourceError and its subclasses if another attempt cannot help, or did not help in time.
 

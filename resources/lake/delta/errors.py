@@ -144,7 +144,7 @@ ERRORS_OF_NO_TABLE = (ConcurrentWriteError, LakeUnavailableError, SparkLostError
 
 
 class DamagedTableError(LakeError):
-    """A Delta table has lost files or its log, or parts of them, and must be made again."""
+    """A Delta table has lost files or its log, completely or in part, and must be made again."""
 
 
 class RefusedTableError(LakeError):

@@ -124,7 +124,8 @@ def find_key_matches(
 
     - the files that contain matches have more bytes than `max_bytes`
     - the files that must be read have more than twice as many bytes; in this case no file is read
-    - a file must be read, and the table is not plain (`requirements.has_plain_rows`)
+    - a file must be read, and the table is not plain (`requirements.has_plain_rows`), for example because it has
+      partitions
 
     Without `max_bytes` there is no limit, and files may have deletion vectors.
     """

@@ -72,8 +72,9 @@ class Slices:
 
         They can be read without Delta's log.
 
-        None if the table is not plain (`requirements.is_plain`), or if a file has no statistics. Raises
-        DamagedTableError if a file is missing or empty; with `must_exist` also if a slice is in no file.
+        None if the table is not plain (`requirements.is_plain`), for example because it has partitions; also None if a
+        file has no statistics. Raises DamagedTableError if a file is missing or empty; with `must_exist` also if a slice
+        is in no file.
         """
         files_of_slices, missing_ends = [], set(slice_ends)
         for file, bounds in self._read_bounds_by_file().items():

@@ -54,7 +54,8 @@ def share_tables(options: tuple[tuple[str, str], ...]) -> "Tables":
 class _OpenTable:
     """A table that is open, and the cached results of queries of it.
 
-    - `last_check`: the version of the table at the last check, and the stamp of the log entry of this version
+    - `last_check`: the version of the table at the last check, and the stamp of the log entry of this version. A stamp
+      distinguishes entries that have had the same name.
     - `shared_results`: the results for versions that a check has found. All threads share them.
     - `own_results`: the results for versions that this thread has committed since the last check
     """

@@ -37,8 +37,8 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_DIRECTORIES = "spark.local.dir"
 _LOG_LEVEL = "spark.log.level"
 _CATALOG, _WAREHOUSE = "spark.sql.catalogImplementation", "spark.sql.warehouse.dir"
-#: The variables that change the language, the encoding of texts or the time zone, or that choose another Spark, or its
-#: mode or its folders. Variables that begin with `LC_` change the language and the encoding, too.
+#: Two kinds of variables. Some change the language, the encoding of texts or the time zone; so do variables that begin
+#: with `LC_`. The others choose another Spark, its mode, or its folders.
 _ALTERING_VARIABLES = frozenset(
     (
         "LANG",
