@@ -1,7 +1,7 @@
 """Counts and notes that Spark collects while a query runs, so that nothing is computed a second time only to be counted.
 
-A note is a text that a function of Arrow batches writes about the rows of its part, for example their counts as JSON.
-So the same function counts, whoever runs it.
+A note is a text that a function of Arrow batches writes about the rows of its part (those of one task), for example
+their counts as JSON. So the same function counts, whoever runs it.
 """
 
 import json
@@ -30,7 +30,7 @@ def observe_metrics(
 def _read_reported(observation: Observation) -> Mapping[str, Any]:
     """Maps the name of each metric to its value. Empty if Spark does not report them.
 
-    Spark observes nothing if Delta leaves a write out, because the table already has its position. Then
+    Spark observes nothing if Delta leaves a write out, because the table has already reached the LSN of the write. Then
     `Observation.get` would wait without end. A Spark Connect server waits only a tenth of a second for the observations
     of a query (Observation.getRowOrEmpty in Spark's sql/api). A busy server leaves out what it has observed later.
     """

@@ -1,6 +1,8 @@
 """Freshness: how long the oldest commit that is not in a subscription's replicas yet has been waiting.
 
-A stream is a slot with the subscriptions that read it, and its change log has the messages that were read from the slot.
+A stream is a slot with the subscriptions that read it, and its change log has the messages that were read from the
+slot, in slices from one position of the slot to another. A cut is a version of each replica of a subscription, so that
+together they equal the publisher at one LSN.
 
 In: the publisher and the lake
 Out: the seconds since the oldest waiting commit, by the publisher's clock; 0 if no commit is waiting

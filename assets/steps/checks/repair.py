@@ -1,13 +1,14 @@
 """Repair: makes replicas equal to the publisher's filtered tables, by writing the rows that differ anew.
 
-At the LSN of a new snapshot, the segments that differ are read from both sides
+At the LSN of a new snapshot, the segments (parts of the rows) that differ are read from both sides
 (`pgsieve.assets.steps.checks.comparison`). If the sides have a row in different numbers, the row is deleted from the
 replica, and inserted as often as the publisher has it. This is one Delta commit for each table. If a replica keeps
 deleted rows, a row is not deleted, but marked as deleted.
 
-The position of the replica stays the same, because the replica had reached the LSN before. So no change is left out,
-and a repair can be repeated. After the repair, the histories of rows are brought up to date. Then the newest cut gets the
-new versions: a cut is an LSN, with the Delta version of each replica that equals the publisher's table at this LSN.
+The position of the replica (the LSN up to which it has all changes) stays the same, because the replica had reached the
+snapshot's LSN before. So no change is left out, and a repair can be repeated. After the repair, the histories of rows
+are brought up to date. Then the newest cut gets the new versions: a cut is an LSN, with the Delta version of each
+replica that equals the publisher's table at this LSN.
 """
 
 from collections.abc import Collection

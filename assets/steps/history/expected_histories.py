@@ -24,8 +24,9 @@ def describe_histories(
 ) -> Iterator[str]:
     """Yield sentences about the histories of a table.
 
-    `definition` is the table's present definition; `state` may have an older one. `newest_cut` is the newest cut: a cut is
-    an LSN, with the Delta version of each replica that has exactly the changes before this LSN.
+    `definition` is the table's present definition (its columns and key); `state` may have an older one. `newest_cut` is
+    the newest cut: a cut is an LSN, with the Delta version of each replica that has exactly the changes before this
+    LSN.
     """
     choice = subscription.histories.find_choice(name)
     copied_state = state if state is not None and state.is_applied else None

@@ -1,7 +1,9 @@
 """Removes what would prevent a table from being copied: unreadable Delta logs, and wrong cuts.
 
 A cut is a version of each replica, so that together they equal the publisher at one LSN. It is wrong if it names a
-Delta version that does not exist now: a later commit will get this version, with other rows. Constraints that other writers have added to the replica are removed, too.
+Delta version that does not exist now: a later commit will get this version, with other rows. Constraints that other
+writers have added to the replica are removed, too. A table's change history is the Delta table that has all its
+changes.
 """
 
 from dataclasses import dataclass
@@ -32,8 +34,8 @@ class Damage:
 class ReplacedReplica:
     """A replica that a copy will replace.
 
-    - `generation`: the generation of the change history that goes on after the copy. If a history begins anew, it gets
-      a new generation.
+    - `generation`: the number of the change history that goes on after the copy. A history that begins anew gets a new
+      number.
     - `has_versions`: true if there may be a table of versions of rows (`history: scd2`)
     """
 

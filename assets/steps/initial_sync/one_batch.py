@@ -2,6 +2,7 @@
 
 In: the tables
 Out: a `BatchResult`, with the result of each table, and the tables that have to be copied again after a transient fault
+     (such as a lost connection)
 
 Raises OpenTransactionsError if the snapshot has to wait for open transactions, and errors of the lake.
 """
@@ -135,8 +136,8 @@ class BatchCopy:
             with export_snapshot(source, self.wait_seconds) as snapshot:
                 reach(Failpoint.SNAPSHOT_EXPORTED)
                 with source.connect() as connection:
-                    # The replicas get the definitions that the tables have in the snapshot. The UPDATE transformation
-                    # follows later alterations.
+                    # The replicas get the definitions that the tables have in the snapshot. A later step, the UPDATE
+                    # transformation, follows later alterations.
                     server_catalog = read_catalog(connection, snapshot.name)
                     catalog = make_subscription_catalog(connection, self.subscription, server_catalog)
                     selected_tables = self._select_tables(connection, catalog, names)
@@ -231,7 +232,10 @@ class BatchCopy:
         snapshot: Snapshot,
         former_states: Mapping[Name, TableState],
     ) -> tuple[list[PlannedTable], dict[Name, PgsieveError]]:
-        """Divide the tables into chunks. Returns the planned tables, and the errors of tables that are locked."""
+        """Divide the tables into chunks, each of which one query reads.
+
+        Returns the planned tables, and the errors of tables that are locked.
+        """
         planned_tables, lock_error_by_table = (
             list[PlannedTable](),
             dict[Name, PgsieveError](selected_tables.lock_error_by_table),

@@ -1,9 +1,9 @@
 """Copies one table: reads it at an exported snapshot, and replaces the replica in one commit with the snapshot's LSN.
 
-In: a planned table, divided into chunks, and the snapshot
+In: a planned table, divided into chunks (parts that one query reads), and the snapshot
 Out: a `CopyResult`. It has a problem if the table's own data or its replica is the cause.
 
-Raises transient faults, and faults of the lake.
+Raises transient faults (such as lost connections), and faults of the lake.
 """
 
 import json
@@ -91,7 +91,8 @@ class PlannedTable:
     def generation(self) -> int:
         """The generation of the change history that goes on after the copy.
 
-        A history that begins anew gets a new generation.
+        The change history is the Delta table that has all changes of the table. If it begins anew, it gets a new
+        generation, which is a number.
         """
         return 0 if self.former_definition is None else self.former_definition.history.generation
 
@@ -109,7 +110,7 @@ class Progress:
         self._last_report_time = time.monotonic()
 
     def report(self, copied_count: int) -> None:
-        """Log how many parts are copied, if half a minute has passed since the last report and parts remain."""
+        """Log how many chunks are copied, if half a minute has passed since the last report and chunks remain."""
         if copied_count < self._part_count and time.monotonic() - self._last_report_time >= PROGRESS_SECONDS:
             self._last_report_time = time.monotonic()
             self._log(
@@ -219,8 +220,8 @@ class SnapshotCopy:
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without `copy_data`, a table that is published again keeps the rows of its replica.
         if not self.subscription.copy_data and lake.records.exists(path):
-            # The position of the replica has to rise as it would by a copy. If it were below the LSN of the table's
-            # state, the replica would be taken for one that was put back to an earlier version.
+            # The position (LSN) that the replica's commits record has to rise as it would by a copy. If it were below
+            # the LSN of the table's state, the replica would be taken for one that was put back to an earlier version.
             lake.record_position(path, self.snapshot.lsn)
             return _WrittenReplica(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:

@@ -162,11 +162,12 @@ class Readiness:
     def complete_copies(self, states: Sequence[TableState]) -> CompletedCopies:
         """Record the states of tables after their copy, and begin their histories with the copied rows.
 
-        A slice has the changes from one position of the slot to another. A table may become ready only if no slice after
-        its LSN was transformed without the table. Otherwise the table is copied again. A process that has lost its lock
-        may be transforming such a slice at this moment. The fence below is a commit to `_transformed`. If the
-        process has committed the slice before the fence, it has left the table out, and the table is copied again. If
-        not, the process has to transform the slice again after the fence, and this time it includes the table.
+        A slice has the changes from one position of the slot to another, and is transformed if these were decoded and
+        filtered for the tables. A table may become ready only if no slice after its LSN was transformed without the
+        table. Otherwise the table is copied again. A process that has lost its lock may be transforming such a slice at
+        this moment. The fence below is a commit to `_transformed`. If the process has committed the slice before the
+        fence, it has left the table out, and the table is copied again. If not, the process has to transform the slice
+        again after the fence, and this time it includes the table.
         """
         if not states:
             return CompletedCopies()

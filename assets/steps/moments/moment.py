@@ -2,8 +2,8 @@
 
 A time stands for all transactions, in the order of the WAL, before the first transaction that has a later commit time.
 PostgreSQL's recovery with recovery_target_time stops at the same place (recoveryStopsBefore() in
-src/backend/access/transam/xlogrecovery.c). Commit times are in the change histories, so a time has to lie between two
-of their commits. Raises MomentError if it does not.
+src/backend/access/transam/xlogrecovery.c). Commit times are in the change histories (Delta tables with all changes of a
+table), so a time has to lie between two of their commits. Raises MomentError if it does not.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,8 @@ class Moment:
     """A moment: the LSN at which the replicas of a subscription are read.
 
     `complete_lsn` is an LSN up to which everything was read from the slot, as the caller has found out. The last slice
-    and the last cut may end before this LSN, if nothing has changed since then.
+    (changes between two positions of the slot) and the last cut (versions of all replicas at one LSN) may end before
+    this LSN, if nothing has changed since then.
     """
 
     lake: Lake

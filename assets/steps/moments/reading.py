@@ -1,6 +1,7 @@
 """The replicas of a subscription as they were at an LSN, as Delta tables: versions of the replicas, or clones.
 
-A slice is the changes from one position of the slot to another.
+A slice is the changes from one position of the slot to another. A cut is an LSN, with a version of each replica that
+has exactly the changes before this LSN.
 
 In: the base of each table (a version of its replica, and the slices of its change history with later changes), and a
     folder for clones
@@ -38,8 +39,8 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.private_folder import private_folder, remove_abandoned_folders
 
-#: The folder for clones in a lake on this machine. No folder of a stream has a dot in its name, so none of them
-#: has this name.
+#: The folder for clones in a lake on this machine. No folder of a slot stream (a slot with its subscriptions) has a dot
+#: in its name, so none of them has this name.
 _CLONES_FOLDER = f"{OWN_FOLDER}/.moments"
 
 

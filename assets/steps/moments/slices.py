@@ -32,8 +32,8 @@ from pgsieve.resources.lake.runners import to_arrow_schema, to_spark_schema
 class _SliceCopier:
     """Copies a part of a slice: the changes that committed before `moment_lsn`. It can be sent to executors.
 
-    It counts the changes while they pass (`tally`), and keeps the order keys of TRUNCATEs (`truncates`). In the copy,
-    the slice of the changes ends at `end_lsn`.
+    It counts the changes while they pass (`tally`), and keeps the order keys (commit LSN, ordinal) of TRUNCATEs
+    (`truncates`). In the copy, the slice of the changes ends at `end_lsn`.
     """
 
     end_lsn: int

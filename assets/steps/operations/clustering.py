@@ -4,6 +4,7 @@ A reader that looks for such values can skip the other files.
 
 In: the columns in a replica's layout, and its files
 Out: whether the replica has to be clustered now; and a record of its last clustering, in the state of the subscription
+     (the newest row of `_subscription`)
 """
 
 import json

@@ -81,7 +81,10 @@ class MaintainedTable:
 def maintain_slot_stream(
     slot_stream: SlotStream, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
-    """Maintain the change log and the records of a stream. `subscriptions` are all subscriptions of the stream."""
+    """Maintain the change log and the record tables (pgsieve's own) of a stream.
+
+    `subscriptions` are all subscriptions of the stream.
+    """
     with _open_maintainer(slot_stream, f"slot {slot_stream.slot}", lake, retention) as maintainer:
         change_log = ChangeLog(lake, slot_stream).path
         applied_lsn = min(
@@ -127,13 +130,13 @@ def maintain_subscription(
     log: Log,
     changed_tables: Collection[Name] | None = None,
 ) -> list[MaintainedTable]:
-    """Maintain the change histories, the replicas with their cuts, and the records of a subscription.
+    """Maintain the change histories, the replicas with their cuts, and the record tables of a subscription.
 
     With `changed_tables`, the histories and replicas of other tables are left out, because nothing was written to them.
     If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _open_maintainer(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
-        # Raises an error if the replicas are in folders of another template. The state is not used.
+        # Raises an error if the replicas are in other folders than `folders` in the layout says. The state is not used.
         SubscriptionRecord(lake, subscription.name).state_in_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).read_newest()
@@ -159,7 +162,7 @@ def maintain_subscription(
 
 @dataclass(frozen=True)
 class _SubscriptionTables:
-    """Maintains the Delta tables of a subscription: histories, records, replicas and cuts."""
+    """Maintains the Delta tables of a subscription: histories, record tables, replicas and cuts."""
 
     subscription: Subscription
     lake: Lake
@@ -168,7 +171,10 @@ class _SubscriptionTables:
     def maintain_histories(
         self, states: Mapping[Name, TableState], applied_lsn: int, retention: timedelta | None
     ) -> None:
-        """Delete expired changes from change histories. Compact and vacuum these and the tables of versions of rows."""
+        """Delete expired changes from change histories.
+
+        Compact and vacuum these and the tables of versions of rows (`history: scd2`).
+        """
         name, maintainer = self.subscription.name, self.maintainer
         paths = list(list_history_paths(self.lake.paths.change_history, name, states))
         end_by_path = {path: maintainer.find_expired_end(path, applied_lsn, retention) for path in paths}
@@ -263,7 +269,8 @@ class _SubscriptionTables:
         time = datetime.now(UTC)
         # If the time of the cut is in the future, its age is not known.
         is_recent = oldest_time <= cut.at <= time
-        # Versions are read before positions. If a run commits in between, the position shows it.
+        # Versions are read before positions (the LSNs up to which the replicas have all changes). If a run commits in
+        # between, the position shows it.
         version_by_table = {name: records.version(path) for name, path in path_by_table.items()}
         if any(
             (records.position(path) or 0) > cut.lsn

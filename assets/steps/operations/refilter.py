@@ -319,7 +319,8 @@ class Refilter:
     def _refuse_gap(self, lsn: int) -> None:
         """Raise PgsieveError if the table would not get all changes from the LSN on.
 
-        Either the slot does not have them, or slices after the LSN were already transformed without the table.
+        Either the slot does not have them, or changes after the LSN were already decoded and filtered without the
+        table.
         """
         slot_stream, name = self.subscription.slot_stream, self.subscription.name
         slot_begin = ChangeLog(self.lake, slot_stream).read_position()
@@ -378,7 +379,7 @@ def _make_arrow_schema(subscription: Subscription, replicated_table: ReplicatedT
 
 
 def _split_conjuncts(tree: Node) -> Iterator[Node]:
-    """Yields the conditions that are joined by AND at the top of a tree."""
+    """Yields the conditions that are joined by AND at the top of a filter's tree."""
     if isinstance(tree, Logical) and tree.connective == "AND":
         for operand in tree.operands:
             yield from _split_conjuncts(operand)

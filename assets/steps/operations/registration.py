@@ -1,6 +1,6 @@
 """Registers replicas in the catalog of the Spark session after their copy, and removes them there when they are dropped.
 
-In: a subscription, and a template for names
+In: a subscription, and a template for names such as `{subscription}.{schema}_{table}`
 Out: - external Delta tables in the catalog
      - the publisher's comments on tables and columns, in the Delta metadata of the replicas
 
