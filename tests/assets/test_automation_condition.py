@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import dagster as dg
+import pytest
 
 from pgsieve.assets.automation_condition import at_cut
 
@@ -21,22 +24,56 @@ VERSIONS = ["0/10"]
 def revenue() -> None: ...
 
 
-def test_an_asset_is_requested_once_at_each_new_cut() -> None:
-    defs = dg.Definitions([cut, revenue])
-    with dg.DagsterInstance.ephemeral() as dagster:
-        cursor = None
+DEFINITIONS = dg.Definitions([cut, revenue])
 
-        def requested() -> int:
-            nonlocal cursor
-            result = dg.evaluate_automation_conditions(defs, dagster, cursor=cursor)
-            cursor = result.cursor
-            return result.total_requested
 
-        assert requested() == 0, "the asset is requested without a cut"
-        for version, expected in (("0/10", 1), ("0/10", 0), ("0/20", 1), ("0/20", 0)):
-            VERSIONS.append(version)
-            assert dg.materialize([cut], instance=dagster).success
-            assert requested() == expected, version
-            if expected:
-                assert dg.materialize([cut, revenue], instance=dagster, selection=[revenue]).success
-            assert requested() == 0
+class Dagster:
+    """An instance of Dagster that evaluates the condition when the test says so."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._instance, self._cursor = instance, None
+
+    def tick(self) -> int:
+        """Evaluate the condition. Returns how often the asset is requested."""
+        result = dg.evaluate_automation_conditions(DEFINITIONS, self._instance, cursor=self._cursor)
+        self._cursor = result.cursor
+        return result.total_requested
+
+    def write_cut(self, version: str) -> None:
+        VERSIONS.append(version)
+        assert dg.materialize([cut], instance=self._instance).success
+
+    def run_asset(self) -> None:
+        assert dg.materialize([cut, revenue], instance=self._instance, selection=[revenue]).success
+
+
+@pytest.fixture
+def dagster() -> Iterator[Dagster]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Dagster(instance)
+
+
+def test_an_asset_is_requested_once_at_each_new_cut(dagster: Dagster) -> None:
+    assert dagster.tick() == 0, "the asset is requested without a cut"
+    for version, expected in (("0/10", 1), ("0/10", 0), ("0/20", 1), ("0/20", 0)):
+        dagster.write_cut(version)
+        assert dagster.tick() == expected, version
+        if expected:
+            dagster.run_asset()
+        assert dagster.tick() == 0
+
+
+def test_a_cut_during_a_run_of_the_asset_is_not_forgotten(dagster: Dagster) -> None:
+    """The cut arrives right after the request, or in the same tick as the end of the requested run."""
+    assert dagster.tick() == 0
+    dagster.write_cut("0/10")
+    assert dagster.tick() == 1
+    dagster.write_cut("0/20")  # before the tick that notices the request
+    dagster.run_asset()
+    assert dagster.tick() == 1, "the cut right after the request"
+    assert dagster.tick() == 0
+    dagster.write_cut("0/30")
+    dagster.run_asset()  # the run that "0/20" has requested
+    assert dagster.tick() == 1, "the cut with the end of the run"
+    dagster.run_asset()
+    assert [dagster.tick() for _ in range(3)] == [0, 0, 0]
