@@ -71,7 +71,7 @@ class Octets:
 
 
 def value_offsets(values: pa.Array) -> npt.NDArray[Any]:
-    """Return the n + 1 offsets of the n values of a binary or string array in its buffer; the array may be large."""
+    """Return the n + 1 offsets of the n values of a binary or string array in its buffer; offsets may have 64 bits."""
     is_large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
     buffer = values.buffers()[1]
     if buffer is None or not len(values):

@@ -1,4 +1,6 @@
-"""PostgreSQL's rules for changes as functions of Arrow batches. All runners call them, so all produce the same rows.
+"""PostgreSQL's rules for changes as functions of Arrow batches.
+
+This process, its threads and Spark all call these functions, so all produce the same rows.
 
 - `columns` defines the columns of a change.
 - `decode` turns messages into changes, and `transform` applies a subscription's row filters to them.

@@ -2,7 +2,8 @@
 
 A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new).
 
-- `commit_lsn` and `ordinal` order the changes of a slot. `number` orders the changes of a slice.
+- `commit_lsn` and `ordinal` order the changes of a slot. `number` orders the changes of a slice (the changes between
+  two positions of the slot).
 - `old` and `new` are structs of the relation's columns. `old` is NULL if the publisher sent no old tuple. `new` is NULL
   for a delete.
 - `unchanged` lists the columns of `new` that were not sent because their TOASTed value did not change.
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 #: The operations that change one row.
 ROW_OPERATIONS = ("insert", "update", "delete")
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
-#: The columns of a change log that `decode` reads.
+#: The columns of a change log (the table of a slot's messages) that `decode` reads.
 ENCODED_COLUMNS = (*CHANGE_COLUMNS[:4], "data")
 #: The columns with the row before a change and with the row after it.
 SIDES = ("old", "new")

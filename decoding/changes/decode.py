@@ -1,4 +1,4 @@
-"""Decodes messages into changes.
+"""Decodes pgoutput's messages into changes.
 
 In: Arrow batches of messages that all have one relation version (one description of the relation's columns). Out: Arrow
 batches of changes (`columns`). Raises ValueNotRepresentableError if the column's type in the replica cannot represent a

@@ -61,7 +61,7 @@ def compute_row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
 
 
 def digest_sides(changes: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Replace both sides of changes by the digests of these columns."""
+    """Replace the rows `old` and `new` of changes by their digests, computed from these columns."""
     arrays = {name: changes.column(name) for name in changes.schema.names}
     for side in SIDES:
         arrays[side] = _digest_side(arrays[side], columns)

@@ -183,7 +183,7 @@ class PresentKeys:
 
     - `numbers` has the number of each row's key.
     - `keys` has the keys as these rows store them. A change may have another value for an equal key: 0.0 equals -0.0.
-    - `is_living` is false for rows that have ended, and that the replica retains.
+    - `is_living` is false for rows that have ended (they were deleted), and that the replica retains.
     """
 
     numbers: Numbers

@@ -20,13 +20,13 @@ from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 class MergeSource:
     """What a MERGE does for each of `keys`. Each array has one element per key.
 
-    - `actions` is "delete", "update", "upsert", or "end" if the replica retains ended rows. The action end changes only
-      the metadata of a row.
+    - `actions` is "delete", "update", "upsert", or "end" if the replica retains ended rows (rows that were
+      deleted, but stay). The action end changes only the metadata of a row.
     - `last_changes` is, for each key, the change that has the new row.
     - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
       the column's value for each key, or to `NONE` if no change has it.
-    - `base_keys` is set if the row moved from another key, and lacks values that no change sent. Then it is the key of
-      the replica's row with these values. Otherwise it is `NONE`.
+    - `base_keys` is set if an UPDATE moved the row from another key, and the row lacks values that no change sent. Then
+      it is the key of the replica's row with these values. Otherwise it is `NONE`.
     - `retains_value_by_column` maps the same columns to the mask of the keys whose row in the replica keeps its present
       value.
     - `end_changes` is the change that ended a row that the replica retains.

@@ -1,7 +1,8 @@
 """Metadata columns: columns of a replica with data about each row, such as the LSN of its commit.
 
-In: the kinds of metadata that the user chose (`TYPE_OID_BY_KIND`), and changes of one relation version. Out: values of
-the metadata columns for the new rows of changes, and for deleted rows that the replica retains. Raises nothing.
+In: the kinds of metadata that the user chose (`TYPE_OID_BY_KIND`), and changes of one relation version (one description
+of the relation's columns). Out: values of the metadata columns for the new rows of changes, and for deleted rows that
+the replica retains. Raises nothing.
 
 A copied row has the LSN and the time of its snapshot (`copy_lsn`, `copy_time`), and no LSN and time of a commit. The
 first change of the row sets the LSN and the time of its commit, and clears those of the snapshot. The time at which a

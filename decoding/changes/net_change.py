@@ -109,8 +109,9 @@ class NetChange:
     - `last_changes` is the last change that has the row's values.
     - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
       the column's value, or to `NONE` if only the replica's row with the key `base_keys` has it.
-    - `end_changes` is the change that ended the row, if the replica retains ended rows, otherwise `NONE`. An ended row
-      keeps its last values. If the first change of a replica's row ended it, `last_changes` is `NONE`.
+    - `end_changes` is the change that ended the row, if the replica retains ended rows (rows that were deleted, but
+      stay), otherwise `NONE`. An ended row keeps its last values. If the first change of a replica's row ended it,
+      `last_changes` is `NONE`.
 
     A key that is neither upserted nor updated has no row after the changes.
     """

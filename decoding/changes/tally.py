@@ -1,4 +1,4 @@
-"""Counts of changes: Arrow batches of changes in, numbers out. Raises nothing."""
+"""Counts of changes: Arrow batches of changes in, tallies (counts by name) out. Raises nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Transforms messages into the changes that a subscription receives, and applies row filters as pgoutput does.
 
-In: batches of stored messages (`ENCODED_COLUMNS`), all of one relation version (one description of the relation's
+In: batches of pgoutput's messages (`ENCODED_COLUMNS`), all of one relation version (one description of the relation's
 columns). Out: batches of changes in the replica's columns, and counts of changes by their operation before and after
 row filters.
 
@@ -47,8 +47,8 @@ _Codes: TypeAlias = npt.NDArray[np.int32]
 Filters: TypeAlias = Mapping[str, Sequence[RowFilter] | None]
 #: Maps insert, update and delete to the function that evaluates their filters on a batch of rows, or to None.
 _Conditions: TypeAlias = Mapping[str, VerdictFunction | None]
-#: A function that returns the filter columns of a batch of messages. If it does not have them yet, it calls its second
-#: argument, which decodes them.
+#: A function that returns the filter columns (the columns that row filters read) of a batch of messages. If it does not
+#: have them yet, it calls its second argument, which decodes them.
 FilterColumnCache: TypeAlias = Callable[[FilterColumns, Callable[[], pa.RecordBatch]], pa.RecordBatch]
 
 _OPERATIONS = pa.array(ROW_OPERATIONS)
@@ -100,7 +100,7 @@ class Transformation:
     def transform(
         self, messages: Iterable[EncodedMessages], counts: Counter[ChangeKind]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the changes that the subscription receives, in the columns of `schema` except the slice.
+        """Yield the changes that the subscription receives, in the columns of `schema` except `slice`.
 
         Adds all changes to `counts`. An UPDATE that becomes an INSERT or DELETE is sent even if `operations` has no
         INSERT or DELETE. If the filters reject a change, only its filter columns are decoded.
@@ -224,7 +224,7 @@ def _mask_matches(
 def _select_sent_changes(
     changes: pa.RecordBatch, sent_codes: _Codes, schema: pa.Schema, metadata: MetadataColumns
 ) -> pa.RecordBatch:
-    """Return the changes that are sent, in the columns of `schema` except the slice."""
+    """Return the changes that are sent, in the columns of `schema` except `slice`."""
     original_operations = changes.column("operation")
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
     columns["operation"] = _OPERATIONS.take(pa.array(sent_codes, mask=sent_codes == NOT_SENT))
@@ -276,7 +276,7 @@ def _project(
 def truncate_changes(
     truncates: Sequence[tuple[int, int, datetime | None]], schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Return TRUNCATEs as changes without the slice; `truncates` has their commit LSNs, ordinals and commit times."""
+    """Return TRUNCATEs as changes without `slice`; `truncates` has their commit LSNs, ordinals and commit times."""
     rows = [
         {"commit_lsn": lsn, "ordinal": ordinal, "commit_time": time, "operation": "truncate"}
         for lsn, ordinal, time in truncates
@@ -285,6 +285,6 @@ def truncate_changes(
 
 
 def add_slice(changes: pa.RecordBatch, slice_end: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Add the end LSN of the slice as the first column of changes."""
+    """Add the end LSN of the slice (the changes between two positions of the slot) as the first column of changes."""
     slice_ends = pa.array(np.full(changes.num_rows, slice_end, np.int64))
     return pa.RecordBatch.from_arrays([slice_ends, *changes.columns], schema=schema)

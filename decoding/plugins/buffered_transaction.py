@@ -1,7 +1,8 @@
 """Buffers a transaction in memory until it commits or is prepared.
 
 In: the messages of the transaction's changes. Each comes with its relations as they were last described before the
-change. Out: the changes that were not aborted, in order. Raises the errors of `decode`.
+change. Out: the changes that were not aborted, in order. Raises the errors of
+`pgsieve.decoding.protocol.messages.decode`.
 
 For output plugins without streaming or two-phase commit, the class does what the server's reorder buffer does
 (src/backend/replication/logical/reorderbuffer.c).

@@ -1,11 +1,12 @@
 """Drives an output plugin with pgoutput's messages: calls the plugin's callbacks and collects their output.
 
-In: the bytes of the messages of one session in order, of any protocol version, from a slot or from the change log.
+In: the bytes of the messages of one session in order, of any protocol version, from a slot, or from the lake's
+table of a slot's messages (the change log).
 Out: the output of the callbacks that `pgsieve.decoding.plugins.interface` lists. The driver calls them like this:
 
 - The callback for a change gets the change's relations as they were last described.
-- If the plugin streams, it gets a streamed transaction in blocks. Otherwise the driver buffers the transaction
-  until its end, and leaves out the changes of aborted subtransactions.
+- If the plugin streams, it gets a streamed transaction in blocks (Stream Start to Stream Stop). Otherwise
+  the driver buffers the transaction until its end, and leaves out the changes of aborted subtransactions.
 - If the plugin has two-phase callbacks and filter_prepare returns false, the plugin gets a prepared transaction at
   PREPARE. Otherwise it gets the transaction at COMMIT PREPARED like any other transaction, and at ROLLBACK PREPARED
   the driver drops the transaction.

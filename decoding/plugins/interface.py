@@ -3,7 +3,7 @@
 An output plugin is a function without arguments that returns its `OutputPluginCallbacks`. This dataclass
 corresponds to the struct that _PG_output_plugin_init fills, with None for NULL. Each callback gets the
 `DecodingContext` and writes its output to it. Most callbacks also get the `Transaction`.
-`pgsieve.decoding.plugins.driver` calls the callbacks in this order:
+`pgsieve.decoding.plugins.driver` reads pgoutput's messages, and calls the callbacks in this order:
 
 - startup, once at the beginning; shutdown, once at the end
 - for a transaction: begin, (change | truncate | message)*, commit

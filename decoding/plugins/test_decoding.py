@@ -6,11 +6,12 @@ options and for values that are not booleans. Raises OutputTypeError for values 
 server can print these. Source: contrib/test_decoding/test_decoding.c.
 
 For the same WAL, the lines equal those of the server's plugin, with the exceptions below. Most exceptions have one
-reason: pgoutput sends only what the publications publish, and the server's plugin ignores publications.
+reason: this plugin gets its changes from pgoutput, which sends only what the publications publish. The server's plugin
+ignores publications.
 
 - A transaction without a published change is missing. The server prints BEGIN and COMMIT for it, unless
   skip-empty-xacts is on.
-- Messages are missing if the slot was read without `messages`.
+- Messages of pg_logical_emit_message() are missing if the slot was read without pgoutput's option `messages`.
 - Tables, operations, rows and columns that are not published are missing, such as materialized views and
   generated columns. Updates and deletes of tables without a replica identity are missing, because such a table
   refuses them while they are published.
@@ -26,9 +27,9 @@ reason: pgoutput sends only what the publications publish, and the server's plug
   it notices.
 - Times are in UTC. The server prints them in the time zone of TimeZone.
 
-The text is that of a server of the driver's `server_version`. Before PostgreSQL 17, messages do not count as
-changes for skip-empty-xacts. So they print neither BEGIN nor the opening of a block. Names that are key words are in
-quotes, and each version of PostgreSQL has more key words.
+The text is that of a server of the version `server_version`, which the caller chooses (`PluginDriver`). Before
+PostgreSQL 17, messages do not count as changes for skip-empty-xacts. So they print neither BEGIN nor the opening of a
+block. Names that are key words are in quotes, and each version of PostgreSQL has more key words.
 """
 
 from __future__ import annotations

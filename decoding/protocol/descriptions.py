@@ -3,10 +3,10 @@
 In: the messages of one session. Out: these messages, and the inserted descriptions.
 
 A description is a Relation message with the Type messages of its columns. A publisher describes a relation once
-per session. But pgsieve divides a session into slices, and each slice is read without the earlier slices. pgsieve
-also moves the messages of streamed and prepared transactions to the position of their commit. So the last description
-before a change may be missing or outdated. In that case `RelationDescriptions` inserts the valid description before
-the change. Raises ProtocolError.
+per session. But pgsieve divides the messages of a session into slices, and each slice is read without the earlier
+slices. pgsieve also moves the messages of streamed and prepared transactions to the position of their commit. So the
+last description before a change may be missing or outdated. In that case `RelationDescriptions` inserts the valid
+description before the change. Raises ProtocolError.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol.
 """

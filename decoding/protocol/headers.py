@@ -5,7 +5,7 @@ In: batches of raw messages. Out: columns with which to order and group these me
 The scan reads only the type byte, the relation and the transaction of each message, for all messages of a batch at
 once. `pgsieve.decoding.protocol.tuples` decodes the rows later. Raises ProtocolError for messages outside
 transactions, except logical decoding messages that are not transactional. Also raises it for messages of streamed and
-prepared transactions, which `transactions` must assemble first.
+prepared transactions, which the module `transactions` must assemble first.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol, Logical Replication Message Formats.
 """

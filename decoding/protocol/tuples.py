@@ -38,7 +38,7 @@ _INSERT, _UPDATE, _DELETE = b"IUD"
 _OLD_KEY, _OLD_ROW, _NEW = b"KON"
 _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
-_HEADER_BYTES = 8  # Type byte, relation, mark of the first tuple, number of columns.
+_HEADER_BYTES = 8  # Type byte, relation, mark of the first tuple (K, O or N), number of columns.
 _TUPLE_HEADER_BYTES = 3  # Mark, number of columns.
 _ROWS_PER_WALK = 8192  # The tuples of this number of rows fit in the processor's cache.
 

@@ -220,8 +220,8 @@ def find_column_sources(
     """Return the source of each present column, for the rows that the replica already has.
 
     `former_columns` and `present_columns` map the names of the published columns to their Spark types.
-    `has_column_list` says that a publication has a column list. In that case the stream may lack the values of an
-    added column. Raises SchemaChangedError if the replica cannot be altered in place.
+    `has_column_list` says that a publication has a column list. In that case the slot's messages may lack the values of
+    an added column. Raises SchemaChangedError if the replica cannot be altered in place.
     """
     refuse_ambiguity(former, present)
     return tuple(

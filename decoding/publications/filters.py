@@ -65,7 +65,7 @@ def parse_table_filter(
     return row_filter
 
 
-@lru_cache(maxsize=4096)  # A continuous run calls this often with the same filters.
+@lru_cache(maxsize=4096)  # `pgsieve run --follow` calls this often with the same filters.
 def find_needed_case_mappings(table: Table, text: str) -> Mapping[str, bool]:
     """The collations under which a row filter changes or ignores the case of letters.
 

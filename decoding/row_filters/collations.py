@@ -1,6 +1,7 @@
 """Finds the collation of expressions over strings, and refuses collations under which pgsieve cannot compare.
 
-In: nodes. Out: the name of the collation that PostgreSQL would use for these nodes, and its case mapping.
+In: nodes of a row filter's tree. Out: the name of the collation that PostgreSQL would use for these nodes, and its case
+mapping (the letters that lower, upper and initcap change).
 
 pgsieve compares strings by their bytes. Raises RefusedError for a collation under which a comparison by PostgreSQL can
 have another result than a comparison of bytes (PostgreSQL documentation, Collation Support; parse_collate.c).

@@ -1,4 +1,4 @@
-"""Makes the nodes of function calls in a row filter, and of operators that become several nodes.
+"""Makes the nodes of function calls in a row filter's tree, and of operators that become several nodes.
 
 In: the nodes of the operands. Out: the node of the call. Raises RefusedError for operations without an exact
 counterpart in pgsieve.

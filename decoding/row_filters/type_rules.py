@@ -1,8 +1,8 @@
 """Type rules of PostgreSQL's operators, for the types that a row filter may compare.
 
-In: nodes. Out: nodes with the implicit casts that PostgreSQL's parser adds (PostgreSQL documentation, Type
-Conversion; parse_oper.c, parse_coerce.c). Raises RefusedError if PostgreSQL has no operator for these types, or if
-pgsieve cannot evaluate the operator exactly.
+In: nodes of a row filter's tree. Out: nodes with the implicit casts that PostgreSQL's parser adds (PostgreSQL
+documentation, Type Conversion; parse_oper.c, parse_coerce.c). Raises RefusedError if PostgreSQL has no operator for
+these types, or if pgsieve cannot evaluate the operator exactly.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def find_array_type(element_oid: int) -> int:
 
 
 def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
-    """Return the digits of a numeric(p,s) column, or of the elements of a numeric(p,s)[] column.
+    """Return the digits (precision and scale) of a numeric(p,s) column, or of the elements of a numeric(p,s)[] column.
 
     Returns None for other types, and if pgsieve stores the numbers as text. That is so for a numeric without a
     precision, and for one whose digits do not fit into a decimal type.

@@ -1,8 +1,8 @@
 """PostgreSQL's functions of arrays of one dimension, for row filters.
 
-In: lists, with None for NULL. Functions that compare elements take the ranks of the elements instead of the elements
-(`values.rank_function`). Out: the value that PostgreSQL's function returns (arrayfuncs.c, array_userfuncs.c). Raises
-nothing.
+In: lists, with None for NULL. Functions that compare elements take ranks instead of the elements: objects that order
+as the elements do in PostgreSQL (`values.rank_function`). Out: the value that PostgreSQL's function returns
+(arrayfuncs.c, array_userfuncs.c). Raises nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evaluates row filters on Arrow batches as PostgreSQL does.
 
 In: a tree of `pgsieve.decoding.row_filters.nodes`, and batches of rows. The columns of a batch have the Arrow types of
-`pgsieve.decoding.values.types`, without a user's overrides.
+`pgsieve.decoding.values.types`, even if the user chose other types for the replica.
 
 Out: the filter's value for each row, here called the verdict: true, false or NULL. Only a row with the verdict true
 matches.
