@@ -31,6 +31,8 @@ _LOGGER = logging.getLogger(__name__)
 
 _ENTRY = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
+#: The beginning of the name of a checkpoint of any format. `_CHECKPOINT` matches only those that are Parquet files.
+_ANY_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.")
 _LAST_CHECKPOINT = "_last_checkpoint"
 #: The bytes with which a Parquet file begins and ends, and the size of the smallest possible Parquet file.
 _MAGIC, _MIN_PARQUET_BYTES = b"PAR1", 12
@@ -114,16 +116,16 @@ def _list_entry_paths(log_folder: Path) -> dict[int, Path]:
 def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
     """The first version since `since_ns` that is incomplete, or comes after a missing version.
 
-    None if there is no such version.
+    None if there is no such version. A version does not count as missing if a checkpoint makes its entry unnecessary.
     """
+    log_folder = table / "_delta_log"
+    all_versions, covered_version = _list_entry_paths(log_folder), _find_newest_checkpoint(log_folder)
     entry_path_by_version = {
-        version: path
-        for version, path in sorted(_list_entry_paths(table / "_delta_log").items())
-        if _is_written_since(path, since_ns)
+        version: path for version, path in sorted(all_versions.items()) if _is_written_since(path, since_ns)
     }
     changes_by_version = dict[int, _FileChanges]()
     for version, path in entry_path_by_version.items():
-        if changes_by_version and version - 1 not in changes_by_version:
+        if version - 1 > covered_version and version - 1 not in all_versions:
             break
         if find_defect(content := _read_from_disk(path)) is not None:
             break
@@ -137,6 +139,12 @@ def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
             if version < incomplete_version
         }
     return next((version for version in entry_path_by_version if version not in changes_by_version), None)
+
+
+def _find_newest_checkpoint(log_folder: Path) -> int:
+    """The version of the newest checkpoint; -1 if there is none. Readers need no entry up to this version."""
+    matches = (_ANY_CHECKPOINT.match(path.name) for path in log_folder.iterdir())
+    return max((int(match[1]) for match in matches if match), default=-1)
 
 
 def _parse_changes(content: bytes) -> _FileChanges:

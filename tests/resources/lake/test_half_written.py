@@ -64,6 +64,7 @@ LEFT: dict[str, tuple[Break, int | None]] = {
     "half an entry": (lambda t: entry(t, 3).write_bytes(entry(t, 3).read_bytes()[:300]), 2),
     "an empty entry before a whole one": (lambda t: empty(entry(t, 2)), 1),
     "an entry less": (lambda t: entry(t, 2).unlink(), 1),
+    "the first entry less": (lambda t: entry(t, 0).unlink(), None),
     "an empty file": (lambda t: empty(parquet_of(t, 3)), 2),
     "a file of zeros": (lambda t: zero(parquet_of(t, 2)), 1),
     "no file": (lambda t: parquet_of(t, 3).unlink(), 2),
@@ -102,6 +103,32 @@ def test_older_or_removed_files_are_left_alone(tmp_path: Path) -> None:
     DeltaTable(str(table)).vacuum(0, dry_run=False, enforce_retention_duration=False)
     roll_back_tables(tmp_path, 0)
     assert DeltaRsRecords().count_rows(str(table)) == 4
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_gap_after_the_last_older_version_is_found(tmp_path: Path, has_checkpoint: bool) -> None:
+    """A checkpoint at the lost version, or after it, replaces its entry."""
+    table = tmp_path / "sub" / "t"
+    for position in range(1, 5):
+        DeltaRsRecords().append(str(table), rows(position), position)
+    for version in (0, 1):
+        os.utime(entry(table, version), (0, 0))
+    if has_checkpoint:
+        DeltaTable(str(table)).create_checkpoint()
+        entry(table, 0).unlink()
+    entry(table, 2).unlink()
+    roll_back_tables(tmp_path, 10**10)
+    assert entry(table, 3).exists() == has_checkpoint
+    assert DeltaRsRecords(Store(), Tables(Store())).position(str(table)) == (4 if has_checkpoint else 2)
+
+
+def test_an_entry_whose_predecessor_has_an_older_time_stays(tmp_path: Path) -> None:
+    table = tmp_path / "sub" / "t"
+    for position in range(1, 5):
+        DeltaRsRecords().append(str(table), rows(position), position)
+    os.utime(entry(table, 2), (0, 0))
+    roll_back_tables(tmp_path, 10**10)
+    assert DeltaRsRecords(Store(), Tables(Store())).position(str(table)) == 4
 
 
 def test_an_incomplete_checkpoint_and_its_pointer_are_removed(tmp_path: Path) -> None:
