@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from dagster import get_dagster_logger
 
@@ -155,9 +156,11 @@ def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
     path = get_published_path(config)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary_path = path.with_suffix(".new")
-        temporary_path.write_text(published.to_json(), encoding="utf-8")
-        temporary_path.replace(path)
+        # Several processes may do this at the same time, so each has a temporary file of its own.
+        with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            temporary_path = Path(folder) / path.name
+            temporary_path.write_text(published.to_json(), encoding="utf-8")
+            temporary_path.replace(path)
     except OSError as error:
         errors.append(
             PgsieveError(

@@ -51,6 +51,23 @@ def test_a_silent_source_keeps_its_part_and_a_removed_one_does_not(tmp_path: Pat
     assert find_recorded_tables(build_project(config), read) == {"sales": {}}
 
 
+def test_processes_that_write_the_file_at_the_same_time_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
+    replace_file, errors_of_other = Path.replace, list[str]()
+
+    def replace_after_other(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace_file)
+        errors_of_other.extend(error.message for error in refresh_published(config, build_project(config)))
+        return replace_file(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace_after_other)
+    errors = [error.message for error in refresh_published(config, build_project(config))]
+    assert [len(errors), len(errors_of_other)] == [1, 1], (errors, errors_of_other)
+    assert list(get_published_path(config).parent.glob("*published*")) == [get_published_path(config)]
+
+
 def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
     (tmp_path / ".pgsieve").write_text("a file")
