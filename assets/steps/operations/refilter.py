@@ -21,7 +21,13 @@ from pgsieve.assets.steps.checks.conformity import parse_filters
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import format_ddl
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.table_states import (
+    REFILTER_REASON,
+    Name,
+    SyncState,
+    TableState,
+    TableStates,
+)
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Definition, History, Subscription
 from pgsieve.decoding.changes.metadata_columns import keep_living_rows
@@ -31,6 +37,7 @@ from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, Replicate
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.nodes import Logical, Node
 from pgsieve.resources.lake.delta.errors import OvertakenError
+from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.rewriting import RowChange
 
@@ -264,39 +271,82 @@ class Refilter:
         return trees
 
     def _make_replica(self, name: Name, usable_replica: _UsableReplica) -> int:
-        """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table."""
-        lake, target_name = self.lake, self.subscription.name
-        lsn = find_applied_lsn(lake, usable_replica.source)
-        states, record = TableStates(lake, target_name), TransformedSlices(lake, target_name)
+        """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table.
+
+        Raises OvertakenError if another process has transformed changes meanwhile, or has marked the table of the source
+        or of the target as to be copied. A process that reads the slot does so if the server cannot send a transaction.
+        """
+        lake, source = self.lake, usable_replica.source
+        states, record = (
+            TableStates(lake, self.subscription.name),
+            TransformedSlices(lake, self.subscription.name),
+        )
+        # The state and the versions are read before the LSN, so that whatever is written in between is noticed.
+        former_state = (
+            usable_replica.state
+            if source.name == self.subscription.name
+            else states.read_newest().get(name, TableState(*name, SyncState.INITIALIZE))
+        )
+        source_head, target_head = (
+            lake.records.head(lake.paths.replica(subscription_name, *name))
+            for subscription_name in (source.name, self.subscription.name)
+        )
+        lsn = find_applied_lsn(lake, source)
         self._refuse_gap(lsn)
-        former_state = states.read_newest().get(name)
-        replicated_table, wanted_definition = (
-            usable_replica.replicated_table,
-            usable_replica.wanted_definition,
+        definition = usable_replica.wanted_definition
+        history = former_state.definition.history if former_state.definition else History()
+        new_definition = replace(definition, history=history.with_columns(definition.columns), unaltered=True)
+        unfinished_state = TableState(
+            *name, SyncState.INITIALIZE, lsn, reason=REFILTER_REASON, version=former_state.version
         )
-        history = former_state.definition.history if former_state and former_state.definition else History()
-        new_definition = replace(
-            wanted_definition, history=history.with_columns(wanted_definition.columns), unaltered=True
-        )
-        target_path, source_path = (
-            lake.paths.replica(subscription_name, *name)
-            for subscription_name in (target_name, usable_replica.source.name)
-        )
-        source_head = lake.records.head(source_path)
-        target_head = source_head if target_path == source_path else lake.records.head(target_path)
-        unfinished_reason = "filtering it again did not end; the next run copies it"
-        states.append([TableState(*name, SyncState.INITIALIZE, reason=unfinished_reason)])
+        if states.append_unless_changed([unfinished_state]):
+            raise OvertakenError(states.path)
         lake.access.make_durable()
         record.fence()
+        path = self._write_rows(usable_replica, new_definition, lsn, source_head, target_head)
+        if source.name != self.subscription.name:
+            source_states = TableStates(lake, source.name)
+            if name in source_states.read_since(usable_replica.state.version):
+                raise OvertakenError(source_states.path)
+        if states.append_unless_changed(
+            [TableState(*name, SyncState.READY, lsn, new_definition)],
+            lambda: [
+                changed_name
+                for changed_name, state in states.read_since(former_state.version).items()
+                if not (state.is_being_altered and state.lsn == lsn)
+            ],
+        ):
+            raise OvertakenError(states.path)
+        if record.fence() > lsn:
+            states.append([TableState(*name, SyncState.INITIALIZE, reason=REFILTER_REASON)])
+            raise OvertakenError(record.path)
+        return lake.count_rows(path)
+
+    def _write_rows(
+        self,
+        usable_replica: _UsableReplica,
+        new_definition: Definition,
+        lsn: int,
+        source_head: TableHead,
+        target_head: TableHead,
+    ) -> str:
+        """Write the wanted rows of a usable replica into the new replica, at an LSN. Returns the path of the new replica.
+
+        `source_head` and `target_head` are the versions of both replicas from before the LSN was found.
+        """
+        lake, source = self.lake, usable_replica.source
+        target_path, source_path = (
+            lake.paths.replica(subscription_name, *usable_replica.state.name)
+            for subscription_name in (self.subscription.name, source.name)
+        )
         source_definition = usable_replica.state.definition or new_definition
-        source_table = _select_columns(usable_replica.source, replicated_table, source_definition)
+        source_table = _select_columns(source, usable_replica.replicated_table, source_definition)
+        target_table = _select_columns(self.subscription, usable_replica.replicated_table, new_definition)
         selection = _WantedRows(
             usable_replica.filters,
             source_table.columns,
-            _make_arrow_schema(usable_replica.source, source_table),
-            _make_arrow_schema(
-                self.subscription, _select_columns(self.subscription, replicated_table, new_definition)
-            ),
+            _make_arrow_schema(source, source_table),
+            _make_arrow_schema(self.subscription, target_table),
             source_definition.deleted_column,
         )
         lake.rewrite(
@@ -310,11 +360,7 @@ class Refilter:
         )
         if target_path != source_path and lake.records.head(source_path) != source_head:
             raise OvertakenError(source_path)
-        states.append([TableState(*name, SyncState.READY, lsn, new_definition)])
-        if record.fence() > lsn:
-            states.append([TableState(*name, SyncState.INITIALIZE, reason=unfinished_reason)])
-            raise OvertakenError(record.path)
-        return lake.count_rows(target_path)
+        return target_path
 
     def _refuse_gap(self, lsn: int) -> None:
         """Raise PgsieveError if the table would not get all changes from the LSN on.

@@ -64,6 +64,9 @@ _MEANING = {
     SyncState.REMOVED: "not replicated any more",
 }
 
+#: The reason in the state of a table while `pgsieve refilter` makes it.
+REFILTER_REASON = "filtering it again did not end; the next run copies it"
+
 Name = tuple[str, str]
 
 TABLE_STATES = pa.schema(
@@ -119,8 +122,8 @@ class TableState:
 
     @property
     def is_being_altered(self) -> bool:
-        """True while the columns of the replica are changed in place. After that the table is ready again, without a copy."""
-        return self.state == SyncState.INITIALIZE and self.reason is None and self.lsn > 0
+        """True while the replica's columns are changed, or it is filtered again. Then it becomes ready without a copy."""
+        return self.state == SyncState.INITIALIZE and self.reason in {None, REFILTER_REASON} and self.lsn > 0
 
     @property
     def needs_all_changes(self) -> bool:

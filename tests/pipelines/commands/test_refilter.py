@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
+from pgsieve.assets.steps.slot_consumption.slot import forget_copies
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
@@ -138,6 +140,31 @@ def views(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Views]:
         finally:
             drop_slots(database)
             database.execute(f"drop owned by {name} cascade; drop role {name}")
+
+
+@pytest.mark.parametrize("marked", ["all", "emea"])
+def test_a_table_that_another_process_marks_meanwhile_is_copied(
+    views: Views, marked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that replaces the slot says so, and one that reads it, if the server cannot send a transaction."""
+    views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
+    lake, rewrite = build_project(load_config(views.path)).lake.open(), Lake.rewrite
+
+    def rewrite_after_other(*arguments: Any, **named: Any) -> Any:
+        forget_copies(lake, [marked])
+        return rewrite(*arguments, **named)
+
+    monkeypatch.setattr(Lake, "rewrite", rewrite_after_other)
+    command = ["-c", str(views.path), "refilter", "emea"]
+    done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
+    assert (done.exit_code, "another process wrote to it meanwhile" in done.stderr) == (2, True), done.stderr
+    monkeypatch.undo()
+    state = TableStates(lake, "emea").read_newest()["public", "orders"]
+    assert state.state == SyncState.INITIALIZE, state
+    views.database.execute("grant select on orders, notes to public")
+    views.run("all")
+    views.run("emea")
+    assert views.rows("emea") == views.published("region = 'EMEA'")
 
 
 def test_later_filtered_subscriptions_need_no_row_of_the_publisher(views: Views) -> None:
