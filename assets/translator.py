@@ -34,7 +34,8 @@ class AssetKind(StrEnum):
     CHANGE_LOG = "change_log"
     TABLE_CHANGES = "table_changes"
     REPLICA = "replica"
-    #: A cut of a subscription: one version of each of its replicas. Together these versions equal the publisher at one LSN.
+    #: A cut of a subscription: one version of each of its replicas (the copies of its tables). Together these versions
+    #: equal the publisher at one LSN.
     CUT = "cut"
     CHANGE_LOG_MAINTENANCE = "change_log_maintenance"
     MAINTENANCE = "maintenance"

@@ -1,8 +1,9 @@
 """Subscriptions, the streams that they read, and the definitions of their replicas.
 
-A slot stream is a replication slot with its change log. With `row_filter: pipeline`, all subscriptions of a source
-share one stream. With `row_filter: publisher`, each subscription has a stream of its own. `pipelines` makes streams and
-subscriptions from the configuration, and the steps use them.
+A replica is the copy of a table in the lake. A slot stream is a replication slot with its change log, the Delta table
+with the slot's messages. With `row_filter: pipeline`, all subscriptions of a source share one stream. With
+`row_filter: publisher`, each subscription has a stream of its own. `pipelines` makes streams and subscriptions from the
+configuration, and the steps use them.
 """
 
 import json
@@ -303,7 +304,10 @@ def _tree(table: Table) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class FormerLayout:
-    """A former layout of a replica, and the column numbers of its key. Changes that commit before `until` may have it."""
+    """A former layout of a replica (see `Definition`), and the column numbers of its key.
+
+    Changes that commit before `until` may have it.
+    """
 
     layout: Layout
     key: frozenset[int]
@@ -360,6 +364,8 @@ class PublicationRecord:
 @dataclass(frozen=True)
 class Definition:
     """The columns of a replica with their Spark types, its key, and the layout of the table.
+
+    The layout is the catalog's facts about each column, and about the table's type and files.
 
     - `listed`: true if a publication has a column list for the table
     - `former`: the layout before the last change of the definition, as long as changes with that layout may arrive
@@ -470,7 +476,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         raise SchemaChangedError("deleted rows are no longer kept")
     if present.soft_delete_columns and former.key_numbers != present.key_numbers:
         raise SchemaChangedError("its key changed, and rows that were deleted may share the new one")
-    # A mark that the replica did not have so far, for example for deleted rows, is false in all of its rows.
+    # A column that marks rows, for example deleted ones, is false in all rows if the replica did not have it so far.
     not_deleted = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAG_KINDS), "f")
     metadata = (
         ColumnSource(name, source, None if source else not_deleted.get(kind))

@@ -23,7 +23,9 @@ def format_struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
 
 
 def format_changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
-    """The schema of a table's transformed changes in Spark's DDL. `columns` are the columns of the replica.
+    """The schema of a table's transformed (decoded and filtered) changes in Spark's DDL.
+
+    `columns` are the columns of the replica.
 
     `changes_schema` is the same schema for Arrow.
     """

@@ -1,8 +1,8 @@
 """The cuts of a subscription, and reads of replicas at a cut.
 
 A cut is an LSN, and for each replica of the subscription the Delta version that contains exactly what was committed
-before this LSN. A cut is recorded after a batch of changes, if all replicas have the batch. Cuts are rows of the Delta
-table `_cuts`. `read_at_cut` is a function for users.
+before this LSN. A cut is recorded after a batch (changes that are applied together), if all replicas have the batch.
+Cuts are rows of the Delta table `_cuts`. `read_at_cut` is a function for users.
 """
 
 import re
@@ -43,10 +43,11 @@ class Cut:
     """An LSN, and for each replica the Delta version that contains exactly what was committed before this LSN (`tables`).
 
     - `at`: the time at which the cut was recorded
-    - `states`: the version of the table states from which the cut was made; None in cuts of earlier versions of pgsieve
-    - `entries`: the sizes in bytes of the Delta log entries of `tables`, if they are known. A table was put back and
-      written again if the entry of the same version has another size.
-    - `histories`: positions that the change histories had reached
+    - `states`: the version of the table states (`_table_states`) from which the cut was made; None in cuts of earlier
+      versions of pgsieve
+    - `entries`: the sizes in bytes of the Delta log entries of `tables`, if they are known. A table was put back to an
+      earlier version and written again if the entry of the same version has another size.
+    - `histories`: the LSNs that the change histories (the Delta tables with all changes of a table) had reached
     - `records`: maps the identifiers of pgsieve's record tables to their Delta versions
     - `versioned`: the positions of those tables of versions of rows (`history: scd2`) that have no gap up to the cut
     - `scd2`: the Delta versions of the tables of versions of rows, except those that were put back

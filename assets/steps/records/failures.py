@@ -3,7 +3,7 @@
 A table that is set aside gets no more changes until it is copied again.
 
 In: - the error of a step
-    - a function that tries the transformation up to a transaction
+    - a function that tries the transformation (the decoding and filtering of changes) up to a transaction
 Out: the kind of the error; or a reason for the table's state, which contains no values of rows
 
 The reason names the commit LSN of the transaction that fails, as PostgreSQL's apply worker does

@@ -34,9 +34,9 @@ def list_slot_stream_records(lake: Lake, slot_stream: SlotStream) -> list[str]:
 
 
 def list_subscription_records(lake: Lake, name: str) -> list[str]:
-    """The paths of the record tables of a subscription whose versions are in a cut, except its table states.
+    """The paths of the record tables of a subscription whose versions are in a cut, except `_table_states`.
 
-    The version of the table states is in a column of its own in the cut.
+    The version of `_table_states` is in a column of its own in the cut.
     """
     return [table(lake, name).path for table in (TransformedSlices, SubscriptionRecord)]
 

@@ -49,7 +49,10 @@ class PreparedTransactions:
         return self.lake.records.position(self.path)
 
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
-        """Give the transactions in the table to the assembler, which waits for their second phase; returns them."""
+        """Give the transactions in the table to the assembler of a session's transactions; returns them.
+
+        The assembler waits for their second phase.
+        """
         delta_rs = self._local_records()
         with self.lake.access.translate_errors(self.path):
             if not delta_rs.exists(self.path):

@@ -36,7 +36,7 @@ SUBSCRIPTION = pa.schema(
 
 
 class FoldersChangedError(PgsieveError):
-    """The replicas are in folders of another template than that in pgsieve.yaml."""
+    """The replicas are in folders of another template (the setting `folders`) than that in pgsieve.yaml."""
 
 
 class SubscriptionDisabledError(PgsieveError):
@@ -83,8 +83,8 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
 class SubscriptionRecord:
     """The table `_subscription` of one subscription.
 
-    A step writes it when an error disables the subscription. The copy, the apply, maintenance, and the commands `skip`,
-    `enable`, `drop` and `resync` write it, too.
+    A step writes it when an error disables the subscription. The steps that copy tables and apply changes, maintenance,
+    and the commands `skip`, `enable`, `drop` and `resync` write it, too.
     """
 
     lake: Lake

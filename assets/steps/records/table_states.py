@@ -1,9 +1,9 @@
 """The sync states of a subscription's tables. They are like the rows of PostgreSQL's catalog pg_subscription_rel.
 
-A slice is the changes from one position of the slot to another. The states are rows of the Delta table `_table_states`.
-For each table, the row with the newest Delta version counts. The time in a row does not decide, because the clocks of
-several hosts may differ. `SyncState` says which step writes which state. If a run dies during a copy, the state `d`
-stays, and the next run copies the table.
+A slice is the changes from one position of the slot to another. It is transformed if its changes were decoded and
+filtered for the tables. The states are rows of the Delta table `_table_states`. For each table, the row with the newest
+Delta version counts. The time in a row does not decide, because the clocks of several hosts may differ. `SyncState`
+says which step writes which state. If a run dies during a copy, the state `d` stays, and the next run copies the table.
 """
 
 import shlex

@@ -1,5 +1,7 @@
 """Appends slices to the change log: the messages of a slot between two positions become one Delta commit.
 
+The recorded catalog is the publisher's definitions of tables and publications, by which pgsieve filters changes.
+
 In: positions, and how the slot is read
 Out: - a commit to the change log for each slice. It has the LSN at which the slice ends as the position of the change log.
      - the summaries of the slices in the table `slices`
@@ -84,8 +86,8 @@ class Reading:
     """What is read from a slot by one query: the changes from `begin` on, divided into slices that end at `ends`.
 
     - `second_ends`: the ends of further slices, which a second session reads at the same time
-    - `records_prepared`: True if prepared transactions that wait for their second phase are recorded, too. Such a reading
-      has one slice.
+    - `records_prepared`: True if prepared transactions that wait for COMMIT PREPARED or ROLLBACK PREPARED are recorded,
+      too. Such a reading has one slice.
     - `catalog_validity`: if given, each slice must have only changes for which the recorded catalog is valid
     """
 

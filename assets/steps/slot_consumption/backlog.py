@@ -1,6 +1,6 @@
 """Decides how much WAL is read from a slot at once, and divides what is read into slices.
 
-A slice is the changes from one position of the slot to another.
+A slice is the changes from one position of the slot to another. A reading is what one query fetches from the slot.
 
 In: positions, whether the last reading succeeded, and the messages of transactions in commit order
 Out: the ends of the slices to read next, and the messages of each slice

@@ -155,7 +155,8 @@ class FollowedSlotStream:
         except SourceError as error:
             if not self._has_begun or not is_decoding_error(error):
                 raise
-            # It may be that the server cannot send one transaction. A drain reads past it, or raises the cause.
+            # It may be that the server cannot send one transaction. A drain (`drain_slot`) reads past it, or raises the
+            # cause.
             self._log(error.message)
             self._is_altered = True
             yield self.position

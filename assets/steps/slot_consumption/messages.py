@@ -25,7 +25,9 @@ _KIND_LETTERS = pa.array([chr(byte) for byte in range(256)], pa.string())
 def read_slice_by_executor(
     spark: SparkSession, conninfo: Conninfo, query: str, begin: int, slice_end: int
 ) -> NotedRows:
-    """Let one executor read a slice from the slot. Returns the rows for the change log; their note is the slice's summary.
+    """Let one executor read a slice from the slot. Returns the rows for the change log, with a note.
+
+    The note, a text that Spark returns beside the rows, is the slice's summary.
 
     The slice has the transactions whose commit LSN is at or after `begin` and before `slice_end`.
     """
@@ -59,7 +61,7 @@ def make_change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterat
 
     `messages` are binary arrays with transactions in commit order. The headers of messages (type, relation,
     transaction) are read from the bytes by numpy, and the messages themselves stay as they are. The column `number`
-    orders the messages of a slice in the same way as the order key does, but in one integer.
+    orders the messages of a slice in the same way as the order key (commit LSN, ordinal) does, but in one integer.
     """
     scanner, count = HeaderScanner(), 0
     for message_array in messages:

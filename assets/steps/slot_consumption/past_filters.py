@@ -5,8 +5,8 @@ tables without a row filter. If the slot is also read with this publication, the
 and does not fail. The changes of these tables are not fetched. Before such a table is copied again, it is removed from
 the publication.
 
-In: the states of a stream's tables, and how its slot is read
-Out: the publication, and a peek with it
+In: the states of the tables of a stream (a slot with its subscriptions), and how its slot is read
+Out: the publication, and a `Peek` (a reading of the slot that confirms nothing) with it
 
 Raises SourceError and LakeError.
 """

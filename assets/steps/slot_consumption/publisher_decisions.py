@@ -42,8 +42,8 @@ def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream
 def make_publisher_slot_streams(lake: Lake, slot_stream: SlotStream) -> tuple[SlotStream, ...]:
     """Make the streams that have to be read, too, after an alteration.
 
-    There is one for each subscription that the publisher can decide. As long as a prepared transaction waits for its
-    second phase, there are none, because that transaction was received with the capture publications.
+    There is one for each subscription that the publisher can decide. As long as a prepared transaction waits for COMMIT
+    PREPARED or ROLLBACK PREPARED, there are none, because that transaction was received with the capture publications.
     """
     path = PreparedTransactions(lake, slot_stream).path
     if not lake.is_reached_by_spark_only and lake.records.exists(path) and lake.records.count_rows(path):

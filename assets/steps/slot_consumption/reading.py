@@ -2,6 +2,8 @@
 
 A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
 
+A table is captured if the slot is read with a publication of pgsieve's own that has it.
+
 In: a slot that is ready, and the publications with which it is read
 Out: `DrainResult`
 

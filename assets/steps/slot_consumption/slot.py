@@ -3,7 +3,7 @@
 A slot stream is a slot with the subscriptions that read it.
 
 In: the present slot and server cluster, and their record in the stream's table `feed`
-Out: - a SlotError, which names the gap and the command that closes it
+Out: - a SlotError, which names the gap between slot and change log, and the command that closes it
      - or a new slot, after which all tables are copied again
 """
 

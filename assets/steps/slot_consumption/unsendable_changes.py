@@ -3,7 +3,8 @@
 The server cannot send a change, for example, if a row filter fails, if a text has more than 1 GB, or if an output
 function fails.
 
-In: a reading of the slot that has ended with an error of the server
+A peek reads the slot without confirming anything. In: a reading of the slot (by one query) that has ended with an error
+of the server
 Out: slices (changes from one position of the slot to another) up to an LSN from which the slot can be read again
 
 pgoutput sends a transaction as a whole or not at all. So a transaction that cannot be sent is left out, after its
@@ -70,7 +71,8 @@ def find_refusal(
 ) -> SourceError | None:
     """Find the server's error if it cannot send the changes up to `end`; None if it can.
 
-    It has to send them for the peek itself, and for the stream of each subscription (`subscription_slot_streams`).
+    It has to send them for the peek itself, and for each of `subscription_slot_streams`. With these, the slot is read
+    once more for each subscription, and the publisher filters.
     """
     capture_error = find_decoding_error(
         connection, peek.slot_stream.source.name, peek.slot_stream.slot, peek.query(end)
@@ -163,6 +165,8 @@ class Fallback:
 
     def _find_captured_peek(self, refusal: SourceError, end: int) -> tuple[Peek | None, list[str]]:
         """Find a peek with which the server sends the captured changes; None if there is none.
+
+        Captured changes are those of tables in pgsieve's own publications, with which the slot is read.
 
         Also returns the publications that the peek leaves out. These publications did not exist at the time of the
         transaction. Before PostgreSQL 18, the server cannot decode a transaction with such publications. Raises

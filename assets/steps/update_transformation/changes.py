@@ -177,7 +177,9 @@ class SentChanges:
         return ChangeCounts.sum(self.make_rows(lake, columns).notes())
 
     def make_rows(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> NotedRows:
-        """Let Spark make the changes. Each Spark task adds its counts of the changes as a note (`with_note`).
+        """Let Spark make the changes.
+
+        Each Spark task adds its counts of the changes as a note, a text in a row of its own (`with_note`).
 
         `columns` are the columns of the replica, with their Spark types.
         """

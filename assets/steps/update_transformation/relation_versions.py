@@ -1,7 +1,8 @@
 """Decides how the messages of a relation version are decoded and transformed for a subscription.
 
-A relation version is a Relation message of a slice, and the changes that it describes. (A slice is the changes from one
-position of the slot to another.)
+Changes are transformed if row filters and the columns of the replica are applied to them. A relation version is a
+Relation message of a slice, and the changes that it describes. (A slice is the changes from one position of the slot to
+another.)
 
 In: the Relation message, and the definition of the replica, which may be newer
 Out: the `Transformation` to the columns of the replica

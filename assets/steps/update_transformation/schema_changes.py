@@ -51,8 +51,8 @@ from pgsieve.resources.lake.rewriting import RowChange
 class SchemaChanges:
     """Makes replicas follow the definitions of a catalog that was read before the WAL had reached `lsn`.
 
-    A slice has the changes from one position of the slot to another. The slices up to `transformed_lsn` were transformed
-    with the former definitions.
+    A slice has the changes from one position of the slot to another. The slices up to `transformed_lsn` were
+    transformed (decoded and filtered) with the former definitions.
     """
 
     subscription: Subscription
@@ -183,8 +183,8 @@ class SchemaChanges:
     def _refuse_unapplied_changes(self, state: TableState) -> None:
         """Raise SchemaChangedError if the replica may not have all changes with the former columns and key yet.
 
-        Such changes may be recorded in `_transformed`. If a run died before it recorded the slice, they are only in the
-        change history.
+        Such changes may be recorded in `_transformed`, which has the counts of each slice. If a run died before it
+        recorded the slice, they are only in the change history, the Delta table with the changes themselves.
         """
         assert state.definition is not None
         lake, name = self.lake, self.subscription.name

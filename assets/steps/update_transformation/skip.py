@@ -1,7 +1,7 @@
 """Skips a transaction by its commit LSN, as ALTER SUBSCRIPTION … SKIP (lsn = …) does. PostgreSQL calls it the finish LSN.
 
-A slice is the changes from one position of the slot to another. A window is the part of a slice that is transformed at
-once.
+A slice is the changes from one position of the slot to another. A window is the part of a slice that is transformed
+(decoded and filtered) at once.
 
 As in PostgreSQL, the LSN is cleared by the next transaction that has changes, even if it is not the transaction that
 the user has named (clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for
@@ -112,7 +112,8 @@ def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:
         for state in states.read_newest().values()
         if state.definition
     )
-    # A history that begins with the copied rows has the LSN of the copy as its position, so this is compared, too.
+    # A change history that begins with the copied rows has the LSN of the copy as its position, so this is compared,
+    # too.
     return any(
         (lake.records.position(path) or 0) > max(transformed_lsn, copy_lsn) for path, copy_lsn in histories
     )

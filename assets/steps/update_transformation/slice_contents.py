@@ -1,6 +1,7 @@
 """Finds what a slice of the change log contains for a subscription, from the slice's summary in the table `slices`.
 
-A slice is the changes from one position of the slot to another.
+A slice is the changes from one position of the slot to another. A relation version is a Relation message, and the
+changes that it describes. A stream is a slot with its change log and its subscriptions.
 
 In: the Relation and Truncate messages of the slice, and its catalog (`slices_to_read`)
 Out: - for each replica, the relation versions that have changes for it (`published_versions`)
@@ -43,6 +44,8 @@ from pgsieve.resources.lake.lake import Lake
 @dataclass(frozen=True)
 class RelationVersion:
     """A Relation message, and the order keys between which it describes the tuples of the relation.
+
+    An order key is a commit LSN and an ordinal.
 
     If `end` is None, it describes all tuples up to the end of the slice.
     """

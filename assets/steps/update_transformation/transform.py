@@ -1,9 +1,9 @@
 """UPDATE transformation: turns the messages of the change log into changes, and filters them as pgoutput does.
 
-A slice is the changes from one position of the slot to another. It is transformed once for each subscription. The
-changes of each table are one Delta commit, and its position is the end of the slice. After these commits a row for each
-table is written to `_transformed`, which the next step (`apply`) reads. If a slice is repeated after a crash, Delta
-leaves out the commits that exist already, by their positions.
+A slice is the changes from one position of the slot to another. It is transformed once for each subscription, as a
+whole or in windows (parts). The changes of each table are one Delta commit, and its position is the end of the slice or
+of the window. After these commits a row for each table is written to `_transformed`, which the next step (`apply`)
+reads. If a slice is repeated after a crash, Delta leaves out the commits that exist already, by their positions.
 """
 
 from collections.abc import Sequence
@@ -193,7 +193,8 @@ class Transformation:
 class _Progress:
     """The LSN up to which slices are transformed, and the newest cut.
 
-    A cut is an LSN, with the Delta version of each replica and the position of each change history at this LSN.
+    A cut is an LSN, with the Delta version of each replica, and the position of each change history (a table of
+    changes), at this LSN.
     """
 
     transformed_lsn: int

@@ -1,4 +1,6 @@
-"""Windows: a window is the part of a slice that is transformed at once. Mostly it is the whole slice.
+"""Windows: a window is the part of a slice that is transformed (decoded and filtered) at once.
+
+Mostly it is the whole slice.
 
 A slice is the changes from one position of the slot to another. It is divided at a transaction that has to be skipped,
 and before a transaction that fails.

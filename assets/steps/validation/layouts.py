@@ -1,5 +1,7 @@
 """Finds layouts that are impossible: two replicas in one folder, or a table without the columns by which to cluster it.
 
+A layout is what `layout` in pgsieve.yaml says about the folders and files of replicas, the copies of tables.
+
 In: a subscription and its tables
 Out: - a problem for each such table
      - the columns by which a table is clustered. Raises ClusteringError if the table does not have one of them, or if one
