@@ -5,8 +5,8 @@ Out: spans. OpenTelemetry's own exporters send them as its variables say (OTEL_E
      OTEL_TRACES_EXPORTER, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED). Without these variables nothing is imported and
      nothing is sent.
 
-The attributes of spans are names, for example of a source, a slot or a subscription. They are never values of cells.
-Raises PgsieveError if the variables request traces, but OpenTelemetry's SDK is not installed.
+The attributes of spans are names, for example of a source (a publisher's database), a slot or a subscription. They are
+never values of cells. Raises PgsieveError if the variables request traces, but OpenTelemetry's SDK is not installed.
 """
 
 import os

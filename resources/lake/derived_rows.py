@@ -4,7 +4,7 @@ Stored files are read as batches, a function derives new batches, and these are 
 (Spark or threads) has only one batch in memory at a time.
 
 In: a table that delta-rs can reach, and a function of batches.
-Out: files, which a committer adds to a table.
+Out: files, to be committed to a table.
 
 Raises OSError, and errors of delta-rs and of the function.
 """

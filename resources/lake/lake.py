@@ -101,7 +101,9 @@ class Lake:
         )
 
     def with_address(self, uri: str, *, temporary: bool = False) -> "Lake":
-        """The lake at another address. It has the same engines and, if it is in the same store, the same storage options.
+        """The lake at another address, with the same Spark session and settings.
+
+        If it is in the same store, it also has the same storage options.
 
         With `temporary` nothing in the lake is needed after this process.
         """

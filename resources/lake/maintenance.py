@@ -93,7 +93,7 @@ class TableMaintenance(Protocol):
     def delete(self, condition: str, since: datetime | None = None) -> int:
         """Delete the rows for which a condition is true. Return their number.
 
-        The condition is SQL that both engines understand. In it, `{since}` stands for the time `since`.
+        The condition is SQL that both delta-rs and Spark understand. In it, `{since}` stands for the time `since`.
         """
 
     def list_file_times_and_sizes(self) -> list[tuple[int, int]]:

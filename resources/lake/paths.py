@@ -130,7 +130,7 @@ class LakePaths:
         return f"{self.uri}/{subscription}/_transformed"
 
     def table_states(self, subscription: str) -> str:
-        """The sync states of the tables. For each table the newest row counts."""
+        """The sync states of the tables, for example ready, or being copied. For each table the newest row counts."""
         return f"{self.uri}/{subscription}/_table_states"
 
     def subscription(self, name: str) -> str:

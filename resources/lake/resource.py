@@ -1,7 +1,7 @@
 """Makes the lake available as a Dagster resource.
 
 In: - the URI of the lake
-    - the Spark engine that reads and writes it
+    - the Spark engine (a configured Spark session) that reads and writes it
     - pgsieve's own settings, which are among Spark's settings
 Out: the opened lake.
 """

@@ -49,8 +49,8 @@ class DeletedRows:
 class RowDeletion:
     """Decides how to delete rows of a table with these columns. `change_bytes` is the number of bytes of the changes.
 
-    If `max_table_bytes` is given, no file of a table with more bytes than this is rewritten, provided that its rows can
-    be marked. None means that the lake's setting `Policy.rewritten_bytes` decides.
+    If `max_table_bytes` is given, no file of a table with more bytes than this is rewritten, provided that rows of the
+    table can be marked. None means that the lake's setting `Policy.rewritten_bytes` decides.
     """
 
     lake: Lake

@@ -27,7 +27,7 @@ def _make_none() -> None:
 
 
 class IdleSessions:
-    """Sessions that no caller uses, each at the begin of a transaction. Several threads may take and add sessions.
+    """Sessions that no caller uses, each at the beginning of a transaction. Several threads may take and add sessions.
 
     They are for the threads of this process. An executor of Spark gets None instead, and closes each session after its use.
     """

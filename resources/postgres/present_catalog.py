@@ -19,7 +19,7 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 
-#: The number of cached catalogs. It is enough for a few sources, each with its catalog before and after an
+#: The number of cached catalogs. It is enough for a few publishers, each with its catalog before and after an
 #: alteration.
 _MAX_CATALOGS = 8
 

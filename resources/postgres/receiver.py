@@ -120,7 +120,7 @@ class Wakeup:
 class Receiver:
     """Receives messages from `start_lsn` on until its connection is closed or lost.
 
-    It also reports the confirmed position.
+    It also reports to the server the position that the consumer has confirmed.
 
     The receiving thread is the object's own. The consumer is the thread that calls `items`.
     """

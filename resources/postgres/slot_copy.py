@@ -1,10 +1,10 @@
 """Makes a temporary copy of a slot, so that a second session can read the later part of the slot's changes.
 
-A slot can be read by only one session at a time, which decodes on one core. With a copy of the slot, two sessions
-read at the same time. A copy begins at the position of its slot (pg_copy_logical_replication_slot; PostgreSQL
-documentation, Replication Management Functions). An advance moves the copy to the LSN where its part begins. For
-this the server decodes the WAL before the LSN, but produces no messages, which is faster. After the advance the
-copy is read like any slot. It ends with its session.
+A slot can be read by only one session at a time, which decodes on one core. With a copy of the slot, two sessions read
+at the same time. A copy begins at the position of its slot (pg_copy_logical_replication_slot; PostgreSQL documentation,
+Replication Management Functions). An advance moves the copy to the LSN where the later part begins. For this the server
+decodes the WAL before the LSN, but produces no messages, which is faster. After the advance the copy is read like any
+slot. It ends with its session.
 
 In: - a slot that no process moves meanwhile
     - an LSN

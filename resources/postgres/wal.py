@@ -1,4 +1,4 @@
-"""Reads positions in a source's WAL: how far it is inserted, flushed and replayed; and which cluster wrote it.
+"""Reads positions in a publisher's WAL: how far it is inserted, flushed and replayed; and which cluster wrote it.
 
 In: a session.
 Out: LSNs and a transaction id as integers; the system identifier as a text.

@@ -25,9 +25,9 @@ _CUT_OFF = "is cut off"
 def find_defect(content: bytes) -> str | None:
     """A text about the defect of an entry; None if the entry is complete.
 
-    All engines that pgsieve supports begin an entry with a commitInfo. If the user metadata in the commitInfo has a
-    position (the LSN of a commit of pgsieve), the entry must have a txn action with the same position. delta-rs
-    writes the txn action last.
+    All engines (delta-rs, Spark) that pgsieve supports begin an entry with a commitInfo. If the user metadata in the
+    commitInfo has a position (the LSN of a commit of pgsieve), the entry must have a txn action with the same position.
+    delta-rs writes the txn action last.
     """
     try:
         actions: Sequence[Any] = [json.loads(line) for line in content.splitlines() if line.strip()]

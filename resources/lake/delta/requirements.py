@@ -131,9 +131,9 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
 
 
 def lacks_columns(table: DeltaTable, schema: pa.Schema) -> bool:
-    """True if a table lacks columns of a schema, or fields of structs, and if all others have the types of the schema.
+    """True if a table lacks columns of a schema, and would have all of them once the missing ones were added.
 
-    So the table would have all columns of the schema once the missing ones were added.
+    A missing field of a struct counts as a missing column. All other columns and fields have the types of the schema.
     """
     table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
     return not _has_fields(table_type, file_type) and _has_fields(
