@@ -5,7 +5,7 @@ are on from the beginning.
 
 - Schedules start the increments of each stream (they read the slot, and apply the changes), and the nightly maintenance.
   A slot stream is a replication slot with the subscriptions that read it.
-- One sensor starts the copy of tables that have no replica yet, or whose definition has changed.
+- One sensor starts the copy of tables that have no replica yet, or whose columns have changed.
 - One sensor watches each slot. If the slot is missing, has lost WAL or retains too much WAL, the sensor starts a run
   that fails. Dagster sends alerts for failed runs, but not for failed sensors.
 - One sensor keeps the list of published tables in Dagster up to date. It is always on.

@@ -65,7 +65,7 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 
 @dataclass
 class ChangeCounts:
-    """Counts of the changes that one task or thread has transformed; `sum` adds up the counts of several tasks.
+    """Counts of the changes that one task or thread has decoded; `sum` adds up the counts of several tasks.
 
     `sent_as` counts the changes that pgsieve received, by `ChangeKind`. `sent` is the tally of the changes that remain
     after row filters, with their size in memory.

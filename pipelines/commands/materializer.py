@@ -1,7 +1,8 @@
 """Does the work of a run for one subscription.
 
-A slice is the changes between two positions of the slot. If an error concerns one table, the table is set aside: it gets
-no more changes until it is copied again.
+A slice is the changes between two positions of the slot. To transform a slice means to decode its messages, and to
+apply the row filters. If an error concerns one table, the table is set aside: it gets no more changes until it is
+copied again.
 
 In: a subscription of a project
 Out: - assets that Dagster runs have materialised in this process

@@ -71,7 +71,7 @@ class AppliedTable:
 
 @dataclass(frozen=True, slots=True)
 class TransformedTable:
-    """Counts of changes to one table that a run has transformed, and that came through one relation and one row filter.
+    """Counts of changes to one table that a run has decoded, and that came through one relation and one row filter.
 
     `source` is the relation, which is the table itself or one of its partitions. `row_filter` is None if there was
     none. The last four fields say how many of the `updates` were sent as each operation, or not sent. For example, an
@@ -113,7 +113,7 @@ class SubscriptionRun:
     - `notice`: a sentence that says whether the transaction to skip was skipped
     - `spent`: the cost of all steps except reading the slot
     - `warnings`: partitions whose changes are not sent, and what that means for their rows
-    - `transformed`: counts of all changes that were transformed, also of those that were not sent
+    - `transformed`: counts of all changes that the run has decoded, also of those that the subscription does not receive
     """
 
     name: str

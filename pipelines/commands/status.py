@@ -250,7 +250,7 @@ def _format_iso(time: datetime) -> str:
 def _read_last_transformation_times(
     config: Config, subscriptions: Iterable[Subscription]
 ) -> Mapping[str, datetime]:
-    """Maps each subscription to the time at which a run last transformed its changes. Empty if Dagster has no records."""
+    """Maps each subscription to the time at which a run last decoded its changes. Empty if Dagster has no records."""
     if not find_dagster_home(config, creates_folder=False).exists():
         return {}
     names_by_key = {

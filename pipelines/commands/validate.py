@@ -416,7 +416,7 @@ def _list_update_results(
     """What an UPDATE may become before the subscription receives it: `insert`, `update`, `delete` or `nothing`.
 
     For example, an UPDATE after which the row no longer matches the row filter becomes a DELETE. If the publisher
-    filters the stream's changes, its UPDATEs have already been transformed.
+    evaluates the row filters, it has already turned such an UPDATE into a DELETE. An UPDATE that it sends stays one.
     """
     if "update" not in filters_by_operation:
         return () if slot_stream.filtered else ("nothing",)

@@ -66,7 +66,7 @@ class ReceivedTable:
     - `since_copy`: how the table's publications have changed since it was copied
     - `metadata`: maps each kind of metadata to the name of its column in the replica
     - `renamed`: maps the publisher's name of a column to its name in the replica, if the two differ
-    - `histories`: for each history that is retained of the table's rows, a sentence about it
+    - `histories`: for each history of the table's rows that is retained (changes, or versions of rows), a sentence
     - `refilter_from`: a subscription whose replica has all rows that the table needs, so that `pgsieve refilter` can
       make the table without a copy. None if there is no such subscription, or if no copy is needed.
     """

@@ -1,7 +1,8 @@
 """The section `history` of a subscription in pgsieve.yaml: which histories of its rows the lake retains.
 
 In: the section of the file
-Out: the choice for each table
+Out: the choice for each table: whether its change history begins with the rows that were copied (`initial`), and
+     whether all versions of each row are retained (`scd2`)
 
 Raises errors that become a ConfigError.
 """
@@ -52,7 +53,7 @@ class HistoryConfig(TableHistoryConfig):
         return tables
 
     def to_history_choices(self) -> HistoryChoices:
-        """Convert to the object that the steps use."""
+        """Convert to the object that the steps of a run use."""
         tables = {
             parse_qualified_name(name, 2): history.to_history_choice()
             for name, history in self.tables.items()
