@@ -26,8 +26,9 @@ def change_log_asset(
 ) -> dg.AssetsDefinition:
     """Make the asset `<stream>/change_log`.
 
-    Its step appends the committed transactions up to the current LSN to the change log, and then confirms them to the
-    slot. `pgsieve run --follow` passes `append`, which appends the messages that it has received.
+    A stream is a slot with the subscriptions that read it. The step appends the committed transactions up to the
+    current LSN to the change log, and then confirms them to the slot. `pgsieve run --follow` passes `append`, which
+    appends the messages that it has received.
     """
     asset = slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG)
     key = dagster_names.asset_key(asset)

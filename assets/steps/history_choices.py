@@ -10,7 +10,8 @@ from pgsieve.resources.lake.delta.layout import TableName
 class HistoryChoice:
     """The choice for one table. If a field is None, the choice for the whole subscription applies. There, None means no.
 
-    - `initial`: the change history of the table begins with the rows that were copied
+    - `initial`: the change history of the table (a Delta table with all its changes) begins with the rows that were
+      copied
     - `scd2`: a table of its own has all versions of each row, with the times between which each was valid
     """
 

@@ -316,9 +316,9 @@ class FormerLayout:
 
 @dataclass(frozen=True)
 class History:
-    """A table's change history: the columns that it has had, and how often it began anew (`generation`).
+    """A table's change history (the Delta table with its changes): the columns that it has had, and its generation.
 
-    `whole` is true if it begins with the rows of the last copy.
+    `generation` is how often it began anew. `whole` is true if it begins with the rows of the last copy.
     """
 
     generation: int = 0
@@ -328,8 +328,9 @@ class History:
     def with_columns(self, columns: Iterable[tuple[str, str]]) -> "History":
         """The history with these columns added.
 
-        It begins anew if a column has another type than before, or another letter case in its name; or if either only
-        the former or only the new columns need column mapping.
+        It begins anew in these cases:
+        - A column has another type than before, or another letter case in its name.
+        - The former columns need Delta's column mapping and the new ones do not, or the reverse.
         """
         columns = tuple(columns)
         by_name = {name.lower(): (name, spark) for name, spark in self.columns}

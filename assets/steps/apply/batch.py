@@ -65,8 +65,8 @@ class Plan:
 
     - `is_examined`: True if `Batch.examine` has searched the changes and found no key conflict (a change that gives a row
       a key that another row has)
-    - `examined_changes`: the changes, with the net change that this search computed. None without a search, if the net
-      change does not fit in memory, or if the changes cannot be applied by writing files.
+    - `examined_changes`: the changes, with the net change (what they do together) that this search computed. None
+      without a search, if the net change does not fit in memory, or if the changes cannot be applied by writing files.
     """
 
     pending: PendingChanges

@@ -179,6 +179,8 @@ class KeyedChanges:
     def _compute_net_change(self, is_present: Mask) -> tuple[NetChange, KeyConflict | None]:
         """Compute the net change of the changes after the last TRUNCATE, and the first conflict of all changes.
 
+        The net change is what the changes do together to each key.
+
         In the net change, the first change after the last TRUNCATE has the index 0. `is_present` is a mask of the keys
         that the replica had before the batch.
         """

@@ -3,7 +3,7 @@
 Before the copy, the state announces the LSN of the snapshot (`d`). After the copy the table is finished (`f`), and then
 ready (`r`).
 
-In: the tables of a batch, and the results of their copies
+In: the tables of a batch (those that are copied at one snapshot), and the results of their copies
 Out: rows of `_table_states`
 
 If a replica has the LSN that the table's state has announced, its copy is complete, whichever process has copied it.

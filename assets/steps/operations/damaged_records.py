@@ -34,9 +34,12 @@ from pgsieve.resources.lake.lake import Lake
 def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
     """Remove the record tables of a subscription and its stream that cannot be read, or were put back to earlier versions.
 
-    If the records of the stream, the transformed slices or the table states are removed, all tables are copied again. If
-    the state of the subscription is removed, the subscription is like a new one: it is enabled, and skips nothing. If
-    cuts, slices, registered names or sequences are removed, they begin again, and nothing is copied.
+    All tables are copied again if one of these tables is removed:
+    - `_table_states`, or `_transformed`
+    - a record table of the stream, except `slices`
+
+    If the state of the subscription is removed, the subscription is like a new one: it is enabled, and skips nothing.
+    If cuts, slices, registered names or sequences are removed, they begin again, and nothing is copied.
     """
     slot_stream, name = subscription.slot_stream, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)

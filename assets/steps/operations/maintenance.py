@@ -257,9 +257,12 @@ class _SubscriptionTables:
     def _renew_cut(self, oldest_time: datetime, states_version: int) -> bool:
         """Write the newest cut again with the present versions of the replicas, if they have the same rows.
 
-        This is needed if a version has changed, or if the cut is old. `states_version` is the version of the newest table
-        state. Returns False if the newest cut is from before `oldest_time`, and a replica has changes that are in no cut
-        yet, was restored, or has a history and was repaired.
+        This is needed if a version has changed, or if the cut is old: from before `oldest_time`, or from the future.
+        `states_version` is the version of the newest table state. Returns False if the newest cut is old, and one of
+        these is true of a replica:
+        - It has changes that are in no cut yet.
+        - It was restored.
+        - It has a history, and was repaired.
         """
         records, cuts = self.lake.records, Cuts(self.lake, self.subscription.name)
         cut = cuts.read_last()

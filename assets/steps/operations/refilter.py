@@ -273,8 +273,9 @@ class Refilter:
     def _make_replica(self, name: Name, usable_replica: _UsableReplica) -> int:
         """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table.
 
-        Raises OvertakenError if another process has transformed changes meanwhile, or has marked the table of the source
-        or of the target as to be copied. A process that reads the slot does so if the server cannot send a transaction.
+        Raises OvertakenError if another process has decoded and filtered changes meanwhile, or has marked the table of
+        the source or of the target as to be copied. A process that reads the slot marks a table if the server cannot
+        send a transaction.
         """
         lake, source = self.lake, usable_replica.source
         states, record = (

@@ -8,8 +8,8 @@ In: a slot that is ready, and the publications with which it is read
 Out: `DrainResult`
 
 A reading is what one query fetches, which may be several slices. Readings become larger as long as they succeed. If a
-transient fault of the server ends a reading, it is repeated in smaller parts. If another process has read the slot
-meanwhile, this one goes on from there.
+transient fault of the server (such as a lost connection) ends a reading, it is repeated in smaller parts. If another
+process has read the slot meanwhile, this one goes on from there.
 """
 
 import random

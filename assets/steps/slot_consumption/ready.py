@@ -99,7 +99,7 @@ def prepare_slot(
             forget_copies(lake, catalogs.find_unread_subscriptions())
             restart_lsn = capture_lsn if state is None else state.restart_lsn
             catalogs.append(capture_lsn, next_xid, fingerprint, catalog, restart_lsn)
-            # All later slices are decided by this record, so it is synced to disk before the slot is read.
+            # This record decides all changes that are read later, so it is synced to disk before the slot is read.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:

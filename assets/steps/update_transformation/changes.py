@@ -3,7 +3,8 @@
 The changes come from one slice, which is what the slot delivered from one of its positions to another. In a slice, a
 Relation message describes the columns of the messages that follow it. These messages are called a relation version.
 
-In: readings (a reading has the messages of a relation version, and says how they are transformed), and TRUNCATEs
+In: readings (a reading has the messages of a relation version, and says how they are filtered and converted to the
+columns of the replica), and TRUNCATEs
 Out: files, which the caller commits, or a DataFrame
 
 Both forms run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The work for files

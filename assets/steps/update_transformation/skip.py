@@ -112,8 +112,8 @@ def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:
         for state in states.read_newest().values()
         if state.definition
     )
-    # A change history that begins with the copied rows has the LSN of the copy as its position, so this is compared,
-    # too.
+    # A change history (the Delta table with a table's changes) that begins with the copied rows has the LSN of the copy
+    # as its position, so this is compared, too.
     return any(
         (lake.records.position(path) or 0) > max(transformed_lsn, copy_lsn) for path, copy_lsn in histories
     )
