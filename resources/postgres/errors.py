@@ -140,6 +140,16 @@ def find_connection_sqlstate(error: psycopg.Error | adbc_driver_manager.Error) -
     return error.sqlstate or next(matching_states, _CONNECTION_FAILURE)
 
 
+#: What a data exception may show of a value: what is in quotation marks, bytes, an index, or a number, date or time after a
+#: colon. Only a quoted name of another thing, which follows one of the words, stays.
+_DATA_PATTERN = re.compile(
+    r"""(?P<name>\b(?:encoding|parameter|column|relation|slot|publication)\ "[^"]*")
+    |".*" | [«»„“”‚‘’「『].*[«»„“”‚‘’」』]
+    |\b0x[0-9a-f]{2}(?:\ 0x[0-9a-f]{2})* | (?<=\bindex\ )-?\d+ | (?<=:\ )-?\d[\d.:-]*(?=\n|$)""",
+    re.DOTALL | re.VERBOSE,
+)
+
+
 @contextmanager
 def remove_values() -> Iterator[None]:
     """Turn the block's errors of ADBC, Arrow and sockets into errors without cell values.
@@ -181,11 +191,13 @@ def remove_values_from_message(error: Exception) -> str:
 
     The lines DETAIL and CONTEXT, which show rows, are left out.
 
-    The messages of data exceptions (SQLSTATE class 22) show a value, too. The value follows a colon, or the word
-    `value` or `character`. It is in quotation marks, and may have several lines; or it is a number at the end of the
-    line. If the server's messages are in another language (lc_messages), the quotation marks are those of that language.
+    Messages show a value after a colon, or after the word `value` or `character`. It is in quotation marks, and may have
+    several lines; or it is a number at the end of the line. Data exceptions (SQLSTATE class 22) also show values in other
+    places. If the server's messages are in another language (lc_messages), the quotation marks are those of that language.
     """
     text = _find_server_message(error) or _remove_request(error)
+    if str(getattr(error, "sqlstate", None)).startswith("22"):
+        text = _DATA_PATTERN.sub(lambda match: match["name"] or "...", text)
     text = re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+(?=\n|$))', r"\1...", text, flags=re.DOTALL)
     text = re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", text)
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -81,12 +81,14 @@ def test_a_lost_connection_is_another_servers_if_the_session_continues(
         ("ungültige Eingabesyntax für Typ integer: »a cell«", "ungültige Eingabesyntax für Typ integer: ..."),
         ("syntaxe en entrée invalide pour le type integer : « a cell »",
          "syntaxe en entrée invalide pour le type integer : ..."),
+        ("Zeitzone »a cell« nicht erkannt", "Zeitzone ... nicht erkannt"),
         ("Relation »ddl_log« existiert nicht", "Relation »ddl_log« existiert nicht"),
     ],
 )  # fmt: skip
 def test_no_value_is_shown_in_any_language_of_the_server(error: str, shown: str) -> None:
     """The language is that of lc_messages, which only a superuser sets."""
-    assert remove_values_from_message(psycopg.errors.InvalidTextRepresentation(error)) == shown
+    kind = psycopg.errors.UndefinedTable if "Relation" in error else psycopg.errors.InvalidTextRepresentation
+    assert remove_values_from_message(kind(error)) == shown
 
 
 @pytest.mark.parametrize("cell", ["ce\nll", 'c"e\nl"l', "\ncell", 'ce"\n"ll'])
@@ -109,3 +111,39 @@ def test_no_line_of_a_value_is_shown(publisher_server: EmbeddedServer, cell: str
                 cursor.execute(f"select {function.format(quoted + '::text')}").fetchall()
             assert remove_values_from_message(refused_by_adbc.value) == words
             other.rollback()
+
+
+@pytest.mark.parametrize(
+    ("expression", "shown"),
+    [
+        ("timestamptz '2020-01-01' at time zone textin('Ce\"ll')", "time zone ... not recognized"),
+        (
+            "date_trunc('cell', timestamp '2020-01-01')",
+            "unit ... not recognized for type timestamp without time zone",
+        ),
+        ("(77e400::numeric)::float8", "... is out of range for type double precision"),
+        ("make_date(77, 77, 77)", "date field value out of range: ..."),
+        ("make_time(77, 77, 77)", "time field value out of range: ..."),
+        ("get_byte('a', 77)", "index ... out of valid range, 0..0"),
+        ("convert_from('\\xff77'::bytea, 'UTF8')", 'invalid byte sequence for encoding "UTF8": ...'),
+        (
+            "convert('\\xe282ac'::bytea, 'UTF8', 'LATIN1')",
+            'character with byte sequence ... in encoding "UTF8" has no equivalent in encoding "LATIN1"',
+        ),
+    ],
+)
+def test_no_value_is_shown_wherever_a_message_has_it(
+    publisher_server: EmbeddedServer, expression: str, shown: str
+) -> None:
+    with (
+        psycopg.connect(publisher_server.conninfo(), autocommit=True) as connection,
+        Conninfo(publisher_server.conninfo()).connect_adbc() as other,
+        other.cursor() as cursor,
+    ):
+        with pytest.raises(psycopg.Error) as refused:
+            connection.execute(f"select {expression}".encode())
+        assert remove_values_from_message(refused.value) == shown
+        with pytest.raises(adbc_driver_manager.Error) as refused_by_adbc:
+            cursor.execute(f"select {expression}").fetchall()
+        assert remove_values_from_message(refused_by_adbc.value) == shown
+        other.rollback()
