@@ -126,7 +126,8 @@ class LakeAccess:
         if is_uri(self.uri):
             return
         folder = Path(self.uri).absolute()
-        nearest_folder = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        # Path.exists would raise PermissionError below a folder that this user may not search.
+        nearest_folder = next(p for p in (folder, *folder.parents) if os.path.exists(p))  # noqa: PTH110
         if not nearest_folder.is_dir():
             raise self._make_unavailable_error(f"{nearest_folder} is not a folder")
         if not os.access(nearest_folder, os.W_OK | os.X_OK):
@@ -183,7 +184,7 @@ class LakeAccess:
         free_space = [
             f"{shutil.disk_usage(folder).free / 1024**2:,.1f} MiB free for {use} ({folder})"
             for folder, use in folders.items()
-            if Path(folder).is_dir()
+            if os.path.isdir(folder)  # noqa: PTH112 - as above
         ]
         return LakeUnavailableError(
             f'lake "{self.uri}" cannot be written: {reason}'

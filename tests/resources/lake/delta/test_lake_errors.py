@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 
 from pgsieve.resources.lake.delta.errors import (
     DamagedTableError,
+    LakeUnavailableError,
     describe_spark_error,
     find_missing_file,
     find_refusal_code,
@@ -137,3 +139,20 @@ def test_a_jvm_that_no_longer_answers_is_a_lost_spark() -> None:
             socket.create_connection(("127.0.0.1", port))
     assert is_spark_lost(raised.value)
     assert not is_spark_lost(other.value)
+
+
+def test_a_lake_below_a_folder_that_this_user_may_not_search_cannot_be_written(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "lake").mkdir(parents=True)
+    lake = Lake(str(closed / "lake"), no_session)
+    closed.chmod(0)
+    users = os.getresuid()
+    if os.geteuid() == 0:
+        tmp_path.chmod(0o755)
+        os.setresuid(65534, 65534, 0)
+    try:
+        with pytest.raises(LakeUnavailableError, match=f"cannot be written: {os.strerror(errno.EACCES)} \\("):
+            lake.access.check_permitted()
+    finally:
+        os.setresuid(*users)
+        closed.chmod(0o700)
