@@ -19,12 +19,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from threading import Lock, RLock
+from threading import Lock, RLock, Timer
 from typing import Any, cast
 
 import dagster as dg
@@ -106,6 +106,8 @@ _LOCAL_MASTER = re.compile(r"local(\[.*\])?")
 _ENGINE_RETRIES = 4
 #: How long a server may take to end a session.
 _END_TIMEOUT_SECONDS = 5.0
+#: If a Spark Connect server has not answered for this time, a line says so. pyspark tries it again for ten minutes.
+_REPORTED_SECONDS = 10.0
 
 _LOGGER = logging.getLogger(__name__)
 #: Makes the first thread that needs Spark start it, and the other threads wait.
@@ -299,6 +301,25 @@ def send_code_in_plans() -> None:
     cache_module_search()
     for package in SENT_PACKAGES:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _report_waiting(address: str) -> Iterator[None]:
+    """Within the block, the client connects to a server. If that takes long, say so on stderr and in the log."""
+
+    def report() -> None:
+        line = f'waiting for Spark Connect at "{address}", for up to ten minutes'
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+        _LOGGER.warning(line)
+
+    timer = Timer(_REPORTED_SECONDS, report)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _create_connect_session(server: str | EngineChannel) -> SparkSession:
@@ -499,7 +520,8 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         if self._connect_session is None:
             address = _split_address(str(server))[0]
             try:
-                session = _create_connect_session(server)
+                with _report_waiting(address) if isinstance(server, str) else nullcontext():
+                    session = _create_connect_session(server)
                 # The engine's sessions have these settings already, and each setting is a request.
                 own_settings = {} if isinstance(server, EngineChannel) else SESSION_SETTINGS
                 for key, value in {**own_settings, **conf}.items():

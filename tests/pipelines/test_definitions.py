@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -615,3 +616,26 @@ def test_a_token_in_an_address_without_the_slash_is_in_no_message(silent: Path, 
         with pytest.raises(SparkUnavailableError, match=f'at "sc://{server}": ') as caught:
             assert engine.session
         assert "geheim" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_server_of_spark_connect_that_does_not_answer_is_named(
+    silent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pyspark asks it for ten minutes, without a word."""
+    silent.write_text(WITH_SECRETS)
+    engine = build_project(load_config(silent)).lake.engine
+
+    def ask(server: str) -> None:
+        time.sleep(1)
+        raise PySparkException(
+            "<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n"
+            '\tdetails = "failed to connect to all addresses"\n\tdebug_error_string = "more"\n>'
+        )
+
+    monkeypatch.setattr(session, "_create_connect_session", ask)
+    monkeypatch.setattr(session, "_REPORTED_SECONDS", 0.1)
+    with pytest.raises(SparkUnavailableError, match="failed to connect") as caught:
+        assert engine.session
+    assert caught.value.message.endswith('at "sc://127.0.0.1:1": failed to connect to all addresses')
+    waiting = 'waiting for Spark Connect at "sc://127.0.0.1:1", for up to ten minutes\n'
+    assert capsys.readouterr().err == waiting

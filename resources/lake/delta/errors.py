@@ -319,6 +319,10 @@ def get_first_message_line(error: BaseException) -> str:
     condition = re.search(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\].*SQLSTATE: 22", text, re.DOTALL)
     if condition:
         return condition[1]
+    if details := re.search(r"RPC that terminated with:.*?\bdetails = \"(.*?)\"\n", text, re.DOTALL):
+        text = details[
+            1
+        ]  # The client of Spark Connect passes on an error of gRPC, whose first line says nothing.
     lines = [line for line in text.splitlines() if line.strip()]
     if lines and _STORE_ERROR.match(lines[0]):
         return conceal_passwords(_join_store_message(lines))
