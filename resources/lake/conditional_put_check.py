@@ -54,7 +54,7 @@ class UnsafeStoreError(PgsieveError):
     def __init__(self, lake: str, endpoint: str, reason: str) -> None:
         super().__init__(
             f'lake "{lake}": the server at {endpoint} {reason}: commits to the lake could be lost',
-            hint='use a server that keeps If-None-Match on PUT (pgsieve\'s documentation, "No commit is lost", names some), or a newer version of this one;'
+            hint='use a server that honours If-None-Match on PUT (pgsieve\'s documentation, "No commit is lost", names some), or a newer version of this one;'
             " or, if one Spark session or Spark Connect server is the lake's only writer, set"
             " `storage: {only_writer: spark}`",
             sqlstate="0A000",
@@ -120,7 +120,7 @@ def _count_decided_pairs(lake: str, folder: str, store: Store, endpoint: str) ->
                     raise UnsafeStoreError(lake, endpoint, reason) from error
                 raise
             if [_Outcome.SUCCEEDED] * 2 in outcomes:
-                reason = "does not keep If-None-Match on PUT: it accepted two objects of one name"
+                reason = "does not honour If-None-Match on PUT: it accepted two objects of one name"
                 raise UnsafeStoreError(lake, endpoint, reason)
             decided_outcomes = [_Outcome.SUCCEEDED.name, _Outcome.REFUSED.name]
             decided_pairs += sum(

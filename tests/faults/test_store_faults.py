@@ -373,7 +373,7 @@ def test_a_store_that_may_lose_commits_is_refused_before_anything_is_written(
     """It takes long: many commands against a store behind a proxy, each a process."""
     if kind.startswith("ignored"):
         shop.proxy.lies = 1 if kind == "ignored" else 12
-        problem = "does not keep If-None-Match on PUT: it accepted two objects of one name"
+        problem = "does not honour If-None-Match on PUT: it accepted two objects of one name"
     else:
         shop.proxy.refuse(NOT_IMPLEMENTED, methods="PUT", part="_delta_log/")
         problem = "does not know If-None-Match on PUT"

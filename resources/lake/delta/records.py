@@ -182,7 +182,7 @@ class Records(Protocol):
         So the order of the rows does not depend on a clock, and survives compaction and vacuum. If another writer
         commits at the same time, the version would be wrong, and an error is raised. `expected_version` is the version
         from which the rows were planned. If the table has another version, OvertakenError is raised. A table that does
-        not exist is created first, and then has the version 0.
+        not exist is created, and `expected_version` is 0 for it.
         """
 
     def position(self, path: str) -> int | None:
