@@ -220,8 +220,14 @@ def parse_interval(text: str) -> Interval:
     match = _INTERVAL.fullmatch(text)
     if match is None or not text.strip():
         raise RefusedError("an interval constant must be like '1 year 2 mons 3 days 04:05:06.7'")
+    parts = _INTERVAL_PART.findall(match[1])
+    fields = [unit[:3] for _, unit in parts] + (["hou", "min", "sec"] if match[2] is not None else [])
+    if len(set(fields)) < len(fields):  # DecodeInterval() in src/backend/utils/adt/datetime.c
+        raise InvalidConstantError("invalid input syntax for type interval", "22007")
+    if match[2] is not None and (int(match[5]) > 59 or int(match[6] or 0) > 60):
+        raise InvalidConstantError("interval field value out of range", "22015")
     months = days = microseconds = 0
-    for amount, unit in _INTERVAL_PART.findall(match[1]):
+    for amount, unit in parts:
         name, factor = _INTERVAL_UNITS[unit[:3]]
         months += int(amount) * factor * (name == "months")
         days += int(amount) * factor * (name == "days")
