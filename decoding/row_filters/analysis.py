@@ -260,6 +260,8 @@ class _Analysis:
         operand, test = self._left_operand(part), part.expression
         if isinstance(test, exp.Boolean):
             result: Node = IsTruth(self._analyse_condition(operand), bool(test.this))
+        elif isinstance(test, exp.Null) and grammar.is_unknown(test):
+            result = IsNull(self._analyse_condition(operand))
         elif isinstance(test, exp.Null):
             return self._analyse_null_test(operand, is_negated=bool(part.args.get("negate")))
         else:

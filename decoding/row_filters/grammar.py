@@ -33,6 +33,10 @@ def _make_call(name: str, *arguments: exp.Expr | None) -> exp.Anonymous:
     return exp.Anonymous(this=name, expressions=call_arguments)
 
 
+#: The mark of a NULL that is written as UNKNOWN.
+_UNKNOWN_MARK: Final = "is_unknown"
+
+
 class _FilterDialect(Postgres):
     """sqlglot's PostgreSQL dialect, changed so that each function keeps the name that the text has."""
 
@@ -60,6 +64,13 @@ class _FilterDialect(Postgres):
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             word: PostgresParser.NO_PAREN_FUNCTION_PARSERS[word] for word in ("ANY", "CASE")
         }
+
+        def _parse_null(self) -> exp.Expr | None:
+            """Read NULL or UNKNOWN after IS. sqlglot reads both as NULL; `is_unknown` tells them apart."""
+            null: exp.Expr | None = super()._parse_null()
+            if isinstance(null, exp.Null):
+                null.meta[_UNKNOWN_MARK] = self._prev.token_type == TokenType.UNKNOWN
+            return null
 
         # Functions with a special syntax (func_expr_common_subexpr in gram.y).
 
@@ -223,6 +234,11 @@ def _join_operators(tokens: Sequence[Token]) -> Iterator[str]:
         exclamation_mark = token if token.text == "!" else None
     if exclamation_mark is not None:
         yield exclamation_mark.text
+
+
+def is_unknown(test: exp.Null) -> bool:
+    """True if this is the UNKNOWN of IS UNKNOWN, and not NULL."""
+    return bool(test.meta.get(_UNKNOWN_MARK))
 
 
 def strip_parentheses(part: exp.Expr) -> exp.Expr:
