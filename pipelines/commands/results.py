@@ -226,13 +226,14 @@ class SlotStatus:
     The slot's messages are stored in the lake's change log.
 
     - `subscription`: the subscription that has the slot for itself (`row_filter: publisher`); None for a shared slot
-    - `exists`, `active`: unknown if there is a `problem`
+    - `exists`, `active`: unknown if the source has a `problem`
     - `lag_bytes`: the bytes of WAL between the LSN that the slot has confirmed and the server's current LSN
     - `lag_seconds`: how long the oldest commit that the change log does not have yet has been waiting
     - `retained_bytes`: the bytes of WAL that the server retains for the slot
     - `safe_wal_bytes`: how many bytes of WAL can still be written before the slot may be lost; None if there is no
       limit
-    - `problem`: the reason why the source did not answer, or why it is not the publisher whose changes the lake has
+    - `problem`: the reason why the source did not answer, why it is not the publisher whose changes the lake has, or why
+      the change log cannot be read
     - `decoding`: `always`, or `while a slot exists`. In the second case, dropping the last logical slot of the server
       switches logical decoding off.
     """

@@ -106,7 +106,7 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
     is_brief, last_run_times = last_run_times is None, last_run_times or {}
     for slot_stream in project.slot_streams.values():
         source_state = _read_source(lake, slot_stream, can_decode=not is_brief)
-        change_log_position = ChangeLog(lake, slot_stream).read_position()
+        change_log_position, log_problem = _read_change_log_position(lake, slot_stream)
         slot = source_state.slot
         slot_statuses.append(
             SlotStatus(
@@ -119,7 +119,7 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
                 confirmed_lsn=format_lsn(slot.confirmed_lsn) if slot else None,
                 lag_bytes=slot.lag_bytes if slot else None,
                 change_log_lsn=None if change_log_position is None else format_lsn(change_log_position),
-                problem=source_state.problem,
+                problem=source_state.problem or log_problem,
                 lag_seconds=source_state.waiting_seconds,
                 retained_bytes=slot.retained_bytes if slot else None,
                 safe_wal_bytes=slot.safe_bytes if slot else None,
@@ -149,6 +149,18 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
                 )
             )
     return StatusReport(tuple(slot_statuses), tuple(subscription_statuses))
+
+
+def _read_change_log_position(lake: Lake, slot_stream: SlotStream) -> tuple[int | None, str | None]:
+    """The LSN up to which the change log is read, or None; and the reason if the change log is damaged.
+
+    If the whole lake fails, and not only the change log, the error is raised.
+    """
+    try:
+        return ChangeLog(lake, slot_stream).read_position(), None
+    except LakeError as error:
+        describe_error(lake, error)
+        return None, str(error)
 
 
 def _read_source(lake: Lake, slot_stream: SlotStream, *, can_decode: bool) -> _SourceState:
@@ -186,7 +198,7 @@ def _measure_wait_in_slot(
 
     None if the slot has not been read yet, or if the server cannot say, for example because there is too much WAL.
     """
-    if ChangeLog(lake, slot_stream).read_position() is None:
+    if _read_change_log_position(lake, slot_stream)[0] is None:
         return None
     try:
         connection.execute(f"set statement_timeout = '{_DECODE_TIMEOUT}'")
@@ -208,10 +220,8 @@ def _measure_delay(
     lake: Lake, subscription: Subscription, source_state: _SourceState, last_run_time: datetime | None
 ) -> tuple[float | None, str | None]:
     """For how many seconds a subscription has been behind, and when all changes had been applied the last time."""
-    last_cut, log_position = (
-        Cuts(lake, subscription.name).read_last(),
-        ChangeLog(lake, subscription.slot_stream).read_position(),
-    )
+    last_cut = Cuts(lake, subscription.name).read_last()
+    log_position, _ = _read_change_log_position(lake, subscription.slot_stream)
     success_time = last_cut.at if last_cut else None
     if log_position is None:
         return None, None if success_time is None else _format_iso(success_time)

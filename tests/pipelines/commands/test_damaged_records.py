@@ -94,6 +94,18 @@ def test_the_named_command_creates_a_damaged_table_again(shop: Shop, damage: Cal
     assert SubscriptionRecord(shop.lake, "one").read_state().folders == "{table}"
 
 
+def test_status_shows_the_tables_beside_a_damaged_change_log(shop: Shop) -> None:
+    assert shop.cli("run")[0] == 0
+    assert shop.cli("status")[0] == 0
+    _without_its_newest_entry(Path(shop.lake.paths.change_log("shop")))
+    share_tables.cache_clear()
+    code, output = shop.cli("status")
+    assert (code, "public.stock  ready" in output, "public.orders  ready" in output) == (2, True, True), (
+        output
+    )
+    assert 'shop/change_log": its log cannot be read' in output.replace("\n", "")
+
+
 @pytest.mark.drawn
 def test_a_subscription_is_dropped_once_its_damaged_state_is_created_again(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
