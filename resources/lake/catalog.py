@@ -52,12 +52,15 @@ class SparkCatalog:
 def is_location_of(location: str | None, path: str) -> bool:
     """True if a location of a catalog is this path of the lake.
 
-    Catalogs write `file:` before the path of a folder, and some of them encode it as a URI.
+    Catalogs write `file:` before the path of a folder. Spark writes the path as it is, and some catalogs encode it as a
+    URI. The path itself is encoded only if it is a URI, and then Spark decodes it.
     """
-    return location is not None and _remove_scheme(location) in {
-        _remove_scheme(path),
-        _remove_scheme(unquote(path)),
-    }
+    if location is None:
+        return False
+    paths = {path, unquote(path)} if "://" in path else {path}
+    return not {_remove_scheme(location), _remove_scheme(unquote(location))}.isdisjoint(
+        map(_remove_scheme, paths)
+    )
 
 
 def _remove_scheme(location: str) -> str:

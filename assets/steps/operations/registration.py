@@ -18,7 +18,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.catalog import SparkCatalog, is_location_of, quote_table_name
 from pgsieve.resources.lake.catalog_names import CatalogName, format_catalog_name
-from pgsieve.resources.lake.delta.errors import describe_spark_error
+from pgsieve.resources.lake.delta.errors import LakeError, describe_spark_error
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 
@@ -49,39 +49,63 @@ class Registration:
         ]
         self._set_comments(replicas)
         path_by_name = self._find_path_by_name(replicas)
-        registered_names = record.names()
+        recorded_names = record.names()
         path_by_missing_name = {
             entry_name: path
             for entry_name, path in path_by_name.items()
-            if registered_names.get(entry_name) != path
+            if recorded_names.get(entry_name) != (path, True)
         }
         if not path_by_missing_name:
             return ()
         with self.lake.access.translate_errors(self.lake.uri):
             catalog = SparkCatalog(self.lake.spark)
-            taken_names = [
-                entry_name
-                for entry_name in path_by_missing_name
-                if entry_name not in registered_names and catalog.read_location(entry_name) is not None
-            ]
             path_by_new_name = {
                 entry_name: path
                 for entry_name, path in path_by_missing_name.items()
-                if entry_name not in taken_names
+                if self._make_room(catalog, entry_name, path, recorded_names.get(entry_name, (None,))[0])
             }
-            # Names are recorded before they are registered. After a crash in between, the next run registers them.
-            record.note(list(path_by_new_name.items()), is_registered=True)
+            taken_names = [
+                entry_name for entry_name in path_by_missing_name if entry_name not in path_by_new_name
+            ]
+            # After a crash the first record says that the names are pgsieve's own, and the next run registers the others.
+            record.note(list(path_by_new_name.items()), is_registered=None)
             for entry_name, path in path_by_new_name.items():
                 if not is_location_of(catalog.read_location(entry_name), path):
                     self._register(catalog, entry_name, path)
+            record.note(list(path_by_new_name.items()), is_registered=True)
         if taken_names:
             names = ", ".join(map(quote_table_name, taken_names))
             raise CatalogNameError(
-                f'subscription "{name}": the catalog has {names} already, and pgsieve did not register it',
+                f'subscription "{name}": the catalog has {names} already, and pgsieve did not register it for this replica',
                 hint="choose other `names` in `catalog` of pgsieve.yaml, or remove the existing entry from the catalog",
                 sqlstate="42P07",
             )
         return tuple(map(quote_table_name, path_by_new_name))
+
+    def _make_room(
+        self, catalog: SparkCatalog, name: CatalogName, path: str, recorded_path: str | None
+    ) -> bool:
+        """True if a name can be registered for a path, or pgsieve has done that: no other entry of the catalog has it.
+
+        `recorded_path` is the path for which pgsieve has recorded the name. If it has no table any more, the lake was moved.
+        Then the entry for this path is removed. If the lake was copied, the entry stays with the other lake.
+        """
+        location = catalog.read_location(name)
+        if location is None or recorded_path is None:
+            return location is None
+        if is_location_of(location, path):
+            return True
+        if not is_location_of(location, recorded_path) or self._may_exist(recorded_path):
+            return False
+        catalog.unregister(name)
+        return True
+
+    def _may_exist(self, path: str) -> bool:
+        """True if there is a table at this path of a lake, or if its store does not say so."""
+        try:
+            return self.lake.records.exists(path)
+        except LakeError:
+            return True
 
     def _register(self, catalog: SparkCatalog, name: CatalogName, path: str) -> None:
         try:
@@ -138,7 +162,7 @@ def unregister(record: RegisteredNames) -> tuple[str, ...]:
     Only names are removed that pgsieve has registered, and that still have the same path.
     """
     lake = record.lake
-    if not (path_by_name := record.names()):
+    if not (path_by_name := {name: path for name, (path, _) in record.names().items()}):
         return ()
     with lake.access.translate_errors(lake.uri):
         catalog = SparkCatalog(lake.spark)

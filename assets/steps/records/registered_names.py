@@ -1,7 +1,7 @@
 """The table `_registered` of a subscription: the names that pgsieve has registered in Spark's catalog.
 
-pgsieve changes no other names in the catalog. A name is recorded before it is registered. After a name was removed from the
-catalog, that is recorded, too. The newest row of a name counts.
+pgsieve changes no other names in the catalog. A name is recorded before it is registered, with NULL as `registered`, and
+after that with true. After a name was removed from the catalog, it is recorded with false. The newest row of a name counts.
 """
 
 import json
@@ -33,15 +33,20 @@ class RegisteredNames:
         """The table's path."""
         return self.lake.paths.registered_names(self.subscription)
 
-    def names(self) -> dict[CatalogName, str]:
-        """Maps each registered name to the path of its table."""
+    def names(self) -> dict[CatalogName, tuple[str, bool]]:
+        """Maps each name to the path of its table, and to whether it is certainly registered.
+
+        If it is not certain, a process has begun to register the name, and may have been killed.
+        """
         newest_rows = {row["name"]: row for row in sort_by_version(self.lake.records.rows(self.path))}
         return {
-            tuple(json.loads(name)): row["path"] for name, row in newest_rows.items() if row["registered"]
+            tuple(json.loads(name)): (row["path"], row["registered"] is True)
+            for name, row in newest_rows.items()
+            if row["registered"] is not False
         }
 
-    def note(self, names: Collection[tuple[CatalogName, str]], *, is_registered: bool) -> None:
-        """Record that names are registered for paths, or that they are no longer registered."""
+    def note(self, names: Collection[tuple[CatalogName, str]], *, is_registered: bool | None) -> None:
+        """Record that names are registered for paths, that they are no longer registered, or (None) that they will be."""
         if names:
             time = datetime.now(UTC)
             rows = [

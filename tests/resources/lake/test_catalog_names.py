@@ -23,6 +23,10 @@ def test_a_catalog_may_have_three_parts() -> None:
 def test_a_location_is_the_same_with_and_without_its_scheme() -> None:
     assert is_location_of("file:/a%20lake/t", "/a%20lake/t")
     assert is_location_of("file:///a lake/t/", "/a lake/t")
+    assert is_location_of("file:/a%20lake/%C3%A9/t", "/a lake/é/t")
+    assert is_location_of("file:/100%/t", "/100%/t")
+    assert is_location_of("s3a://lake/a b/t", "s3a://lake/a%20b/t")
+    assert not is_location_of("file:/a lake/t", "/a%20lake/t"), "this is another folder"
     assert is_location_of("s3a://lake/x/t", "s3a://lake/x/t")
     assert not is_location_of("s3a://lake/x/t2", "s3a://lake/x/t")
     assert not is_location_of("", "/t")
