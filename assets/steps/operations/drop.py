@@ -31,6 +31,7 @@ from pgsieve.assets.steps.validation.waiting import select_sound_subscriptions
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
+from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.postgres.capture import (
@@ -100,10 +101,7 @@ def drop_subscription(
             )
             lake.access.make_durable()
             result = _drop_on_server(connection, slot_stream, other_subscriptions)
-    states = TableStates(lake, name).read_newest().values()
-    TableStates(lake, name).append(
-        [TableState(*state.name, SyncState.REMOVED) for state in states if state.state != SyncState.REMOVED]
-    )
+    retry_after_conflict(lambda: _record_removed_tables(TableStates(lake, name)))()
     if lake.records.exists(SubscriptionRecord(lake, name).path):
         # The record of the folders stays, because the replicas can still be read.
         SubscriptionRecord(lake, name).change_state(
@@ -119,6 +117,19 @@ def drop_subscription(
         ]
         result = replace(result, folders=tuple(folder for folder in folders if lake.remove(folder)))
     return result
+
+
+def _record_removed_tables(record: TableStates) -> None:
+    """Record that all tables are removed. Raises OvertakenError if another process writes a state meanwhile."""
+    base_version = record.read_version()
+    record.append(
+        [
+            TableState(*state.name, SyncState.REMOVED)
+            for state in record.read_newest().values()
+            if state.state != SyncState.REMOVED
+        ],
+        base_version,
+    )
 
 
 def _refuse_nested_lake(lake: Lake, name: str) -> None:

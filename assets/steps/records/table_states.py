@@ -205,6 +205,13 @@ class TableStates:
         """The table's path."""
         return self.lake.paths.table_states(self.subscription)
 
+    def read_version(self) -> int:
+        """The Delta version that `append` may expect; 0 if there is no table yet.
+
+        It may be above the versions of all states, because maintenance compacts the table.
+        """
+        return max(self.lake.records.head(self.path).version, 0)
+
     def read_newest(self) -> dict[Name, TableState]:
         """Maps each table of the subscription to its newest state.
 
@@ -264,14 +271,14 @@ class TableStates:
         `is_altered` says for which tables this is so. Raises OvertakenError if another process has written a state in the
         meantime.
         """
-        states = self.read_newest()
+        base_version, states = self.read_version(), self.read_newest()
         altered_states = [
             replace(state, definition=replace(state.definition, unaltered=False))
             for state in states.values()
             if state.definition is not None and state.definition.unaltered and is_altered(state)
         ]
         if altered_states:
-            self.append(altered_states, find_newest_version(states.values()))
+            self.append(altered_states, base_version)
 
     def is_in_use(self) -> bool:
         """True if the subscription has run, and was not dropped since then."""
@@ -349,7 +356,7 @@ class TableStates:
 
         def attempt() -> set[Name]:
             # The version is read before the states. If a state is written in between, the append fails.
-            base_version = max(self.lake.records.head(self.path).version, 0)
+            base_version = self.read_version()
             changed_tables = version_by_table.keys() & set(
                 (find_changed_tables or find_tables_with_later_states)()
             )

@@ -123,7 +123,8 @@ def hold_back_tables(
             reason,
         ):
             waiting_states.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
-    TableStates(lake, subscription.name).append(waiting_states)
+    # If another process writes another state meanwhile, for example that a table is set aside, the next run does this.
+    TableStates(lake, subscription.name).append_unless_changed(waiting_states)
     if is_disabled := bool(lasting_problem_by_table) and subscription.disable_on_error:
         SubscriptionRecord(lake, subscription.name).disable(
             next(iter(lasting_problem_by_table.values())).message
