@@ -23,8 +23,8 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.work import measure_work
 
-#: Each run reports the same data version. If it changed, Dagster would show all replicas as unsynced, although most
-#: have no new changes. The check `freshness` reports changes that are waiting.
+#: Each run reports the same data version of this asset. Another one would make Dagster show all replicas (the tables
+#: downstream) as unsynced, although most have no new changes. The check `freshness` reports changes that are waiting.
 _CONSTANT_DATA_VERSION = dg.DataVersion("appended")
 
 
@@ -38,8 +38,8 @@ def table_changes_asset(
     """Make the asset `<subscription>/table_changes`. Its step decodes changes, and applies the row filters to them.
 
     `wait_for_prefetched_work` is a function that waits for changes that were transformed before the step. The step only
-    reports them. If a table has a problem, it is only logged here, and the later step of the replicas fails the run. A
-    disabled subscription fails one run, and later runs leave it out.
+    reports them. A problem of a table is only logged here; the later step that applies the changes fails the run. A
+    subscription that was disabled is left out.
     """
     asset = subscription_asset(subscription, AssetKind.TABLE_CHANGES)
     upstream = [dagster_names.asset_key(slot_stream_asset(subscription.slot_stream, AssetKind.CHANGE_LOG))]

@@ -21,8 +21,8 @@ from pgsieve.resources.postgres.capture import CREATED_COMMENT, describe_prepara
 from pgsieve.resources.postgres.ddl import execute_ddl
 from pgsieve.resources.postgres.source import quote, quote_literal
 
-#: pgoutput logs a message before it evaluates a filter and another one afterwards. These are the last words of the first
-#: message and the first words of the second. Both have the level DEBUG3 (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c).
+#: pgoutput logs a message before it evaluates the filter of a row, and one after each successful evaluation. These are
+#: the last words of the message before, and the first words of the messages after. Both have the level DEBUG3 (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c).
 _START_MESSAGE_END, _RESULT_MESSAGE_START = '" has row filter', "row filter evaluates to "
 #: The SQLSTATEs of the data exceptions that the server may also raise while it sends a row: those of encodings and
 #: of output functions.
@@ -32,9 +32,9 @@ _SENDING_SQLSTATES = {"22021", "22P02", "22P03", "22P05"}
 def find_failing_table(connection: psycopg.Connection[Any], query: str) -> str | None:
     """The `schema.table` whose row filter fails in a peek; None if this is not certain.
 
-    For an UPDATE, pgoutput evaluates the filter twice: for the old and for the new row. If the last message is that of a
-    successful evaluation, it is unknown whether the second evaluation failed, or the sending of the row. Only an error
-    that is not among `_SENDING_SQLSTATES` is certain to come from the filter.
+    For an UPDATE, pgoutput evaluates the filter up to twice: for the old and for the new row. Only one message precedes
+    both. If the last message is that of a successful evaluation, either the other evaluation failed, or the sending of
+    the row. Then only an error that is not among `_SENDING_SQLSTATES` is certain to come from the filter.
     """
     messages: list[str] = []
 

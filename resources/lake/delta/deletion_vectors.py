@@ -111,7 +111,7 @@ def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
 def _read_selections(table: DeltaTable) -> list[tuple[str, pa.ListScalar]]:
     """The paths of files with deletion vectors, and for each row of such a file whether it is not deleted.
 
-    delta-rs would look through all files of a table for vectors, even if the table has not the feature.
+    delta-rs would look through all files of a table for vectors, even if the table does not have this feature.
     """
     if VECTORS_FEATURE not in (table.protocol().reader_features or ()):
         return []
@@ -260,8 +260,8 @@ def enable_vectors(log: Log, table: DeltaTable, commit_info: Action) -> None:
     if newest_metadata is None:
         raise UnmarkableError(f"the log of {log.path} lacks the table's metadata")
     configuration = {**dict(newest_metadata.get("configuration") or {}), VECTORS_PROPERTY: "true"}
-    # A table without a list of features has writer version 1 or 2. Version 2 implies these two features (Delta protocol,
-    # Writer Version Requirements).
+    # `can_have_vectors` has refused the writer versions 3 to 6. So a table without a list of features has version 1 or 2.
+    # Version 2 implies these two features (Delta protocol, Writer Version Requirements).
     writer_features = set(protocol.writer_features or ("appendOnly", "invariants")) | {VECTORS_FEATURE}
     # Reader version 2 implies column mapping, whether or not the table uses it.
     reader_features = set(

@@ -1,7 +1,8 @@
-"""Removes rows of a table in one commit: marks them as deleted, or tells whether their files can be rewritten.
+"""Marks rows of a Delta table as deleted, in one commit; or finds out whether the files of the rows can be rewritten.
 
 In: a table that delta-rs can reach, and the rows to remove.
-Out: one commit, which is made only once per position (the LSN up to which the table has all changes).
+Out: one commit. It has a position, the LSN up to which the table then has all changes. A second commit with this
+    position is not made.
 
 Files can be rewritten without the rows (`Commits.commit`) if the rows of the table are exactly the rows of its
 files. Rows can be marked in deletion vectors (`deletion_vectors`) if this process can add an entry to the table's
@@ -26,8 +27,8 @@ from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, make_un
 from pgsieve.resources.lake.delta.requirements import can_change_rows, can_have_vectors, has_plain_rows
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: The characters in names of objects that delta-rs encodes twice when it opens a deletion vector. It then does not
-#: find the vector.
+#: The name of an object may have these characters. delta-rs encodes them twice when it opens a deletion vector, so it
+#: does not find the vector.
 _ENCODED_TWICE = frozenset('~%{}^`[]"<>#|*?\\')
 
 
@@ -39,9 +40,9 @@ def has_hidden_vectors(path: str) -> bool:
 def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
     """True if files of a table may be rewritten with fewer rows.
 
-    The rows of the table must be those of its files (`requirements.has_plain_rows`), and they may be changed
-    (`requirements.can_change_rows`). So the table must have exactly these columns. If a user has added columns, only
-    a MERGE would keep their values.
+    The rows of the table must be exactly those of its files (`requirements.has_plain_rows`). The table must have exactly
+    the columns `columns`, and nothing else may forbid to change rows (`requirements.can_change_rows`). If a user has
+    added columns, only a MERGE would keep their values.
     """
     table = commits.open_table(path)
     return (
@@ -54,8 +55,8 @@ def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> 
 def can_mark_rows(commits: Commits, path: str, columns: Collection[str]) -> bool:
     """True if `mark_rows` may mark rows of a table.
 
-    This process must be able to add entries to the table's log, and the rows may be changed
-    (`requirements.can_change_rows`). So the table must have exactly these columns, as for `can_rewrite_files`.
+    This process must be able to add entries to the table's log. `requirements.can_change_rows` must be true, as for
+    `can_rewrite_files`.
     """
     return can_enable_marking(commits, path) and can_change_rows(commits.open_table(path), columns)
 
@@ -121,9 +122,10 @@ def mark_rows(
 ) -> None:
     """Mark rows as deleted, and add files, in one commit. It is made only once per position.
 
-    - `files`: rows that describe the files to add (`FILE_SCHEMA`)
+    - `files`: a description of each file to add (`parquet_files.FILE_SCHEMA`)
     - `position`: None if the table keeps its position
-    - `expected_version`: has the same meaning as in `Commit`
+    - `expected_version`: the version of the table from which the change was computed. If the table has another version,
+      OvertakenError is raised.
 
     The table must have deletion vectors enabled.
     """
