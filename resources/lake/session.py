@@ -104,6 +104,8 @@ _LOCAL_MASTER = re.compile(r"local(\[.*\])?")
 
 #: How often a request to the engine is repeated. The repetitions take four seconds.
 _ENGINE_RETRIES = 4
+#: The environment variable by which pyspark knows that a process uses Spark Connect.
+_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 #: How long a server may take to end a session.
 _END_TIMEOUT_SECONDS = 5.0
 #: If a Spark Connect server has not answered for this time, a line says so. pyspark tries it again for ten minutes.
@@ -325,7 +327,14 @@ def _report_waiting(address: str) -> Iterator[None]:
 def _create_connect_session(server: str | EngineChannel) -> SparkSession:
     """Create a session of a Spark Connect server. `server` is the server's address, or the channel of the warm engine."""
     if isinstance(server, str):
-        session: SparkSession = SparkSession.builder.remote(server).create()
+        had_connect_mode = _CONNECT_MODE in os.environ
+        try:
+            session: SparkSession = SparkSession.builder.remote(server).create()
+        except BaseException:
+            # pyspark has set the variable. No local session could start in this process any more.
+            if not had_connect_mode:
+                os.environ.pop(_CONNECT_MODE, None)
+            raise
         return session
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -613,9 +614,11 @@ def test_a_token_in_an_address_without_the_slash_is_in_no_message(silent: Path, 
     engine = build_project(load_config(silent)).lake.engine
     assert "geheim" not in engine.master
     if ":" in server:  # Otherwise pyspark looks for a host of this name, for minutes.
+        environment = dict(os.environ)
         with pytest.raises(SparkUnavailableError, match=f'at "sc://{server}": ') as caught:
             assert engine.session
         assert "geheim" not in "".join(traceback.format_exception(caught.value))
+        assert dict(os.environ) == environment, "a local session could not start in this process any more"
 
 
 def test_a_server_of_spark_connect_that_does_not_answer_is_named(
