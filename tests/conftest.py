@@ -22,6 +22,7 @@ pytest_plugins = [
     "tests.fixtures.oracle",
     "tests.fixtures.pooler",
     "tests.fixtures.s3_server",
+    "tests.fixtures.secrets",
     "tests.fixtures.servers",
     "tests.fixtures.shop",
     "tests.fixtures.standby",
