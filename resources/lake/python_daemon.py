@@ -8,6 +8,7 @@ https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spar
 """
 
 import gc
+import os
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -20,6 +21,13 @@ _MODULES = (
     "pgsieve.assets.steps.update_transformation.changes",
     "pgsieve.assets.steps.apply.by_files",
 )
+
+#: The setting of Arrow's allocator that says after how many milliseconds it returns freed memory to the system. It is
+#: an environment variable, which the allocator reads when Arrow is loaded.
+PURGE_DELAY = "MIMALLOC_PURGE_DELAY"
+#: Workers return no memory, because their next task needs it again, and page faults would take a sixth of their time.
+#: A worker's memory grows to that of its largest task. Spark ends a worker that had no task for a minute.
+WORKER_PURGE_DELAY = "-1"
 
 
 def _import_installed_pyspark() -> None:
@@ -36,6 +44,7 @@ def _import_installed_pyspark() -> None:
 
 def main() -> None:
     """Import the modules. Then fork workers until Spark ends this process."""
+    os.environ[PURGE_DELAY] = WORKER_PURGE_DELAY
     _import_installed_pyspark()
     for name in _MODULES:
         with suppress(ImportError):

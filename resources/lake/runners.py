@@ -12,9 +12,12 @@ do this work instead, for example on a machine without Java. The PostgreSQL driv
 run without Python's global lock, so the threads use several cores.
 """
 
+import gc
 import logging
+import math
 import re
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
@@ -59,6 +62,8 @@ BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _RANGE_LENGTH, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
 #: The largest number of tasks per core of Spark that run receivers (functions that get messages from parts).
 _TASKS_PER_CORE = 2
+#: The number of cores of a cluster is read again after this many seconds.
+_PARALLELISM_SECONDS = 5
 #: If the first job of a session takes longer than this, a warning is logged.
 _SILENT_SECONDS = 20
 _NO_EXECUTOR = (
@@ -144,16 +149,21 @@ def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     yield from batches
 
 
-def forget_archives() -> None:
-    """Remove the finders of archives from the cache of import finders in a Python worker. The next import adds them again.
+def prepare_worker() -> None:
+    """Make the tasks of a Python worker start and end faster. Each task calls this function.
 
-    Before each task Spark makes Python read all archives in this cache again, once for each package in them
-    (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches). This takes longer than a small
-    task.
+    Before each task Spark makes Python read all archives in the cache of import finders again, once for each package
+    in them (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches). This takes longer than a
+    small task. So the finders of archives are removed from the cache. The next import adds them again.
+
+    After each task Spark's daemon collects garbage, and visits all objects of all imported modules. These stay until
+    the worker ends. So the first task excludes them from then on.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[path]
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 def _make_row_packer(run_batches: BatchFunction, schema: pa.Schema) -> BatchFunction:
@@ -179,7 +189,7 @@ def _make_part_runner(part: Part) -> BatchFunction:
     """Return a function that Spark calls with batches of the numbers of parts. It runs these parts."""
 
     def run(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        forget_archives()
+        prepare_worker()
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 begin_part()
@@ -192,7 +202,7 @@ def _make_receiver_runner(receivers: Receivers) -> BatchFunction:
     """Return a function that Spark calls with batches of messages, ordered by receiver. It runs these receivers."""
 
     def run(message_rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        forget_archives()
+        prepare_worker()
         for number, messages in group_by_receiver(message_rows):
             yield from receivers.receive(number, messages, iter)
 
@@ -250,12 +260,19 @@ class SparkRunner:
     def __init__(self, get_session: Callable[[], SparkSession], cores: int | None = None) -> None:
         self._get_session, self._cores = get_session, cores
         self._is_preparing = False
+        self._read_parallelism, self._read_at = 1, -math.inf
 
     @property
     def parallelism(self) -> int:
-        """The number of parts that run at the same time. On a cluster it may change."""
+        """The number of parts that run at the same time. On a cluster it may change, so it is soon read again."""
         if self._cores is not None:
             return self._cores
+        if time.monotonic() - self._read_at >= _PARALLELISM_SECONDS:
+            self._read_parallelism, self._read_at = self._find_parallelism(), time.monotonic()
+        return self._read_parallelism
+
+    def _find_parallelism(self) -> int:
+        """Find out how many cores the session has now. The answer takes Spark up to a tenth of a second."""
         session = self._get_session()
         if session not in _started_sessions:
             with _warn_after(_SILENT_SECONDS):

@@ -49,6 +49,7 @@ from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import find_archive_path
 from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
 from pgsieve.resources.lake.module_search import cache_module_search
+from pgsieve.resources.lake.python_daemon import PURGE_DELAY, WORKER_PURGE_DELAY
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, find_storage
 from pgsieve.resources.passwords import remember_secrets
@@ -86,8 +87,8 @@ LOCAL_SETTINGS: dict[str, str] = {
     # Spark's default for this setting is for clusters, and would take seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
-    # For the executors of a cluster, as in `pgsieve/__init__.py` for this machine.
-    "spark.executorEnv.MIMALLOC_PURGE_DELAY": "100",
+    # For the executors of a cluster, as `python_daemon` does it on this machine.
+    f"spark.executorEnv.{PURGE_DELAY}": WORKER_PURGE_DELAY,
 }
 
 #: Settings of a session that runs within one process. Only this machine can reach its ports.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # By default Arrow's allocator returns freed memory to the system after 10 ms. The next batch would need it again, and
 # page faults would take up to a tenth of the processor time. The allocator reads this setting (in milliseconds) when
-# Arrow is loaded. Python workers of Spark on this machine inherit it.
+# Arrow is loaded. Python workers of Spark keep the memory (`pgsieve.resources.lake.python_daemon`).
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "100")
 
 __all__ = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,8 +15,9 @@ from zipimport import zipimporter
 import pyarrow as pa
 import pytest
 
+from pgsieve.resources.lake import runners
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.runners import SparkRunner, forget_archives
+from pgsieve.resources.lake.runners import SparkRunner, prepare_worker
 from pgsieve.resources.parts import Guard
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.pgsieve_replica import engine
@@ -58,7 +61,8 @@ def test_modules_of_a_removed_archive_are_still_imported(
     monkeypatch.syspath_prepend(archive)
     assert importlib.import_module("package_of_an_archive.before")
     assert any(isinstance(each, zipimporter) for each in sys.path_importer_cache.values())
-    forget_archives()
+    monkeypatch.setattr("gc.freeze", lambda: None)  # This process is no worker.
+    prepare_worker()
     assert not any(isinstance(each, zipimporter) for each in sys.path_importer_cache.values())
     assert importlib.import_module("package_of_an_archive.after")
 
@@ -75,6 +79,32 @@ def test_workers_import_installed_packages_and_read_no_archive_again() -> None:
     rows = SparkRunner(lambda: session).run(part, 3)
     assert not [path for path in rows["path"].to_pylist() if ".zip" in path]
     assert rows["size"].to_pylist() == [0, 0, 0]
+
+
+@pytest.mark.spark
+def test_workers_keep_freed_memory_and_visit_no_imported_modules_for_garbage() -> None:
+    def part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        delay = os.environ["MIMALLOC_PURGE_DELAY"]
+        yield pa.RecordBatch.from_pylist([{"path": delay, "size": gc.get_freeze_count()}], FILE_SCHEMA)
+
+    session = engine().session
+    rows = SparkRunner(lambda: session).run(part, 3)
+    assert rows["path"].to_pylist() == ["-1"] * 3
+    assert min(rows["size"].to_pylist()) > 10_000
+
+
+@pytest.mark.spark
+def test_the_number_of_cores_is_read_again_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, session = "spark.sql.leafNodeDefaultParallelism", engine().session
+    executors = SparkRunner(lambda: session)
+    cores = executors.parallelism
+    session.conf.set(setting, cores + 3)  # As if a cluster had given the session more executors.
+    try:
+        assert executors.parallelism == cores
+        monkeypatch.setattr(runners, "_PARALLELISM_SECONDS", 0)
+        assert executors.parallelism == cores + 3
+    finally:
+        session.conf.unset(setting)
 
 
 @pytest.mark.spark
