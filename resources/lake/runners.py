@@ -21,9 +21,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import cache, partial
-from threading import Event, Thread, Timer
+from threading import Event, Thread
 from typing import Protocol
 from weakref import WeakSet
 from zipimport import zipimporter
@@ -37,6 +37,7 @@ from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.shared_jobs import Request, SharedParts, divide_into_tasks, get_shared_jobs
 from pgsieve.resources.lake.stores.batch_cache import begin_part
 from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, group_by_receiver
+from pgsieve.resources.slow_block import report_if_slow
 from pgsieve.resources.strands import release_strand
 from pgsieve.resources.work import (
     DRIVER,
@@ -127,21 +128,6 @@ class Runner(Protocol):
 
     def stop(self) -> None:
         """Make all parts that are running end soon, with an error."""
-
-
-@contextmanager
-def _warn_after(seconds: int) -> Iterator[None]:
-    """Log a warning if the block takes longer than this. The block runs the first job of a session.
-
-    If the job does not begin, Spark may be waiting for an executor of the cluster.
-    """
-    timer = Timer(seconds, _LOGGER.warning, [_NO_EXECUTOR, seconds])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -275,7 +261,8 @@ class SparkRunner:
         """Find out how many cores the session has now. The answer takes Spark up to a tenth of a second."""
         session = self._get_session()
         if session not in _started_sessions:
-            with _warn_after(_SILENT_SECONDS):
+            # If this job does not begin, Spark may be waiting for an executor of the cluster.
+            with report_if_slow(_SILENT_SECONDS, partial(_LOGGER.warning, _NO_EXECUTOR, _SILENT_SECONDS)):
                 session.range(1).collect()
             _started_sessions.add(session)
         (plan,) = session.sql(f"explain select id from range({_RANGE_LENGTH})").collect()
