@@ -11,12 +11,8 @@ from collections.abc import Mapping
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SourceConfig
-from pgsieve.resources.lake.session import (
-    SparkEngine,
-    conceal_settings,
-    hide_settings,
-    verify_log_store_settings,
-)
+from pgsieve.resources.lake.secret_settings import conceal_settings, hide_settings
+from pgsieve.resources.lake.session import SparkEngine, verify_log_store_settings
 from pgsieve.resources.lake.stores.storage import Storage, declare_storage
 from pgsieve.resources.postgres.source import Source
 

@@ -19,12 +19,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Lock, RLock, Timer
+from threading import Lock, RLock
 from typing import Any, cast
 
 import dagster as dg
@@ -50,9 +51,10 @@ from pgsieve.resources.lake.java.class_archive import find_archive_path
 from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
 from pgsieve.resources.lake.module_search import cache_module_search
 from pgsieve.resources.lake.python_daemon import PURGE_DELAY, WORKER_PURGE_DELAY
+from pgsieve.resources.lake.secret_settings import REDACTION_REGEX, find_hidden_settings, split_address
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, find_storage
-from pgsieve.resources.passwords import remember_secrets
+from pgsieve.resources.slow_block import report_if_slow
 from pgsieve.resources.time_limit import limit_time
 
 #: Settings that can be changed at any time during a session, even with Spark Connect.
@@ -82,8 +84,7 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    # Spark's default pattern of the names of secret settings, and the names of Azure's secrets.
-    "spark.redaction.regex": "(?i)secret|password|passphrase|token|access[.]?key|account[.]key",
+    "spark.redaction.regex": REDACTION_REGEX,
     # Spark's default for this setting is for clusters, and would take seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
@@ -115,63 +116,6 @@ _REPORTED_SECONDS = 10.0
 _LOGGER = logging.getLogger(__name__)
 #: Makes the first thread that needs Spark start it, and the other threads wait.
 _START_LOCK = RLock()
-#: Values that are never treated as secret, whatever the name of their setting is, because other texts contain
-#: them, too.
-_PUBLIC_VALUE = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
-#: The password in a URL, for example of a Maven repository.
-_URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s]+)@")
-
-
-#: The settings of Spark that are secret, and the parameters of a Spark Connect address (`;token=…`), by the address of
-#: the lake. They are not fields of a Dagster resource, because Dagster would show such fields.
-_hidden_settings_by_lake: dict[str, tuple[Mapping[str, str], str]] = {}
-
-
-def _is_secret_name(name: str) -> bool:
-    """True if the name of a setting or of a parameter says that its value is secret."""
-    return re.search(LOCAL_SETTINGS["spark.redaction.regex"], name) is not None
-
-
-def _find_secrets(name: str, value: str) -> list[str]:
-    """The secrets in a setting: its value, or only the passwords of its URLs and the values of its secret Java options."""
-    if _is_secret_name(name):
-        return [value]
-    options = (option.partition("=") for option in value.split())
-    return [
-        *_URL_PASSWORD.findall(value),
-        *(text.strip("\"'") for option_name, _, text in options if text and _is_secret_name(option_name)),
-    ]
-
-
-def _split_address(master: str) -> tuple[str, str]:
-    """A master without its parameters, and the parameters with the characters before them. Only `sc://` has parameters.
-
-    Spark requires a slash before the parameters. Without it the address is not valid, but its token is secret, too.
-    """
-    match = re.fullmatch(r"(sc://.*?)(/?;.*)", master, re.DOTALL)
-    return (match[1], match[2]) if match else (master, "")
-
-
-def conceal_settings(master: str, conf: Mapping[str, str]) -> None:
-    """Make `conceal_passwords` remove the values of secret settings, and of secret parameters of the master, from texts."""
-    parameters = dict(text.partition("=")[::2] for text in _split_address(master)[1].split(";"))
-    remember_secrets(
-        *(
-            secret
-            for name, value in (*conf.items(), *parameters.items())
-            for secret in _find_secrets(name, value)
-            if not _PUBLIC_VALUE.fullmatch(secret)
-        )
-    )
-
-
-def hide_settings(lake: str, master: str, conf: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Declare the secret settings of Spark for a lake. Return the master and the settings without secrets."""
-    address, parameters = _split_address(master)
-    hidden_settings = {name: value for name, value in conf.items() if _find_secrets(name, value)}
-    _hidden_settings_by_lake[lake] = hidden_settings, parameters
-    return address, {name: value for name, value in conf.items() if name not in hidden_settings}
-
 
 #: A statement about a table that does not exist. Only Spark with Delta understands it.
 _DELTA_STATEMENT = "describe history delta.`/pgsieve/no such table`"
@@ -306,23 +250,12 @@ def send_code_in_plans() -> None:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
 
 
-@contextmanager
-def _report_waiting(address: str) -> Iterator[None]:
-    """Within the block, the client connects to a server. If that takes long, say so on stderr and in the log."""
-
-    def report() -> None:
-        line = f'waiting for Spark Connect at "{address}", for up to ten minutes'
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-        _LOGGER.warning(line)
-
-    timer = Timer(_REPORTED_SECONDS, report)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _report_waiting(address: str) -> None:
+    """Say on stderr and in the log that a server does not answer."""
+    line = f'waiting for Spark Connect at "{address}", for up to ten minutes'
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+    _LOGGER.warning(line)
 
 
 def _create_connect_session(server: str | EngineChannel) -> SparkSession:
@@ -391,7 +324,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             # If pgsieve.yaml has no storage options, the server uses its own access to the store.
             storage = find_storage(self.lake)
             access_settings = make_storage_settings(storage, self.conf) if storage.options else {}
-            _, parameters = _hidden_settings_by_lake.get(self.lake, ({}, ""))
+            _, parameters = find_hidden_settings(self.lake)
             return self._open_connect_session(self.master + parameters, {**access_settings, **self.conf})
         if self._local_session is None and self._use_engine() is not None:
             return self._open_engine_session()
@@ -400,7 +333,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     @property
     def conf(self) -> dict[str, str]:
         """The user's settings of Spark, with the secret ones."""
-        hidden_settings, _ = _hidden_settings_by_lake.get(self.lake, ({}, ""))
+        hidden_settings, _ = find_hidden_settings(self.lake)
         return {**self.spark_config, **hidden_settings}
 
     @property
@@ -528,9 +461,10 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def _open_connect_session(self, server: str | EngineChannel, conf: Mapping[str, str]) -> SparkSession:
         """The session of a Spark Connect server or the warm engine. The first call creates it, with the settings `conf`."""
         if self._connect_session is None:
-            address = _split_address(str(server))[0]
+            address = split_address(str(server))[0]
             try:
-                with _report_waiting(address) if isinstance(server, str) else nullcontext():
+                report = partial(_report_waiting, address)
+                with report_if_slow(_REPORTED_SECONDS, report) if isinstance(server, str) else nullcontext():
                     session = _create_connect_session(server)
                 # The engine's sessions have these settings already, and each setting is a request.
                 own_settings = {} if isinstance(server, EngineChannel) else SESSION_SETTINGS
