@@ -19,7 +19,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -69,7 +69,7 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
     if first_incomplete_version is not None and first_incomplete_version == _find_first_incomplete_version(
         table, since_ns
     ):
-        entry_path_by_version = _list_entry_paths(log_folder)
+        entry_path_by_version = _map_entries(log_folder.iterdir())
         for version in sorted(
             (number for number in entry_path_by_version if number >= first_incomplete_version), reverse=True
         ):
@@ -80,8 +80,8 @@ def _roll_back_table(table: Path, since_ns: int) -> None:
         _LOGGER.warning(
             "%s is rolled back to before version %d, which is incomplete", table, first_incomplete_version
         )
-        if not _list_entry_paths(log_folder) and not any(
-            _CHECKPOINT.fullmatch(path.name) for path in log_folder.iterdir()
+        if not any(
+            _ENTRY.fullmatch(path.name) or _CHECKPOINT.fullmatch(path.name) for path in log_folder.iterdir()
         ):
             shutil.rmtree(log_folder)
             return
@@ -108,9 +108,9 @@ def _remove_wrong_hint(log_folder: Path) -> None:
         hint_path.unlink(missing_ok=True)
 
 
-def _list_entry_paths(log_folder: Path) -> dict[int, Path]:
-    """Maps each version to the path of its log entry."""
-    return {int(match[1]): path for path in log_folder.iterdir() if (match := _ENTRY.fullmatch(path.name))}
+def _map_entries(log_paths: Iterable[Path]) -> dict[int, Path]:
+    """Map each version to the path of its log entry, of the paths of a log's files."""
+    return {int(match[1]): path for path in log_paths if (match := _ENTRY.fullmatch(path.name))}
 
 
 def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
@@ -118,8 +118,8 @@ def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
 
     None if there is no such version. A version does not count as missing if a checkpoint makes its entry unnecessary.
     """
-    log_folder = table / "_delta_log"
-    all_versions, covered_version = _list_entry_paths(log_folder), _find_newest_checkpoint(log_folder)
+    log_paths = list((table / "_delta_log").iterdir())
+    all_versions, covered_version = _map_entries(log_paths), _find_newest_checkpoint(log_paths)
     entry_path_by_version = {
         version: path for version, path in sorted(all_versions.items()) if _is_written_since(path, since_ns)
     }
@@ -141,9 +141,9 @@ def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
     return next((version for version in entry_path_by_version if version not in changes_by_version), None)
 
 
-def _find_newest_checkpoint(log_folder: Path) -> int:
+def _find_newest_checkpoint(log_paths: Iterable[Path]) -> int:
     """The version of the newest checkpoint; -1 if there is none. Readers need no entry up to this version."""
-    matches = (_ANY_CHECKPOINT.match(path.name) for path in log_folder.iterdir())
+    matches = (_ANY_CHECKPOINT.match(path.name) for path in log_paths)
     return max((int(match[1]) for match in matches if match), default=-1)
 
 
