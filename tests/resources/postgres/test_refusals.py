@@ -91,26 +91,29 @@ def test_no_value_is_shown_in_any_language_of_the_server(error: str, shown: str)
     assert remove_values_from_message(kind(error)) == shown
 
 
+def shown_refusals(server: EmbeddedServer, query: str) -> list[str]:
+    """What is shown of a server's refusal of a query: by psycopg, and by ADBC."""
+    with (
+        psycopg.connect(server.conninfo(), autocommit=True) as connection,
+        Conninfo(server.conninfo()).connect_adbc() as other,
+        other.cursor() as cursor,
+    ):
+        with pytest.raises(psycopg.Error) as refused:
+            connection.execute(query.encode())
+        with pytest.raises(adbc_driver_manager.Error) as refused_by_adbc:
+            cursor.execute(query).fetchall()
+        return [remove_values_from_message(error) for error in (refused.value, refused_by_adbc.value)]
+
+
 @pytest.mark.parametrize("cell", ["ce\nll", 'c"e\nl"l', "\ncell", 'ce"\n"ll'])
 def test_no_line_of_a_value_is_shown(publisher_server: EmbeddedServer, cell: str) -> None:
     """The server quotes a value as it is, with its line breaks and quotation marks."""
-    shown = ("invalid input syntax for type integer: ...", "invalid size: ...")
-    with (
-        psycopg.connect(publisher_server.conninfo(), autocommit=True) as connection,
-        Conninfo(publisher_server.conninfo()).connect_adbc() as other,
-        other.cursor() as cursor,
+    rows = sql.SQL("from unnest(array[{}]) as cells (cell)").format(cell).as_string(None)
+    for function, words in (
+        ("int4in(textout(cell))::int", "invalid input syntax for type integer: ..."),
+        ("pg_size_bytes(cell)", "invalid size: ..."),
     ):
-        connection.execute("create temporary table cells (cell text)")
-        connection.execute("insert into cells values (%s)", [cell])
-        quoted = sql.Literal(cell).as_string(None)
-        for function, words in zip(("int4in(textout({}))::int", "pg_size_bytes({})"), shown, strict=True):
-            with pytest.raises(psycopg.Error) as refused:
-                connection.execute(f"select {function.format('cell')} from cells".encode())
-            assert remove_values_from_message(refused.value) == words
-            with pytest.raises(adbc_driver_manager.Error) as refused_by_adbc:
-                cursor.execute(f"select {function.format(quoted + '::text')}").fetchall()
-            assert remove_values_from_message(refused_by_adbc.value) == words
-            other.rollback()
+        assert shown_refusals(publisher_server, f"select {function} {rows}") == [words, words]
 
 
 @pytest.mark.parametrize(
@@ -135,15 +138,4 @@ def test_no_line_of_a_value_is_shown(publisher_server: EmbeddedServer, cell: str
 def test_no_value_is_shown_wherever_a_message_has_it(
     publisher_server: EmbeddedServer, expression: str, shown: str
 ) -> None:
-    with (
-        psycopg.connect(publisher_server.conninfo(), autocommit=True) as connection,
-        Conninfo(publisher_server.conninfo()).connect_adbc() as other,
-        other.cursor() as cursor,
-    ):
-        with pytest.raises(psycopg.Error) as refused:
-            connection.execute(f"select {expression}".encode())
-        assert remove_values_from_message(refused.value) == shown
-        with pytest.raises(adbc_driver_manager.Error) as refused_by_adbc:
-            cursor.execute(f"select {expression}").fetchall()
-        assert remove_values_from_message(refused_by_adbc.value) == shown
-        other.rollback()
+    assert shown_refusals(publisher_server, f"select {expression}") == [shown, shown]
