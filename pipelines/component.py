@@ -171,7 +171,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
 
 
 class _ComponentTranslator(PgsieveTranslator):
-    """Makes the spec of an asset by the component: by its method `get_asset_spec`, and then by its `translation`."""
+    """Makes the spec of an asset by the component's method `get_asset_spec`, and then by its `translation`."""
 
     def __init__(self, component: PgsieveComponent) -> None:
         self._component = component

@@ -4,7 +4,7 @@ In: the configuration
 Out: the storage, the Spark engine and the sources. Nothing is connected yet.
 
 Raises PgsieveError if the lake's store could lose a commit. The module imports nothing of `pgsieve.assets`: that import
-takes a while, and a command begins to connect before it has finished (`pgsieve.pipelines.commands.early_start`).
+takes a while, and a command begins to connect before that import ends (`pgsieve.pipelines.commands.early_start`).
 """
 
 from collections.abc import Mapping

@@ -87,7 +87,7 @@ def validate(config: Config, *, are_rights_checked: bool = True) -> ValidationRe
 
 @dataclass(frozen=True)
 class _PublisherState:
-    """What the publisher of a stream has. A slot stream is a slot with the subscriptions that read it.
+    """What was read from the publisher of a slot stream, a slot with the subscriptions that read it.
 
     - `examination`: the stream's publications, and their problems
     - `server_catalog`: the server's catalog, without the publications that pgsieve.yaml defines
@@ -319,7 +319,7 @@ def _describe_received_tables(
     """What a subscription will receive.
 
     - `sequences_by_subscription`: maps subscriptions to sequences
-    - `find_sources`: returns the subscriptions from whose replicas a table may be made, instead of a copy
+    - `find_sources`: returns the subscriptions from whose replicas a table may be made, so that no copy is needed
     """
     states_by_name = TableStates(lake, subscription.name).read_newest()
     changes_by_oid = _describe_received_changes(subscription, catalog)
@@ -416,7 +416,8 @@ def _list_update_results(
     """What an UPDATE may become before the subscription receives it: `insert`, `update`, `delete` or `nothing`.
 
     For example, an UPDATE after which the row no longer matches the row filter becomes a DELETE. If the publisher
-    evaluates the row filters, it has already turned such an UPDATE into a DELETE. An UPDATE that it sends stays one.
+    evaluates the row filters, it has already turned such an UPDATE into a DELETE. What it sends as an UPDATE is received
+    as an UPDATE.
     """
     if "update" not in filters_by_operation:
         return () if slot_stream.filtered else ("nothing",)

@@ -66,7 +66,7 @@ class ReceivedTable:
     - `since_copy`: how the table's publications have changed since it was copied
     - `metadata`: maps each kind of metadata to the name of its column in the replica
     - `renamed`: maps the publisher's name of a column to its name in the replica, if the two differ
-    - `histories`: for each history of the table's rows that is retained (changes, or versions of rows), a sentence
+    - `histories`: a sentence about each retained history of the table's rows (changes, or versions of rows)
     - `refilter_from`: a subscription whose replica has all rows that the table needs, so that `pgsieve refilter` can
       make the table without a copy. None if there is no such subscription, or if no copy is needed.
     """
@@ -111,9 +111,9 @@ class ValidationProblem:
 class ValidationReport:
     """The findings of `pgsieve validate`.
 
-    - `statements`: the SQL that the first run executes, or that an administrator can execute before
-    - `warnings`: reasons that do not stop replication. They are about rows that appear or disappear unexpectedly, as
-      with any subscriber; or about statements that the publisher will refuse during replication.
+    - `statements`: the SQL that the first run executes, or that an administrator can execute before it
+    - `warnings`: problems that do not stop replication. They are about rows that appear or disappear unexpectedly, as
+      they do for PostgreSQL's own subscribers; or about statements that the publisher will refuse during replication.
     """
 
     publications: tuple[PublicationDescription, ...]

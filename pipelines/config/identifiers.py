@@ -3,7 +3,8 @@
 In: a name such as `public.orders` or `"Sales"."Order Lines"`
 Out: the parts of the name, as they are in the catalog
 
-Raises ValueError if the text is not such a name. The message does not contain the text.
+Raises ValueError if the text is not such a name. The message does not contain the text. `parse_table_name` raises
+PgsieveError instead. Its message has the text, which is an argument of a command.
 """
 
 import re

@@ -190,7 +190,7 @@ def _replay_steps(
             execute_all(publisher_session, step.statements)
             if step_number == 0:
                 _create_subscriptions(session_by_subscription, publisher)
-            if failures := run(config, _find_changed_subscriptions(config, step), progress).failures:
+            if failures := run(config, _find_shown_subscriptions(config, step), progress).failures:
                 raise failures[0].error
             for subscriber_session in session_by_subscription.values():
                 _wait_for_subscriber(publisher_session, subscriber_session)
@@ -254,7 +254,7 @@ def _write_configuration(
     return load_config(path)
 
 
-def _find_changed_subscriptions(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
+def _find_shown_subscriptions(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
     """The subscriptions, in both modes, whose tables are shown after a step. Other subscriptions may have changes, too."""
     names = {_SUBSCRIPTION_BY_TABLE[table] for table in step.tables}
     return config.select([f"{name}_{mode}" for name in sorted(names) for mode in _MODES])

@@ -70,7 +70,8 @@ from pgsieve.resources.tracing import span
 
 OnResult = Callable[[RunSummary], None]
 
-#: Python runs the handlers of signals only in the main thread, and only when it is awake. It wakes up after this time.
+#: Python runs the handlers of signals only in the main thread, and only while that thread is awake. The main thread
+#: wakes up each time that this many seconds have passed.
 _WAKE_UP_SECONDS = 1.0
 #: The shortest and the longest pause after a transient error. The pause doubles with each error, and is short again
 #: after a slice was applied.
@@ -231,8 +232,8 @@ class _Context:
 class _Follower:
     """Follows one stream, for the subscriptions of the stream that the user has selected."""
 
-    #: Only one stream is copied, applied or maintained at a time. All streams share one Spark session, and settings of
-    #: the session have the position (an LSN) that its commits get.
+    #: Only one stream is copied, applied or maintained at a time. All streams share one Spark session, and the
+    #: position (an LSN) that a commit gets is a setting of the session.
     _turn_lock = threading.Lock()
 
     def __init__(
@@ -492,7 +493,7 @@ class _Follower:
             self._report.send()
 
     def _report_cuts(self) -> None:
-        """Report cuts that have not changed to Dagster now and then.
+        """From time to time, report to Dagster the cuts that have not changed.
 
         Otherwise Dagster would show the replicas as late, although they are up to date. A cut that has changed is
         reported with the slices (`FollowReport`).
@@ -518,6 +519,7 @@ class _Follower:
                         _logger.exception("the cut of %s could not be reported to Dagster", subscription.name)
 
     def _make_materializers(self) -> list[Materializer]:
+        """Make an object for each subscription that has not failed. It copies and applies, and collects the results."""
         return self._for_each(
             self._subscriptions,
             lambda s: Materializer(

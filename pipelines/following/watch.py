@@ -30,10 +30,10 @@ from pgsieve.resources.postgres.stream import SILENCE_SECONDS
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-#: After an idle time the server may take this long to send the first WAL. It does not count as behind before.
+#: After an idle time the server may take this long to send the first WAL. Until then its stream does not count as stalled.
 _MAX_DELAY_SECONDS = 30.0
-#: If a server has been silent for this time, its stream is not healthy. A shorter `limit_seconds` counts instead, but not
-#: below the time after which a stream connects again.
+#: If a server has been silent for this time, its stream is not healthy. A `Watch` with a shorter
+#: `limit_seconds` uses that instead, but at least SILENCE_SECONDS: a stream connects again only after this time.
 SILENCE_LIMIT_SECONDS = 300.0
 
 
@@ -106,7 +106,7 @@ class SlotStreamActivity:
             self.is_exempt, self.last_progress_at = False, time.monotonic()
 
     def note_error(self, error: PgsieveError) -> None:
-        """Record that the thread could not read the slot because of this error, and will try it again."""
+        """Record that the thread could not read the slot because of this error, and will try again."""
         if not isinstance(error, SourceSilentError):
             self.silent_since, self._answered_at = None, time.monotonic()
         elif self.silent_since is None:
@@ -129,7 +129,7 @@ class SlotStreamActivity:
 
     @property
     def silent_seconds(self) -> float:
-        """For how many seconds the server has not answered; 0 if it has answered, or nothing is asked of it."""
+        """For how many seconds the server has not answered. 0 while the thread does not read the slot for another reason."""
         silent_since = self.stream.answered_at if self.stream else self.silent_since
         return 0.0 if silent_since is None or self.has_ended else time.monotonic() - silent_since
 
@@ -160,7 +160,7 @@ class Health:
 
     `status` is `ok`; `stalled` if received changes are waiting, and their stream has stalled; or `silent` if a server has
     not answered for long. A server that refuses connections does answer: its stream connects again by itself. A stream to
-    which the server sends no changes still counts as healthy: only `Watch.check` asks the server whether it has some.
+    which the server sends no changes still counts as healthy: only `Watch.check` asks the server whether it has changes.
     """
 
     status: str
@@ -211,8 +211,8 @@ class Watch:
         """
         if activity.waiting_seconds:
             return "changes that arrived wait to be applied"
-        is_silent = activity.is_connected and self._stays_behind(activity)
-        return "the server has WAL that it does not send" if is_silent else None
+        has_unsent_wal = activity.is_connected and self._stays_behind(activity)
+        return "the server has WAL that it does not send" if has_unsent_wal else None
 
     def _stays_behind(self, activity: SlotStreamActivity) -> bool:
         """True if the server has had WAL for a while that it has not sent.

@@ -93,7 +93,7 @@ class LakeAccess:
 
         Raise UnsafeStoreError if commits may be lost.
 
-        If the lake is in an object store, no trial file is written. See `check_conditional_put`.
+        In an object store no trial file is written, but `check_conditional_put` may create objects.
         """
         if not is_uri(self.uri):
             self.try_writing()

@@ -118,12 +118,12 @@ class FileCommitter:
     def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
     ) -> list[MarkedFile] | None:
-        """The files that contain `matches`, with these rows marked as deleted, for `commit_marked_files`.
+        """Make the `marked_files` of `commit_marked_files`: the files with `matches`, and these rows as deleted rows.
 
         Returns None and raises OvertakenError in the same cases as `find_markable_files`.
         """
         files = self.find_markable_files(path, {match.name for match in matches}, expected_version)
-        return None if files is None else row_removal.mark_matches(files, matches)
+        return None if files is None else row_removal.make_marked_files(files, matches)
 
     def find_markable_files(
         self, path: str, names: Collection[str], expected_version: int
@@ -150,7 +150,7 @@ class FileCommitter:
     ) -> list[FileMatches]:
         """The rows of a table that have one of these digests, which are hashes of whole rows.
 
-        `key_indices` of the result are indices into the digests.
+        In the result, `key_indices` are indices into the digests.
         """
         with self.access.translate_errors(path):
             return find_row_matches(

@@ -10,7 +10,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructType
 
-from pgsieve.resources.lake.delta.merge import Clauses, format_keyless_clauses, refuse_reserved_columns
+from pgsieve.resources.lake.delta.merge import Clauses, make_clauses_without_key, refuse_reserved_columns
 from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.version_guard import add_version_guard
@@ -32,7 +32,7 @@ def make_keyless_clauses(source: DataFrame, columns: Sequence[str]) -> Clauses:
         if (text := _find_text_type(column.dataType)) is not None:
             sides = [f"cast({side} as {text})" for side in sides]
         conditions.append(" <=> ".join(sides))
-    return format_keyless_clauses(" and ".join(conditions) or "true", columns)
+    return make_clauses_without_key(" and ".join(conditions) or "true", columns)
 
 
 def _find_text_type(column_type: DataType) -> str | None:

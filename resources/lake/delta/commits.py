@@ -78,7 +78,7 @@ class Commits:
         )
 
     def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
-        """Append rows, with the Delta version of their commit.
+        """Append rows, with the Delta version of their commit in a column.
 
         Raises OvertakenError if the table is not at `expected_version`. Raises CommitFailedError if another writer was
         faster.
@@ -206,7 +206,7 @@ class Commits:
             commit.raise_if_overtaken(path, head)
             try:
                 attempt(table)
-                # Cache the position only if the table has just the next version. With a later version, other writers
+                # Cache the position only if the table has exactly the next version. With a later version, other writers
                 # have committed, too.
                 if table is not None and position is not None and table.version() == head.version + 1:
                     self._tables.cache_rows(path, table, "position", [{"position": position}])
@@ -410,10 +410,10 @@ def has_position(path: str, head: TableHead, commit: Commit) -> bool:
 def _commit_properties(commit: Commit, *, must_follow_opened: bool = False) -> CommitProperties:
     """The properties of a commit. They say whether delta-rs may repeat the commit after commits of other writers.
 
-    With `must_follow_opened`, and for most kinds of commits, the commit must follow the version that was opened.
-    Otherwise delta-rs would let an overwrite follow a compaction after this version, and the compacted rows would
-    stay. It would also let the first commit of a table follow another first commit, because neither has read
-    anything with which the other could conflict.
+    With `must_follow_opened` the commit must directly follow the version that was opened. The same holds for an overwrite,
+    and for a commit with a position or with an `expected_version`. Otherwise delta-rs would let an overwrite follow a
+    compaction that was committed after this version, and the compacted rows would stay. It would also let the first commit
+    of a table follow another first commit, because neither has read anything with which the other could conflict.
     """
     position = commit.position
     must_follow = (

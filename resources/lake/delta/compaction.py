@@ -100,7 +100,7 @@ def _read_rows(delta_rs: DeltaRsRecords, path: str, files: Iterable[str]) -> Ite
         yield from delta_rs.store.read_batches(join_path(path, unquote(name)), schema)
 
 
-def _read_row_groups(
+def _make_row_groups(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, max_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     """Combine and divide batches, so that each result is a row group of at most about `max_bytes` bytes in memory."""
@@ -129,7 +129,7 @@ def _replace_files(
         find_target_file_bytes(delta_rs.properties(path)),
         time.time_ns() // 1_000_000,
     )
-    groups = _read_row_groups(batches, schema, min(target_bytes, _ROW_GROUP_BYTES))
+    groups = _make_row_groups(batches, schema, min(target_bytes, _ROW_GROUP_BYTES))
     added_files = [
         file
         for row in write_files(path, schema, groups, store=delta_rs.store, target_bytes=target_bytes)

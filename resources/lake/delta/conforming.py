@@ -25,7 +25,7 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _conform_values(values: pa.Array | pa.ChunkedArray, data_type: pa.DataType) -> pa.Array:
-    """Values with another type. Fields of a struct that they lack are NULL."""
+    """Convert values to a type. Fields of a struct type that the values lack become NULL."""
     if isinstance(values, pa.ChunkedArray):  # combine_chunks returns a ChunkedArray if there are no chunks.
         values = pa.concat_arrays(values.chunks) if values.chunks else pa.nulls(0, values.type)
     if values.type.equals(data_type):

@@ -49,7 +49,7 @@ _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*
 _ADD_FIELDS = frozenset(
     {"path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"}
 )
-#: The fields that identify a file with its marked rows in the log.
+#: Together, these fields of an action say which file it is about, and which rows of the file are marked.
 _IDENTITY_FIELDS = ("path", "partitionValues", "size", "deletionVector")
 
 
@@ -103,7 +103,7 @@ def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
         return {}
     names = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
     return {
-        _make_file_name(path, names): np.flatnonzero(~np.asarray(selection.values)).astype(np.int64)
+        _find_file_name(path, names): np.flatnonzero(~np.asarray(selection.values)).astype(np.int64)
         for path, selection in selections
     }
 
@@ -111,7 +111,7 @@ def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
 def _read_selections(table: DeltaTable) -> list[tuple[str, pa.ListScalar]]:
     """The paths of files with deletion vectors, and for each row of such a file whether it is not deleted.
 
-    delta-rs would look through all files of a table for vectors, even if the table does not have this feature.
+    If a table lacks the feature, delta-rs is not asked, because it would look through all files of the table.
     """
     if VECTORS_FEATURE not in (table.protocol().reader_features or ()):
         return []
@@ -119,8 +119,8 @@ def _read_selections(table: DeltaTable) -> list[tuple[str, pa.ListScalar]]:
     return list(zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True))
 
 
-def _make_file_name(path: str, names: Collection[str]) -> str:
-    """The name of a file relative to the table's folder. `path` is the path that delta-rs returns, an encoded URL."""
+def _find_file_name(path: str, names: Collection[str]) -> str:
+    """Find the one of these names with which a path ends. delta-rs returns the path as an encoded URL."""
     parts = unquote(path).split("/")
     for first in range(len(parts) - 1, -1, -1):
         if (name := "/".join(parts[first:])) in names:

@@ -136,7 +136,7 @@ class DeltaRsRecords(Commits):
     def can_add_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
         """True if `commit` can add files with this schema to a table.
 
-        This is so if the table does not exist yet, or if `requirements.can_add_files`.
+        This is so if the table does not exist yet, or if `requirements.can_add_files` is true.
         """
         table = self.open_if_exists(path)
         return table is None or requirements.can_add_files(table, schema, overwrite=overwrite)
@@ -170,7 +170,7 @@ class DeltaRsRecords(Commits):
         )
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A stamp of the newest version of a table: the table's identifier with the time of the version, and its number.
+        """A stamp of the newest version of a table: the table's identifier with the version's time, and the version's number.
 
         If a table was created again, it has another identifier. If the folder of a table was restored from a copy,
         the new versions have the same numbers as former versions, but other times.

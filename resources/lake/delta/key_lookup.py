@@ -84,7 +84,7 @@ def _make_safe_names(keys: pa.Table) -> list[str]:
 class FileMatches:
     """The rows of a file that match.
 
-    `row_numbers` are their numbers, which ascend, and `key_indices` is for each row the index of its key.
+    `row_numbers` has their numbers, in ascending order, and `key_indices` has the index of each row's key.
 
     - `name`: the name of the file relative to the table's folder
     - `log_path`: the path of the file in the table's log
@@ -119,11 +119,11 @@ def find_key_matches(
     """The rows of a table that have one of these keys, file by file. None if too many bytes of files would be needed.
 
     `key_masks` are masks that divide the keys into groups. A file is read if its bounds overlap the bounds of a group,
-    and if it may have a NULL in the column `null_column` (None: any file). With `max_bytes` the result is None in
-    three cases:
+    and if it may have a NULL in the column `null_column` (None: NULLs do not matter). With
+    `max_bytes` the result is None in three cases:
 
     - the files that contain matches have more bytes than `max_bytes`
-    - the files that must be read have more than twice as many bytes; in this case no file is read
+    - the files that must be read have more bytes than twice `max_bytes`; in this case no file is read
     - a file must be read, and the table is not plain (`requirements.has_plain_rows`), for example because it has
       partitions
 
@@ -196,7 +196,7 @@ def _find_matched_files(
 class Flag:
     """Selects rows by a boolean column.
 
-    If `is_set`, it selects the rows that are true; otherwise those that are false or NULL.
+    If `is_set`, it selects the rows in which the column is true; otherwise those in which it is false or NULL.
 
     If `null_column` is given, exactly the selected rows have NULL in this column.
     """
@@ -212,7 +212,7 @@ def find_flagged_rows(
     """The rows that a flag selects, file by file, in order.
 
     `candidates` are the rows that are searched; None means the whole table. With `candidates`, each row keeps its
-    element of `key_indices`. Otherwise all of these are 0.
+    element of `key_indices`. Otherwise all `key_indices` are 0.
     """
     if candidates is not None and not candidates:
         return []
@@ -297,7 +297,7 @@ def find_files_within(
 ) -> list[str]:
     """The files that may have a key within the bounds, and a NULL in `null_column`.
 
-    Their names are relative to the folder.
+    Their names are relative to the table's folder.
     """
     files, stored_name = pa.table(table.get_add_actions(flatten=True)), _make_name_translator(table)
     null_column = null_column and stored_name(null_column)

@@ -161,7 +161,8 @@ class Log:
     def commit(self, version: int, actions: Iterable[Action]) -> None:
         """Create the log entry of a version, atomically. Raises CommitFailedError if this version exists already.
 
-        One of the actions must have a unique identifier, so that no other writer's entry has the same bytes.
+        One of the actions must have a unique identifier. After an error `StoreFiles` takes an entry with the same bytes for
+        this one, so no other writer may create such an entry.
         """
         # The txn action, which has the table's position (an LSN), comes last. If it is there, the entry was not cut off
         # (`complete_entries`).

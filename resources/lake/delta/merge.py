@@ -146,8 +146,8 @@ class Merge:
         )
 
 
-def format_keyless_clauses(equality_condition: str, columns: Sequence[str]) -> Clauses:
-    """The clauses that delete the rows equal to a deleted row, and insert the inserted rows.
+def make_clauses_without_key(equality_condition: str, columns: Sequence[str]) -> Clauses:
+    """Make clauses for a table without a key. They delete each row that equals a deleted row, and insert inserted rows.
 
     `equality_condition` is a condition in Spark's SQL. It says that a row of the table and a row of the source are equal.
     """

@@ -53,7 +53,7 @@ class NamedRecords:
             )
 
     def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
-        """Append rows, with the Delta version of their commit. If another writer was faster, this is repeated.
+        """Append rows, with the Delta version of their commit in a column. If another writer was faster, this is repeated.
 
         With `expected_version` it is not repeated, because the rows were planned from a version that is now outdated.
         """

@@ -32,9 +32,9 @@ APPEND_ONLY = "delta.appendOnly"
 #: Properties with boolean values. Spark accepts these values in upper and lower case, but delta-rs and this
 #: process accept them only in lower case.
 _BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", VECTORS_PROPERTY)
-#: A property of a table whose name begins so is a CHECK constraint.
+#: A property of a table whose name begins with this is a CHECK constraint.
 _CONSTRAINT_PREFIX = "delta.constraints."
-#: An entry in the metadata of a column whose key begins so restricts or generates the values of the column.
+#: If a column has an entry of metadata whose key begins like this, its values are restricted or generated.
 _CONSTRAINT_METADATA = (
     "delta.generationExpression",
     "delta.identity.",

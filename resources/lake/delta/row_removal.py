@@ -41,8 +41,8 @@ def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> 
     """True if files of a table may be rewritten with fewer rows.
 
     The rows of the table must be exactly those of its files (`requirements.has_plain_rows`). The table must have exactly
-    the columns `columns`, and nothing else may forbid to change rows (`requirements.can_change_rows`). If a user has
-    added columns, only a MERGE would keep their values.
+    the columns `columns`, and `requirements.can_change_rows` must be true. If a user has added columns, only a MERGE
+    would keep their values.
     """
     table = commits.open_table(path)
     return (
@@ -90,17 +90,20 @@ def find_markable_files(
 def prepare_marked_files(
     commits: Commits, path: str, matches: Sequence[FileMatches], expected_version: int
 ) -> list[MarkedFile]:
-    """The files that contain `matches`, with their `add` actions, and with these rows marked as deleted, for `mark_rows`.
+    """Make the `marked_files` of `mark_rows`: the files that contain `matches`, with these rows as deleted rows.
 
     Raises UnmarkableError if rows of the table cannot be marked.
     """
-    return mark_matches(
+    return make_marked_files(
         find_markable_files(commits, path, {match.name for match in matches}, expected_version), matches
     )
 
 
-def mark_matches(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
-    """The files that contain `matches`, with these rows marked as deleted. `files` is a result of `find_markable_files`."""
+def make_marked_files(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
+    """Make `MarkedFile`s: the files that contain `matches`, with these rows and those marked before as deleted rows.
+
+    `files` is a result of `find_markable_files`.
+    """
     # The rows of a match are not deleted yet, so no row occurs twice. NumPy's union would take ten times as long. Both
     # arrays are sorted, and the stable kind of sort only merges them.
     return [

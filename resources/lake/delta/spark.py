@@ -114,7 +114,7 @@ class SparkRecords:
         writer.save(path)
 
     def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
-        """Append rows, with the Delta version of their commit.
+        """Append rows, with the Delta version of their commit in a column.
 
         If two writers of the same application append at the same time, Delta refuses the slower one. But if the
         `txn` version of an append is not above that of the table, Delta skips the append and reports no error.

@@ -150,8 +150,8 @@ def launch(
                 # With -P Python imports no module from the current folder.
                 [sys.executable, "-P", "-m", server.__name__],
                 cwd=f"/proc/self/fd/{descriptor}",
-                # `hide_token` removes a token from the environment of this process, so that requests to the lake do not
-                # use it. os.environ still has the token, and the engine may need it.
+                # `hide_token` removes a token from the environment that C libraries read, so that requests to the lake do
+                # not use it. Python's os.environ still has the token, and the engine may need it.
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=log_descriptor,
@@ -165,7 +165,7 @@ def launch(
         assert process.stdin is not None
         with process.stdin:
             process.stdin.write(json.dumps(asdict(plan)).encode())
-        # Wait only until the process has locked the folder, so that no other process starts a second engine.
+        # Wait only until the process has locked the file `serving`, so that no other process starts a second engine.
         while process.poll() is None and not folder.is_serving():
             time.sleep(_WAIT_SECONDS / 10)
     return True

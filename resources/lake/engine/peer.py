@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.005
 
 
 def is_peer_process(connection: socket.socket, pid: int) -> bool:
-    """True if this process is the peer of a connection over 127.0.0.1.
+    """True if the process `pid` is the peer of a connection over 127.0.0.1.
 
     Waits until some process has accepted the connection.
     """
@@ -38,7 +38,7 @@ def is_peer_process(connection: socket.socket, pid: int) -> bool:
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:
         inodes = set(_find_inodes(*ports))
-        if inodes & _open_socket_inodes(pid):
+        if inodes & _list_socket_inodes(pid):
             return True
         # As long as no process has accepted the connection, the inode is 0.
         if inodes != {0}:
@@ -73,7 +73,7 @@ def _parse_loopback_port(address: str) -> int | None:
     return int(port, 16) if host in _LOOPBACK else None
 
 
-def _open_socket_inodes(pid: int) -> set[int]:
+def _list_socket_inodes(pid: int) -> set[int]:
     """The inodes of the sockets that a process has open."""
     inodes = set()
     with suppress(FileNotFoundError):

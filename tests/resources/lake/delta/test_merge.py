@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
-from pgsieve.resources.lake.delta.merge import Merge, format_keyless_clauses
+from pgsieve.resources.lake.delta.merge import Merge, make_clauses_without_key
 from pgsieve.resources.lake.delta.records import Commit, quote_name
 
 MERGE = Merge({"id": "k0"}, {"id": "v0", "a`b": "v1"}, {"a`b": "u1"})
@@ -23,7 +23,7 @@ def test_spark_gets_the_clauses_as_sql() -> None:
 
 
 def test_without_a_key_every_matched_row_is_deleted() -> None:
-    assert format_keyless_clauses("t.`a` <=> s.row.`a`", ["a"]).format_statement("x", "y") == (
+    assert make_clauses_without_key("t.`a` <=> s.row.`a`", ["a"]).format_statement("x", "y") == (
         "merge into x t using y s on s.action = 'delete' and t.`a` <=> s.row.`a`"
         " when matched then delete"
         " when not matched and s.action = 'insert' then insert (`a`) values (s.row.`a`)"
