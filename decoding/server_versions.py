@@ -10,6 +10,6 @@ OLDEST_SERVER = 130000
 """The first version whose pgoutput publishes a partition tree by its root."""
 
 NEWEST_SERVER = 190000
-"""The newest tested version: CI tests its new features, `make test-19` tests all of replication.
+"""The newest tested version. CI tests only its new features; `make test-19` tests all of replication with it.
 
 `tests/test_server_versions.py` compares this number with the tests."""

@@ -37,5 +37,5 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _json_escape(match: re.Match[str]) -> str:
-    # JSON has already escaped the characters of C0 in strings. All others belong to the layout of the document.
+    # JSON has already escaped the characters of C0 in strings. Those that remain belong to the layout of the document.
     return match[0] if match[0] < " " else json.dumps(match[0])[1:-1]

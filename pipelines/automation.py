@@ -26,9 +26,9 @@ from pgsieve.assets.translator import DagsterNames
 from pgsieve.pipelines.jobs import find_slot_problem
 from pgsieve.resources.lake.delta.layout import TableName
 
-#: The sensor starts no second copy while a run that it has requested is copying, but only for this time. Dagster may
-#: never notice that a run was killed, and would show it as running for ever. If the run is alive after all, the second
-#: run finds nothing to copy.
+#: While a run that the sensor has requested is copying, the sensor starts no second run for this time. After that it
+#: does, because Dagster may never notice that a run was killed, and would show it as running for ever. If the first run
+#: is alive after all, the second run finds nothing to copy.
 _MAX_COPY_TIME = timedelta(hours=1)
 #: While a slot has a problem, a run fails once in this time.
 _ALARM_INTERVAL = timedelta(hours=1)
@@ -37,14 +37,14 @@ _ALARM_INTERVAL = timedelta(hours=1)
 def make_increments_schedule(
     job: UnresolvedAssetJobDefinition, *, is_running: bool = False
 ) -> dg.ScheduleDefinition:
-    """Run the increments of a stream (read the slot, and apply the changes) every five minutes."""
+    """Return a schedule that runs the increments of a stream (read the slot, and apply the changes) every five minutes."""
     return _make_schedule(job, "*/5 * * * *", is_running=is_running)
 
 
 def make_maintenance_schedule(
     job: UnresolvedAssetJobDefinition, *, is_running: bool = False
 ) -> dg.ScheduleDefinition:
-    """Maintain a stream and its subscriptions every night."""
+    """Return a schedule that maintains a stream and its subscriptions every night."""
     return _make_schedule(job, "0 3 * * *", is_running=is_running)
 
 
@@ -68,7 +68,7 @@ def _choose_sensor_status(*, is_running: bool) -> dg.DefaultSensorStatus:
 def make_published_sensor(
     tables_by_subscription: Mapping[str, Collection[TableName]], dagster_names: DagsterNames
 ) -> dg.SensorDefinition:
-    """Keep the published tables of each subscription listed in Dagster, as the partitions of its initial sync.
+    """Return a sensor that lists the published tables of each subscription in Dagster, as partitions of its initial sync.
 
     `tables_by_subscription` maps each subscription to the tables that were published when Dagster loaded the code. The sensor is always
     on, since it starts no run, and reads nothing but Dagster's own records.
@@ -101,7 +101,7 @@ def make_copy_sensor(
     *,
     is_running: bool = False,
 ) -> dg.SensorDefinition:
-    """Start the copy of tables that have no replica, or whose columns have changed."""
+    """Return a sensor that starts the copy of tables that have no replica, or whose columns have changed."""
 
     @dg.sensor(
         name=dagster_names.prefixed_name(f"{subscription.name}_new_tables"),
@@ -147,7 +147,7 @@ def make_copy_sensor(
 
 
 def _find_last_copy_run(instance: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
-    """The last run that the sensor of a subscription has started; None if it has started no run."""
+    """Find the last run that the sensor of a subscription has started; None if it has started no run."""
     records = instance.get_run_records(dg.RunsFilter(tags={LACKING_TAG: subscription.name}), limit=1)
     return records[0] if records else None
 
@@ -155,7 +155,7 @@ def _find_last_copy_run(instance: dg.DagsterInstance, subscription: Subscription
 def make_slot_lag_sensor(
     slot_stream: SlotStream, job: dg.JobDefinition, dagster_names: DagsterNames, *, is_running: bool = False
 ) -> dg.SensorDefinition:
-    """Start a failing run if the slot has a problem: at once when the problem is noticed, and again every hour.
+    """Return a sensor that starts a failing run if the slot has a problem: when it notices the problem, and then every hour.
 
     `job` is the job that fails as long as the slot has a problem.
     """

@@ -70,7 +70,7 @@ def numeric_text(value: Decimal) -> str:
 
 
 def _require_range(value: Decimal) -> Decimal:
-    """Return a result; raises NumericError if it is out of the range of numeric.
+    """Return the value; raises NumericError if it is out of the range of numeric.
 
     Zero loses its sign, because numeric has no negative zero.
     """
@@ -214,7 +214,7 @@ def _square_root(value: Decimal) -> Decimal:
         raise NumericError("cannot take square root of a negative number", sqlstate="2201F")
     if value.is_infinite():
         return value
-    # The weight of the root in decimal digits, computed from the argument's weight in base 10000 (numeric_sqrt).
+    # numeric_sqrt() computes the root's weight in decimal digits from the argument's weight in base 10000.
     base_weight = value.adjusted() // _DIGITS_PER_BASE_DIGIT if value else 0
     weight = (
         base_weight * _DIGITS_PER_BASE_DIGIT // 2 + 1
@@ -321,7 +321,7 @@ def _float_converter(significant_digits: int) -> Callable[[float], Decimal]:
     """
 
     def convert(value: float) -> Decimal:
-        # float8_numeric prints with %.15g, and reads the result.
+        # As float8_numeric does with %.15g, print the number, and read the text as a numeric.
         return _require_range(expand_exponent(decimal_from_text(f"{value:.{significant_digits}g}")))
 
     return convert

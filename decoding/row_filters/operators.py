@@ -1,4 +1,4 @@
-"""PostgreSQL's names of operators and oids of types for the classes of sqlglot's tree."""
+"""Maps the classes of sqlglot's tree to PostgreSQL's operators and to the oids of PostgreSQL's types."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _SUPPORTED_ARGUMENTS: Final[dict[type[exp.Expr], frozenset[str]]] = {
 
 
 def supported_arguments(expression_class: type[exp.Expr]) -> frozenset[str]:
-    """Return the arguments of a class of sqlglot that the analysis reads.
+    """Return the arguments that the analysis of row filters reads of a class of sqlglot.
 
     If a part of a filter has other arguments, the analysis refuses the filter.
     """

@@ -113,8 +113,8 @@ def make_regex(operand: Node, pattern: Node, *, case_mappings: CaseMappingFinder
     if case_mappings is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", case_mappings)
         if not mapping.has_english_ascii_case():
-            # Under some of these collations, regular expressions change ASCII letters as the collation C does
-            # (regc_pg_locale.c). pgsieve does not know under which.
+            # Under some of the collations that fail this test, regular expressions change ASCII letters as the collation
+            # C does (regc_pg_locale.c). pgsieve does not know which collations these are.
             raise RefusedError("its collation does not change the case of ASCII letters as English does")
     if not isinstance(pattern, Constant):
         raise RefusedError("only a constant regular expression is supported")

@@ -256,7 +256,7 @@ class Procedure:
     def count_matches(self, type_oids: Sequence[int], *, counts_preferred: bool) -> int:
         """Count the arguments that need no conversion.
 
-        With `counts_preferred`, arguments that are converted to a preferred type of PostgreSQL (such as float8) count, too.
+        With `counts_preferred`, arguments that are converted to a type that PostgreSQL prefers (such as float8) count, too.
         """
         return sum(
             type_oid == argument_oid or (counts_preferred and argument_oid in _PREFERRED_TYPES)

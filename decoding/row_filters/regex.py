@@ -26,8 +26,8 @@ _MAX_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
 _DIGITS: Final = frozenset("0123456789")
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
 _CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
-#: A set with one of these elements is refused, unless it is a class that `_CLASS` matches.
-_BRACKETED_ELEMENTS: Final = ("[.", "[=", "[:")
+#: If an element of a set begins with one of these texts, and `_CLASS` does not match the element, the set is refused.
+_ELEMENT_OPENINGS: Final = ("[.", "[=", "[:")
 # The ASCII characters of each class. If a collation has letters beyond ASCII, classes are refused.
 _CHARACTERS_BY_CLASS: Final = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
@@ -240,7 +240,7 @@ class _Translation:
         return _CHARACTERS_BY_CLASS[name]
 
     def _read_endpoint(self) -> str:
-        if self._is_next(*_BRACKETED_ELEMENTS):
+        if self._is_next(*_ELEMENT_OPENINGS):
             raise RefusedError("a set with [. or [= or an unknown [: is not supported")
         character = self._take()
         return self._read_escape(is_in_set=True) if character == "\\" else character
@@ -269,7 +269,7 @@ def translate_pattern(pattern: str, mapping: CaseMapping | None, *, has_ascii_cl
 def similar_to_escape(pattern: str, escape: str) -> str:
     """Return the regular expression to which PostgreSQL converts a pattern of SIMILAR TO.
 
-    Raises RefusedError for a set that servers convert differently, by their minor version.
+    Raises RefusedError for a set that servers of different minor versions convert differently.
 
     PostgreSQL documentation, SIMILAR TO Regular Expressions.
     """
@@ -287,8 +287,9 @@ def similar_to_escape(pattern: str, escape: str) -> str:
 def _translate_similar(pattern: str, escape: str, *, has_nested_brackets: bool) -> Iterator[str]:
     """Yield the parts of the regular expression.
 
-    Earlier servers end a set at the first ]. Later servers, with `has_nested_brackets`, count the brackets in a set, and
-    a ] at its beginning does not end it (similar_escape_internal() in src/backend/utils/adt/regexp.c).
+    Earlier servers end a set at the first ]. Later servers count the brackets in a set, and do not end it at a ] that is
+    its first member (similar_escape_internal() in src/backend/utils/adt/regexp.c). `has_nested_brackets` chooses the
+    rule of later servers.
     """
     characters, depth = iter(pattern), 0
     # This is 1 after the [ of a set, 2 after the ^ that follows it, and at least 3 after any other character.

@@ -64,15 +64,15 @@ _FUNCTIONS_RETURNING_NULL: Final = frozenset((
     "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
     "numeric_min_scale", "numeric_scale", "timestamp_part",
 ))  # fmt: skip
-# A conversion between two of these types can leave the value as it is.
+# A conversion from or to one of these types can leave the value as it is.
 _RELABELLED_TYPES: Final = frozenset((*STRINGS, *ELEMENT_OIDS))
 
 #: The first major version whose planner replaces IS NULL of an expression that cannot be NULL.
 _NULL_TEST_VERSION: Final = 19
-#: Maps the `prosrc` of a function to the first major version whose function behaves as it does now, and to the name of the
-#: former implementation, which may have a former implementation, too. From 16 on, a difference of timestamps that overflows
-#: is an error. From 17 on, differences of infinite timestamps are infinite. From 19 on, right() accepts the least integer,
-#: -2147483648.
+#: Maps an implementation of a function (`prosrc`) to the first major version that has it, and to the name of the
+#: implementation before it. The implementation before it can have an entry of its own. From 16 on, a difference of
+#: timestamps that overflows is an error. From 17 on, differences of infinite timestamps are infinite. From 19 on, right()
+#: accepts the least integer, -2147483648.
 _FORMER_FUNCTIONS: Final = MappingProxyType(
     {
         "timestamp_mi": (17, "timestamp_mi_before_17"),
@@ -211,7 +211,8 @@ def _replace_children(node: Node, replace_child: Callable[[Node], Node]) -> Node
 def _replace_operands(node: Node, **operands: Any) -> Node:
     """Return a node with these operands; the same object if no operand changed.
 
-    The compiler compiles an object only once, even if it occurs several times in a tree.
+    The compiler of row filters compiles an object only once, even if it occurs several times in a tree. So the object is
+    not copied without need.
     """
     is_same = all(_is_same_object(getattr(node, name), value) for name, value in operands.items())
     return node if is_same else replace(node, **operands)

@@ -263,8 +263,8 @@ def make_not_distinct(left: Node, right: Node) -> NotDistinct:
 def make_null_if(left: Node, right: Node) -> Node:
     """Return `NULLIF(left, right)`.
 
-    If PostgreSQL has an operator = for the two types as they are, the result has the type of `left`. Otherwise it has
-    their common type.
+    If PostgreSQL has an operator = for the two types as they are, the result has the type of `left`. Otherwise the result
+    has their common type.
     """
     type_oids = {left.type_oid, right.type_oid}
     if len(type_oids) == 2 and (

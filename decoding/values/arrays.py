@@ -2,7 +2,7 @@ r"""Converts one-dimensional arrays to Arrow lists.
 
 In: the texts of array_out, or the bytes of array_send. Out: Arrow lists. NULL elements stay NULL.
 
-All arrays of a column are split at once, by the positions of braces, quotes and backslashes. Then the element
+All arrays of a column are split together, by the positions of braces, quotes and backslashes. Then the element
 type's converter converts all elements together. No Python code runs per array or per element.
 
 Raises ValueError for an array that a list cannot represent: one with more than one dimension, or with a first subscript
@@ -70,8 +70,8 @@ class ArrayTextConverter:
 def _find_quote_masks(letters: TextBytes, closing_positions: Positions) -> tuple[Mask | None, Mask | None]:
     """Return a mask of the letters outside quotes, and a mask of the letters that belong to a value.
 
-    If a mask would contain all letters, it is None. A backslash escapes the next letter, so in a run of backslashes
-    every other backslash escapes one. `closing_positions` has the positions of the closing braces of the arrays.
+    If a mask would contain all letters, it is None. A backslash escapes the next letter. So in a run of backslashes the
+    first, the third and so on are escapes. `closing_positions` has the positions of the closing braces of the arrays.
     Raises ValueError if such a brace is inside quotes, because in that case the quotes do not end within the array.
     """
     is_quote, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)

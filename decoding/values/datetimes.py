@@ -5,8 +5,8 @@ becomes the first instant of a year before PostgreSQL's range. It does not becom
 pushdown of filters converts constants to the Julian calendar, and this overflows near the least value.
 
 Raises ValueError for text that is not a date or timestamp, and for timestamps out of Spark's range. The error does not
-contain the value. Spark's range ends in January 294247, 29 years before PostgreSQL's range. No finite value becomes an
-infinity.
+contain the value. Spark's range ends in January 294247, 29 years before the end of PostgreSQL's range. No finite value
+becomes an infinity.
 
 PostgreSQL documentation, Date/Time Types; src/include/datatype/timestamp.h, EncodeDateTime() in
 src/backend/utils/adt/datetime.c.
@@ -68,10 +68,10 @@ def parse_text(values: pa.Array, target_type: pa.DataType) -> pa.Array:
     try:
         return text.cast(target_type)
     except pa.ArrowInvalid:
-        return _convert_irregular(text, target_type)
+        return _convert_with_exceptions(text, target_type)
 
 
-def _convert_irregular(text: pa.Array, target_type: pa.DataType) -> pa.Array:
+def _convert_with_exceptions(text: pa.Array, target_type: pa.DataType) -> pa.Array:
     """Convert regular values and infinities a column at a time, and all other values one by one."""
     integer_type, minus_infinity, infinity = _find_integer_type_and_infinities(target_type)
     is_regular = pc.match_substring_regex(text, _REGULAR_PATTERN)
@@ -88,16 +88,16 @@ def _convert_irregular(text: pa.Array, target_type: pa.DataType) -> pa.Array:
     is_minus_infinity = is_minus_infinity.fill_null(fill_value=False)
     numbers[np.asarray(is_infinity)] = infinity
     numbers[np.asarray(is_minus_infinity)] = minus_infinity
-    is_irregular = pc.and_not(is_not_regular, pc.or_(is_infinity, is_minus_infinity))
-    irregular_indexes = np.flatnonzero(np.asarray(is_irregular))
+    has_distant_year = pc.and_not(is_not_regular, pc.or_(is_infinity, is_minus_infinity))
+    distant_indexes = np.flatnonzero(np.asarray(has_distant_year))
     for index, value in zip(
-        irregular_indexes, text.filter(is_irregular).cast(pa.binary()).to_pylist(), strict=True
+        distant_indexes, text.filter(has_distant_year).cast(pa.binary()).to_pylist(), strict=True
     ):
-        numbers[index] = _parse_irregular(value, target_type)
+        numbers[index] = _parse_distant_year(value, target_type)
     return pa.array(numbers, mask=np.asarray(text.is_null())).cast(target_type)
 
 
-def _parse_irregular(value: bytes, target_type: pa.DataType) -> int:
+def _parse_distant_year(value: bytes, target_type: pa.DataType) -> int:
     """Convert one value before year 1 or after 9999 to days or microseconds since 1970-01-01."""
     match = _ISO_PATTERN.fullmatch(value)
     has_zone = pa.types.is_timestamp(target_type) and target_type.tz is not None

@@ -124,7 +124,7 @@ def print_decimals(values: pa.Array) -> pa.Array:
 
 
 def _print_by_header(binary: pa.Array) -> pa.Array:
-    """Print values, those with the same header together (the same number of digits, sign and decimal places)."""
+    """Print values. Those that have the same header, which is all but the digits, are printed together."""
     if not len(binary):
         return pa.array([], pa.string())
     octets, headers = _read_headers(binary)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from pgsieve.decoding.binary.cursor import Cursor
 
-#: A function that prints binary values of the type with this oid as strings; NULL stays NULL.
+#: A function that prints binary values as strings. Its second argument is the oid of their type. NULL stays NULL.
 PartPrinter: TypeAlias = Callable[[pa.Array, int], pa.Array]
 #: A function that assembles a value from the texts of its parts. Each such function must be called once, in the order
 #: in which the values were split, because the texts of parts are taken in this order.

@@ -17,12 +17,12 @@ from fractions import Fraction
 import numpy as np
 
 _SPECIAL_NAMES = {math.inf: "Infinity", -math.inf: "-Infinity", 0.0: "0"}
-# The width is the greatest number of digits before the point that is printed without an exponent. Two different numbers
-# always differ in the given number of significant digits.
+# A width is the greatest number of digits before the point that is printed without an exponent. Any two different
+# numbers of the type differ if they are printed with its number of significant digits (`_DIGITS`).
 _FLOAT8_WIDTH, _FLOAT8_DIGITS = 15, 17
 _FLOAT4_WIDTH, _FLOAT4_DIGITS = 6, 9
 # Below these limits, the shortest decimal is never in the middle between two numbers. The middle is an odd multiple of
-# a power of 1/2, and that has more digits.
+# a power of 1/2, and has more digits than the shortest decimal.
 _FLOAT8_FIRST_TIE, _FLOAT4_FIRST_TIE = 2.0**50, 2.0**20
 
 
