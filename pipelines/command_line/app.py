@@ -6,16 +6,16 @@ Out: results on stdout, progress and errors on stderr, and an exit code on which
 ====  ===================================================================================================
 0     done, and nothing is wrong
 1     done, with findings: `check` found a difference, `validate` a problem, `run` a table set aside
-2     refused, with a message: wrong arguments or configuration, or a source that does not answer; also if this
-      concerns only one of several subscriptions
+2     refused, with a message: wrong arguments or configuration, or a source that does not answer; also if only one
+      of several subscriptions is refused
 70    a fault of pgsieve itself (EX_SOFTWARE of sysexits.h); `--verbose` shows the traceback
 130   interrupted
 ====  ===================================================================================================
 
 A table set aside gets no changes until it is copied again.
 
-Dagster and Spark are imported only by the commands that need them, so `--help` answers at once, and so does a command
-with a wrong configuration file.
+Only the commands that need Dagster and Spark import them. So `--help` answers quickly, and so does a command with a
+wrong configuration file.
 """
 
 import errno
@@ -58,7 +58,7 @@ def report_error(ctx: Any, error: Exception) -> None:
 
 
 class _PlainHelp:
-    """Prints a help in which each value has the name of its metavar, without Python's types such as `<bool>`."""
+    """Lets `--help` show each value by its metavar, without Python's types such as `<bool>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options and arguments of the command. The metavar of a flag is empty, since a flag takes no value."""
@@ -259,7 +259,7 @@ SubscriptionArgument = Annotated[
 def command(
     epilog: str, name: str | None = None, group: typer.Typer = app, *, panel: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function a command, which also accepts the options about the log after the command's name.
+    """Make a function a command. The options about the log can follow the command's name, too.
 
     `group` is the group to which the command belongs, and `panel` is its section in `--help`.
     """
@@ -345,7 +345,7 @@ def _read_log_level() -> str | None:
 def load_settings(ctx: typer.Context, config: Path | None) -> Config:
     """Read the configuration file, and hide pandas and Polars from other libraries (`hide_data_frame_libraries`).
 
-    The option `--config` names it. If the option is given both before and after the command's name, the one after the
+    The option `--config` names the file. If the option is given both before and after the command's name, the one after the
     name counts. Without the option, the default file is read.
     """
     settings = load_config(config or ctx.obj)

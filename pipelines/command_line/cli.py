@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 
 # Dagster, SQLAlchemy and pyarrow create many objects while they are imported, and none of these is garbage. By default
-# Python searches for garbage after each 700 new containers. If a command has nothing to do, the search took a tenth of
-# its processor time.
+# Python searches for garbage after each 700 new containers. In a command that has nothing to do, the search took a tenth
+# of the processor time.
 gc.set_threshold(100_000)
-# At its end, Python searches for garbage once more, which took half a second or longer. The memory is freed anyway.
+# When the process ends, Python searches for garbage once more, which took half a second or longer. `gc.freeze` exempts
+# all objects from this search. The system frees the memory anyway.
 atexit.register(gc.freeze)
 
 from pgsieve.decoding.errors import PgsieveError
@@ -31,7 +32,7 @@ from pgsieve.pipelines.command_line import first_steps, replication, comparison,
 
 
 def main() -> None:
-    """Run the command of this process's arguments, and exit with its exit code."""
+    """Run the command that this process's arguments name, and exit with the command's exit code."""
     _restart_in_utf8_mode()
     # If the caller has closed a stream (`>&-` in a shell), Python sets it to None.
     sys.stdout, sys.stderr = sys.stdout or _open_null_device(), sys.stderr or _open_null_device()
@@ -55,7 +56,8 @@ def main() -> None:
 def _restart_in_utf8_mode() -> None:
     """Restart Python in UTF-8 mode, unless it encodes the names of files in UTF-8 already.
 
-    Arrow, delta-rs and the JVM always encode them in UTF-8. If Python did not, it would find a lake by another name.
+    Arrow, delta-rs and the JVM always encode these names in UTF-8. If Python did not, it would look for a lake under
+    another name.
     """
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"  # For child processes.

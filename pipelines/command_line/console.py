@@ -71,7 +71,7 @@ def install_warning_formatter() -> None:
 def set_log_level(level: str) -> None:
     """Write log records of this level and of higher levels. The case of the level's name does not matter.
 
-    Records below warnings are written only by pgsieve's own loggers. They say what each step decides.
+    Records below warnings are written only by pgsieve's own loggers. These records say what each step decides.
     """
     global _log_level  # noqa: PLW0603 - the process has one stderr
     _log_level = logging.getLevelNamesMapping()[level.upper()]
@@ -91,7 +91,7 @@ def log_as_json() -> None:
 
 
 def log_as_text() -> bool:
-    """End the log as JSON, and restore stderr. Returns true if the log was JSON.
+    """From now on, write the log as text to the original stderr. Returns true if the log was JSON before.
 
     Call this before `os._exit`, or before another program writes to stderr.
     """
@@ -103,7 +103,7 @@ def log_as_text() -> bool:
 
 
 #: The file to which this context (contextvars) writes instead of stdout and stderr.
-_OUTPUT_FILE: ContextVar[TextIO | None] = ContextVar("into", default=None)
+_OUTPUT_FILE: ContextVar[TextIO | None] = ContextVar("output_file", default=None)
 
 
 @contextmanager

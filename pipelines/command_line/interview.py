@@ -3,8 +3,8 @@
 In: the options
 Out: the connection, a survey of its database, and the user's choice
 
-Questions are printed on stderr. Raises PgsieveError if stdin is not a terminal and an option is missing. Also
-raises it if an option names something that does not exist.
+Questions are printed on stderr. Raises PgsieveError in two cases: if stdin is not a terminal, and an option without a
+default is missing; and if an option names something that does not exist.
 """
 
 import re

@@ -57,7 +57,7 @@ class JsonLog:
         }
         line = escape_controls_in_json(json.dumps(entries, ensure_ascii=False, default=str)).encode() + b"\n"
         with self._lock:
-            while line:  # If stderr is a pipe, the system may accept only a part of the line at once.
+            while line:  # If stderr is a pipe, one call may write only a part of the line.
                 try:
                     line = line[os.write(self._stderr_descriptor, line) :]
                 except OSError:  # No process reads the pipe any more.

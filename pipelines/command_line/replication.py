@@ -147,7 +147,7 @@ def _follow(
 ) -> tuple[Failure, ...]:
     """Follow the subscriptions until the process is stopped; returns the failures.
 
-    If threads do not end in time, this process is ended, and the function does not return.
+    If threads do not end in time, the function ends this process and does not return.
     """
     from pgsieve.pipelines.following.follow import follow
     from pgsieve.pipelines.following.watch import StalledError, StopTimeoutError
@@ -231,9 +231,9 @@ def skip(
     """
     settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
-    from pgsieve.pipelines.commands.skip import skip as choose
+    from pgsieve.pipelines.commands.skip import skip as record_skip
 
-    report = SkipReport(subscription, choose(settings, subscription_config, lsn))
+    report = SkipReport(subscription, record_skip(settings, subscription_config, lsn))
     console.print_result(report, reports.print_skip, as_json=as_json)
 
 

@@ -301,7 +301,7 @@ def _print_problem(name: str, problem: str) -> None:
 
 
 def _describe_progress(subscription: SubscriptionStatus) -> str:
-    """How far a subscription is behind, and when it was last up to date. Empty before the first run."""
+    """Say how far a subscription is behind, and when it was last up to date. Empty before the first run."""
     parts = []
     if subscription.seconds_behind is not None:
         delay = timedelta(seconds=round(subscription.seconds_behind))

@@ -18,7 +18,7 @@ import pyarrow.csv as pacsv
 
 from pgsieve.decoding.values.replica_output import print_values
 
-#: The days since 1970 for which Arrow prints dates and timestamps; it does not know years from 32768 on.
+#: Dates and timestamps between these days since 1970 are printed by Arrow, which does not know years from 32768 on.
 _ARROW_DAYS = (-30_000 * 365, 30_000 * 365)
 #: The days since 1970 that Python knows: those of the years 1 to 9999.
 _PYTHON_DAYS = (-719_162, 2_932_897)
@@ -39,7 +39,7 @@ def print_rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, as_json:
         for batch in batches:
             for row in _convert_batch(batch, schema_to_print).to_pylist():
                 sys.stdout.write(
-                    _dump_json({name: _name_number(value) for name, value in row.items()}) + "\n"
+                    _dump_json({name: _replace_nonfinite(value) for name, value in row.items()}) + "\n"
                 )
         return
     with pacsv.CSVWriter(sys.stdout.buffer, schema_to_print) as writer:
@@ -75,7 +75,7 @@ def _convert_column(column: pa.Array, column_type: pa.DataType) -> pa.Array:
         return pa.array(values, column_type)
     if _is_binary(column.type):
         return pa.array(_list_values(column), column_type)
-    if _is_moment(column.type):
+    if _is_date_or_timestamp(column.type):
         return pc.if_else(_is_between(column, _ARROW_DAYS), column.cast(column_type), print_values(column))
     return column.cast(column_type)
 
@@ -88,13 +88,13 @@ def _list_values(column: pa.Array) -> list[Any]:
         return [None if length is None else [next(elements) for _ in range(length)] for length in lengths]
     if _is_binary(column.type):
         return [None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()]
-    if _is_moment(column.type):
+    if _is_date_or_timestamp(column.type):
         known_values = pc.if_else(_is_between(column, _PYTHON_DAYS), column, None).to_pylist()
         texts = print_values(column).to_pylist()
         return [
             text if known is None else str(known) for known, text in zip(known_values, texts, strict=True)
         ]
-    return [_name_number(value) for value in column.to_pylist()]
+    return [_replace_nonfinite(value) for value in column.to_pylist()]
 
 
 def _is_binary(column_type: pa.DataType) -> bool:
@@ -102,20 +102,20 @@ def _is_binary(column_type: pa.DataType) -> bool:
     return any(check(column_type) for check in checks)
 
 
-def _is_moment(column_type: pa.DataType) -> bool:
+def _is_date_or_timestamp(column_type: pa.DataType) -> bool:
     return bool(pa.types.is_date32(column_type) or column_type in _TIMESTAMPS)
 
 
-def _is_between(moments: pa.Array, days: tuple[int, int]) -> pa.Array:
+def _is_between(values: pa.Array, days: tuple[int, int]) -> pa.Array:
     """Whether dates or timestamps are between two days, the second of which is excluded."""
-    is_date = pa.types.is_date32(moments.type)
-    numbers = moments.cast(pa.int32()).cast(pa.int64()) if is_date else moments.cast(pa.int64())
+    is_date = pa.types.is_date32(values.type)
+    numbers = values.cast(pa.int32()).cast(pa.int64()) if is_date else values.cast(pa.int64())
     first, end = (day if is_date else day * _MICROSECONDS_PER_DAY for day in days)
     return pc.and_(pc.greater_equal(numbers, first), pc.less(numbers, end))
 
 
-def _name_number(value: Any) -> Any:
-    """A value; instead of a number that JSON does not have, the word that PostgreSQL uses for it."""
+def _replace_nonfinite(value: Any) -> Any:
+    """Return the value. NaN and the infinities, which JSON does not have, become the words that PostgreSQL prints."""
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

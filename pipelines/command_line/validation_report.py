@@ -152,7 +152,7 @@ def _print_moments(received: ReceivedTables) -> None:
 
 
 def _group_by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
-    """Lists each row filter with the operations to which it applies.
+    """List each row filter with the operations to which it applies.
 
     TRUNCATE is listed as "the whole table", because no row filter applies to it.
     """

@@ -48,7 +48,7 @@ def decode(
     *,
     from_change_log: bool = False,
 ) -> Iterator[bytes]:
-    """The output of the plugin, with an item for each write of the plugin. Each of `options` is NAME or NAME=VALUE."""
+    """Yield the output of the plugin, one item for each of its writes. Each of `options` is NAME or NAME=VALUE."""
     plugin_init = find_plugin(plugin_name)
     plugin_options = [_parse_option(text) for text in options]
     project = build_project(config)
@@ -164,8 +164,8 @@ def _read_slot_messages(slot_stream: SlotStream, server_version: int, *, streami
             batches = read_messages(
                 source.make_executor_conninfo(), peek_query(slot, end_lsn, options, server_version)
             )
-            # The server decodes the whole slot before it sends the first row. After the first batch it no longer reads
-            # the slot, so the lock is released. Otherwise other processes would wait until everything is printed.
+            # The server decodes the whole slot before it sends the first row. After the first batch the server no longer
+            # reads the slot, so the lock is released. Otherwise other processes would wait until everything is printed.
             with translate_slot_errors(source.name, slot, "read"):
                 first_batch = list(islice(batches, 1))
     with translate_slot_errors(source.name, slot, "read"):

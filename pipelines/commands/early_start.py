@@ -58,7 +58,7 @@ def _start_for_large_tables(
 def _estimate_bytes_by_slot(
     config: Config, subscription_configs: Sequence[SubscriptionConfig], max_bytes: int
 ) -> Iterator[int]:
-    """Yields an estimate for each slot: the bytes that its largest table will get."""
+    """Yield an estimate for each slot: the bytes that its largest table will get."""
     subscriptions_by_slot = defaultdict(list)
     for subscription_config in subscription_configs:
         subscriptions_by_slot[subscription_config.source, _find_slot(config, subscription_config)].append(

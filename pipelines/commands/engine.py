@@ -34,7 +34,7 @@ def start(config: Config, progress: Progress) -> EngineReport:
 
 
 def status(config: Config) -> EngineReport:
-    """Whether the engine serves, and whether runs would use it; and its address, uptime and memory."""
+    """Find out whether the engine serves, whether runs would use it, and its address, uptime and memory."""
     engine = _find_engine(config)
     record = engine.folder.read_record()
     if record is None:

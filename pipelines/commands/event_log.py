@@ -9,11 +9,11 @@ thousand events. Four changes make it faster:
 
 - Connections stay open, and the events that plan the steps of a run are stored in one transaction. So are events that
   Dagster reports right after each other.
-- Each run has its own database. Dagster's migrations create only the database of the first run. For later runs, its file
-  is copied.
+- Each run has its own database. Dagster's migrations create only the database of the first run. Each later run gets a
+  copy of that database as it was before its first event.
 - Many steps read the records of the same assets. A record is read again only after a change. A materialization that this
   process has stored is not parsed again.
-- A materialization is made JSON once. One statement inserts all events, and it is compiled once.
+- A materialization is converted to JSON only once. All events share one INSERT statement, which is compiled once.
 """
 
 import os
@@ -62,12 +62,12 @@ _INSERT = SqlEventLogStorageTable.insert()
 
 
 class _NotInsertedError(Exception):
-    """An event could not be inserted, so nothing was committed. Its cause is the error."""
+    """An event could not be inserted, so nothing was committed. The cause of this exception is the error of the insert."""
 
 
 @dataclass(frozen=True)
 class _RowInsert:
-    """A statement that inserts a row. All of these share a statement of SQLAlchemy's, which is compiled once."""
+    """A statement that inserts a row. All such statements execute `_INSERT`, which SQLAlchemy compiles once."""
 
     row: Mapping[str, Any]
 
@@ -164,7 +164,7 @@ class CachedEventLog(SqliteEventLogStorage):
     def _store_together(self, events: Sequence[EventLogEntry]) -> None:
         """Store events in one transaction for each database, and forget the records of the events' assets.
 
-        Raises _NotInsertedError if an event cannot be inserted. After another error a database may have the events.
+        Raises _NotInsertedError if an event cannot be inserted. After any other error, some databases may have the events.
         """
         change_count = self._count_own_changes()
         try:
@@ -180,7 +180,9 @@ class CachedEventLog(SqliteEventLogStorage):
                         self._insert_event(event)
                 except Exception as error:
                     raise _NotInsertedError(str(error)) from error
-                except BaseException:  # An interrupt. The transaction is rolled back.
+                except (
+                    BaseException
+                ):  # An interrupt. The transaction is rolled back, so the events remain to be stored.
                     self._unstored_events[:0] = events
                     raise
         except BaseException:
@@ -241,8 +243,8 @@ class CachedEventLog(SqliteEventLogStorage):
     ) -> Mapping[dg.AssetKey, EventLogRecord | None]:
         """The last materialization of each asset, by rows of the table of assets.
 
-        Dagster's own method always looks for materializations in an old format, and in addition after a wipe. Here it
-        gets only the rows that may need that.
+        Dagster's own method also queries the events each time. It needs that for materializations in an old format, and
+        for assets that were wiped. Here it gets only the rows that may need the query.
         """
         records, other_rows = dict[dg.AssetKey, EventLogRecord | None](), []
         for row in raw_asset_rows:
@@ -267,7 +269,7 @@ class CachedEventLog(SqliteEventLogStorage):
         cursor: str | None = None,
         ascending: bool = False,
     ) -> EventRecordsResult:
-        """The observations of an asset. Dagster looks for one of each input that was never materialised, in each step."""
+        """The observations of an asset. In each step, Dagster reads those of each input that was never materialised."""
         if not isinstance(records_filter, dg.AssetKey) or cursor is not None:
             return super().fetch_observations(records_filter, limit, cursor, ascending)
         with self._lock:

@@ -158,12 +158,12 @@ def survey_database(settings: ConnectionSettings, source_name: str | None = None
             " (select rolname from pg_roles where rolname = 'rds_replication')"
             " from pg_roles where rolname = current_user"
         ).fetchone()
-        comments = connection.execute(
+        created_rows = connection.execute(
             "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s",
             [CREATED_COMMENT],
         ).fetchall()
     assert row is not None
-    capture_names = {name for (name,) in comments}
+    created_names = {name for (name,) in created_rows}  # The publications that pgsieve itself has created.
     publications = [
         SurveyedPublication(
             name,
@@ -171,7 +171,7 @@ def survey_database(settings: ConnectionSettings, source_name: str | None = None
             tuple(operation for operation in OPERATIONS if operation in publication.operations),
         )
         for name, publication in sorted(catalog.publications.items())
-        if name not in capture_names
+        if name not in created_names
     ]
     database, user, is_superuser, has_replication, provider_role = row
     return Survey(
@@ -324,7 +324,8 @@ def _make_configuration(settings: ConnectionSettings, choice: Choice, password_v
         source_content["allow_untested_server"] = True
     publication_names = choice.publications
     if settings.password_command:
-        # In pgsieve.yaml `${NAME}` stands for an environment variable. The user meant the command to get it as it is.
+        # In pgsieve.yaml `${NAME}` stands for an environment variable, and `$${` for the characters `${`. The user meant the
+        # command to get these characters.
         source_content["password_command"] = [part.replace("${", "$${") for part in settings.password_command]
     if choice.tables:
         defined_publications = _define_publications(choice)
@@ -362,7 +363,7 @@ def _define_publications(choice: Choice) -> dict[str, object]:
 
 
 def make_role_statements(survey: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
-    """Write the SQL that grants a role exactly the rights that docs/operations.md lists, and creates capture publications.
+    """Return the SQL that grants a role exactly the rights that docs/operations.md lists, and creates capture publications.
 
     Capture publications are pgsieve's own publications, with which it reads the slot.
     """

@@ -53,7 +53,7 @@ class RefilterReport:
     """The tables that `pgsieve refilter` has made, or would make.
 
     - `planned`: true if the command was only asked what it would make
-    - `lsn`: runs apply the changes from this LSN on to the tables; None if no table was made
+    - `lsn`: the LSN from which runs continue the tables; None if no table was made
     """
 
     subscription: str

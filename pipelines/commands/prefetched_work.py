@@ -37,10 +37,10 @@ Result = TypeVar("Result")
 def prefetch_work(
     lake: Lake, work_by_key: Mapping[Key, Callable[[Log], Result]]
 ) -> Iterator[Mapping[Key, PrefetchedWork[Result]]]:
-    """Within the block, threads do the work of the steps, in this order; yields the function for each step.
+    """Within the block, threads do the work of the steps, in the order of `work_by_key`; yields a function for each step.
 
-    `work_by_key` maps the key of each step to its work. If there is only one step, nothing is yielded for it, and it does its
-    work itself. If the block fails, the work in progress is asked to end, and no further work begins.
+    `work_by_key` maps the key of each step to its work. If there is only one step, no function is yielded, and the step does
+    its work itself. If the block fails, the work in progress is asked to end, and no further work begins.
     """
     if len(work_by_key) < 2:
         yield {}
@@ -60,8 +60,8 @@ def prefetch_work(
         except BaseException:
             thread_pool.shutdown(wait=False, cancel_futures=True)
             while any(not step.ends_within(_POLL_SECONDS) for step in steps_by_key.values()):
-                # A request ends only what the work waits for at that moment. The work may begin to wait for something
-                # else after it, so the request is repeated.
+                # A request ends only what the work waits for at that moment. Afterwards the work may begin to wait for
+                # something else, so the request is repeated.
                 lake.runner.stop()
                 if (session_pool := get_session_pool()) is not None:
                     session_pool.cancel_statements()

@@ -42,7 +42,7 @@ def refilter(
     *,
     is_plan_only: bool,
 ) -> RefilterReport:
-    """Make the tables, or by default all tables. With `is_plan_only`, only report from which subscriptions they can be made."""
+    """Make `tables`, or if it is empty, all published tables. With `is_plan_only`, only report what each can be made from."""
     project = build_project(config)
     subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
     names_to_plan = [parse_table_name(text) for text in tables]
@@ -102,7 +102,8 @@ def find_possible_sources(
 ) -> list[Subscription]:
     """The subscriptions that have replicas of the same source, with `subscription` itself first.
 
-    If `source_name` is given, only the subscription of this name. Raises PgsieveError if it does not read the same source.
+    If `source_name` is given, the result is only the subscription of this name. Raises PgsieveError if that subscription
+    does not read the same source.
     """
     subscriptions_by_name = {
         name: candidate

@@ -280,7 +280,7 @@ class SubscriptionStatus:
     """A subscription and its tables.
 
     - `reason`: why it is not `enabled`
-    - `skip_lsn`: the LSN at which the transaction ends that it will skip
+    - `skip_lsn`: the LSN at which the transaction to skip ends
     - `problem`: why the subscription as a whole cannot be replicated
     - `seconds_behind`: how long the oldest commit that the replicas do not have yet has been waiting. It is 0 if no
       commit is waiting, and None if this is unknown.
@@ -477,7 +477,7 @@ class SurveyedTable:
     """A table that the user of `pgsieve init` can choose.
 
     `has_identity` is true if it has a replica identity. If not, only its INSERTs can be published. A partitioned table
-    stands for all its partitions, and has one if it and all its leaf partitions have one.
+    stands for all its partitions. For it `has_identity` is true if it and all its leaf partitions have a replica identity.
     """
 
     schema: str

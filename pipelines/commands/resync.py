@@ -66,7 +66,7 @@ def resync(
     if names_to_copy and (is_followed := _is_slot_in_use(slot_stream)):
         states.leave_to_next_copy(names_to_copy)
     elif names_to_copy:
-        # If a copy was killed, the columns and key that it recorded may be out of date. The call replaces them.
+        # If a copy was killed, its state would let the table become ready without a new copy. The call replaces the state.
         states.leave_to_next_copy(names_to_copy)
         with open_instance(config) as instance:
             materializer = Materializer(project, subscription, instance, progress)

@@ -152,7 +152,7 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
 
 
 def _read_change_log_position(lake: Lake, slot_stream: SlotStream) -> tuple[int | None, str | None]:
-    """The LSN up to which the change log is read, or None; and the reason if the change log is damaged.
+    """The LSN up to which the change log has the slot's messages, or None; and the reason if the change log is damaged.
 
     If the whole lake fails, and not only the change log, the error is raised.
     """
@@ -219,7 +219,7 @@ def _measure_wait_in_slot(
 def _measure_delay(
     lake: Lake, subscription: Subscription, source_state: _SourceState, last_run_time: datetime | None
 ) -> tuple[float | None, str | None]:
-    """For how many seconds a subscription has been behind, and when all changes had been applied the last time."""
+    """For how many seconds a subscription has been behind, and when all changes were last applied."""
     last_cut = Cuts(lake, subscription.name).read_last()
     log_position, _ = _read_change_log_position(lake, subscription.slot_stream)
     success_time = last_cut.at if last_cut else None
@@ -300,11 +300,13 @@ def _read_subscription_status(
     """The state of a subscription, by its source and the lake. If it cannot be replicated, only by the lake."""
     obstacle = examination.find_obstacle(subscription.name) if examination else None
     catalog = examination.catalog if examination and obstacle is None else None
-    subscription_status = _read_subscription(lake, slot_stream, subscription, catalog, count_rows=count_rows)
+    subscription_status = _read_recorded_status(
+        lake, slot_stream, subscription, catalog, count_rows=count_rows
+    )
     return subscription_status if obstacle is None else replace(subscription_status, problem=str(obstacle))
 
 
-def _read_subscription(
+def _read_recorded_status(
     lake: Lake,
     slot_stream: SlotStream,
     subscription: Subscription,

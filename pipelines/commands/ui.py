@@ -123,10 +123,10 @@ class StopEvent(threading.Event):
 def start_dagster(
     config: Config, host: str, port: int, *options: str, stop_event: StopEvent, log_path: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Within the block, run Dagster's web server and its daemon. They end with the block, and their runs, too.
+    """Within the block, run Dagster's web server and its daemon. At the end of the block, they and their runs are ended.
 
-    A run in progress is interrupted, which loses nothing. Processes that do not end in time are killed, or at once if
-    `stop_event.kill_event` is set. The output of the processes goes to the file `log_path`, or by default to where this process
+    A run in progress is interrupted, which loses nothing. Processes that do not end in time are killed. If
+    `stop_event.kill_event` is set, they are killed without a delay. The output of the processes goes to the file `log_path`, or by default to where this process
     writes its own.
     """
     with ExitStack() as stack:
