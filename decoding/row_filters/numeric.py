@@ -271,7 +271,7 @@ def sort_key(value: Decimal) -> tuple[bool, Decimal]:
     return value.is_nan(), Decimal(0) if value.is_nan() else value
 
 
-def _propagate_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
+def _handle_nan_and_range(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
     """Return the function with two additions.
 
     The result is NaN if an operand is NaN. NumericError is raised if the result is out of the range of numeric.
@@ -329,25 +329,29 @@ def _float_converter(significant_digits: int) -> Callable[[float], Decimal]:
 
 DECIMAL_FUNCTIONS: Final[Mapping[str, Callable[..., Decimal]]] = MappingProxyType(
     {
-        "numeric_add": _propagate_nan(_add),
-        "numeric_sub": _propagate_nan(_subtract),
-        "numeric_mul": _propagate_nan(_multiply),
-        "numeric_div": _propagate_nan(_divide),
-        "numeric_mod": _propagate_nan(_modulo),
-        "numeric_div_trunc": _propagate_nan(_divide_truncated),
-        "numeric_gcd": _propagate_nan(_greatest_common_divisor),
-        "numeric_lcm": _propagate_nan(_least_common_multiple),
-        "numeric_sqrt": _propagate_nan(_square_root),
-        "numeric_abs": _propagate_nan(Decimal.copy_abs),
-        "numeric_uminus": _propagate_nan(Decimal.copy_negate),
-        "numeric_uplus": _propagate_nan(Decimal.__copy__),
-        "numeric_sign": _propagate_nan(_sign),
-        "numeric_ceil": _propagate_nan(_integer_rounder(ROUND_CEILING)),
-        "numeric_floor": _propagate_nan(_integer_rounder(ROUND_FLOOR)),
-        "numeric_round": _propagate_nan(lambda value, scale=0: _scale_rounder(ROUND_HALF_UP)(value, scale)),
-        "numeric_trunc": _propagate_nan(lambda value, scale=0: _scale_rounder(ROUND_DOWN)(value, scale)),
-        "numeric_trim_scale": _propagate_nan(_trim_scale),
-        "numeric": _propagate_nan(_apply_modifier),
+        "numeric_add": _handle_nan_and_range(_add),
+        "numeric_sub": _handle_nan_and_range(_subtract),
+        "numeric_mul": _handle_nan_and_range(_multiply),
+        "numeric_div": _handle_nan_and_range(_divide),
+        "numeric_mod": _handle_nan_and_range(_modulo),
+        "numeric_div_trunc": _handle_nan_and_range(_divide_truncated),
+        "numeric_gcd": _handle_nan_and_range(_greatest_common_divisor),
+        "numeric_lcm": _handle_nan_and_range(_least_common_multiple),
+        "numeric_sqrt": _handle_nan_and_range(_square_root),
+        "numeric_abs": _handle_nan_and_range(Decimal.copy_abs),
+        "numeric_uminus": _handle_nan_and_range(Decimal.copy_negate),
+        "numeric_uplus": _handle_nan_and_range(Decimal.__copy__),
+        "numeric_sign": _handle_nan_and_range(_sign),
+        "numeric_ceil": _handle_nan_and_range(_integer_rounder(ROUND_CEILING)),
+        "numeric_floor": _handle_nan_and_range(_integer_rounder(ROUND_FLOOR)),
+        "numeric_round": _handle_nan_and_range(
+            lambda value, scale=0: _scale_rounder(ROUND_HALF_UP)(value, scale)
+        ),
+        "numeric_trunc": _handle_nan_and_range(
+            lambda value, scale=0: _scale_rounder(ROUND_DOWN)(value, scale)
+        ),
+        "numeric_trim_scale": _handle_nan_and_range(_trim_scale),
+        "numeric": _handle_nan_and_range(_apply_modifier),
         "float4_numeric": _float_converter(6),
         "float8_numeric": _float_converter(15),
     }

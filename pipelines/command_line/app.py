@@ -343,7 +343,7 @@ def _read_log_level() -> str | None:
 
 
 def load_settings(ctx: typer.Context, config: Path | None) -> Config:
-    """Read the configuration file, and hide pandas and Polars from other libraries (`hide_data_frame_libraries`).
+    """Read the configuration file, and keep other libraries from importing pandas and Polars, which takes long.
 
     The option `--config` names the file. If the option is given both before and after the command's name, the one after the
     name counts. Without the option, the default file is read.

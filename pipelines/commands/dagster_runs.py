@@ -25,7 +25,7 @@ _MAX_RUNS_PER_QUERY = 100
 
 
 def make_run_tags(task: str, tags: Mapping[str, str] | None) -> dict[str, str]:
-    """The tags of a command's run: its `tags`, and the one with the task."""
+    """Return the tags of a command's run: `tags`, and the tag with the task."""
     return {COMMAND_TAG: task, **(tags or {})}
 
 

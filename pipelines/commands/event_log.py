@@ -208,7 +208,7 @@ class CachedEventLog(SqliteEventLogStorage):
     def _get_asset_entry_values(
         self, event: EventLogEntry, event_id: int, has_asset_key_index_cols: bool
     ) -> dict[str, Any]:
-        """The values of an asset's record that an event changes. A materialization is part of it, as JSON."""
+        """Return the values that an event changes in an asset's record. A materialization is one of them, as JSON."""
         assert event.dagster_event is not None
         if not event.dagster_event.is_step_materialization:
             return super()._get_asset_entry_values(event, event_id, has_asset_key_index_cols)
@@ -241,7 +241,7 @@ class CachedEventLog(SqliteEventLogStorage):
     def _get_latest_materialization_records(
         self, raw_asset_rows: Sequence[Mapping[str, Any]]
     ) -> Mapping[dg.AssetKey, EventLogRecord | None]:
-        """The last materialization of each asset, by rows of the table of assets.
+        """Return the last materialization of each asset, from rows of the table of assets.
 
         Dagster's own method also queries the events each time. It needs that for materializations in an old format, and
         for assets that were wiped. Here it gets only the rows that may need the query.

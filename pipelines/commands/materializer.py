@@ -186,7 +186,7 @@ class Materializer:
         receive_error: Callable[[Exception], None],
         prefetched_work: PrefetchedWork[Sequence[TableChanges]] | None,
     ) -> dg.AssetsDefinition:
-        """The asset of the transformed changes.
+        """Make the asset of the transformed changes.
 
         - `receive_error`: gets the error of the step, if it fails
         - `prefetched_work`: waits for the result of the step's work, if the work is done in advance
@@ -209,7 +209,7 @@ class Materializer:
         receive_error: Callable[[Exception], None],
         prefetched_work: PrefetchedWork[tuple[Cut | None, ApplyResult]] | None,
     ) -> dg.AssetsDefinition:
-        """The assets of the cut, and of the replicas that have changed.
+        """Make the assets of the cut and of the replicas that have changed.
 
         A cut is a version of each replica, so that together they equal the publisher at one LSN. It includes the tables
         of `unchanged_tables`, too. `receive_error` and `prefetched_work` are as in `make_table_changes_asset`.

@@ -47,7 +47,7 @@ def read_table(
 
 
 def find_moment(config: Config, subscription_config: SubscriptionConfig, moment_text: str | None) -> Moment:
-    """The moment of an LSN or a time. If `moment_text` is None, the moment of the newest cut."""
+    """Find the moment of an LSN or a time. If `moment_text` is None, it is the moment of the newest cut."""
     project = build_project(config)
     lake, subscription = project.lake.open(), project.subscriptions[subscription_config.name]
     if moment_text is None:

@@ -100,7 +100,7 @@ def _prepare_refilter(
 def find_possible_sources(
     project: Project, subscription: Subscription, lake: Lake, source_name: str | None = None
 ) -> list[Subscription]:
-    """The subscriptions that have replicas of the same source, with `subscription` itself first.
+    """Find the subscriptions that have replicas of the same source. If `subscription` itself has some, it is the first.
 
     If `source_name` is given, the result is only the subscription of this name. Raises PgsieveError if that subscription
     does not read the same source.

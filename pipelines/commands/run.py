@@ -135,7 +135,7 @@ def _list_paths_to_read_first(lake: Lake, subscriptions: Sequence[Subscription])
 def select_enabled(
     project: Project, subscriptions: Sequence[Subscription], failures: Failures
 ) -> list[Subscription]:
-    """Those of these subscriptions that are enabled. Raises SubscriptionDisabledError if none is enabled."""
+    """Return the subscriptions that are enabled. Raises SubscriptionDisabledError if none is enabled."""
     lake = project.lake.open()
     subscriptions_with_states = failures.for_each(
         subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).state_in_same_folders())

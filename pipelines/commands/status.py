@@ -152,7 +152,7 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
 
 
 def _read_change_log_position(lake: Lake, slot_stream: SlotStream) -> tuple[int | None, str | None]:
-    """The LSN up to which the change log has the slot's messages, or None; and the reason if the change log is damaged.
+    """Read up to which LSN the change log has the slot's messages. The second result says why it cannot be read.
 
     If the whole lake fails, and not only the change log, the error is raised.
     """
@@ -194,7 +194,7 @@ def _measure_wait_in_slot(
     slot: SlotState,
     can_decode: bool,
 ) -> float | None:
-    """For how many seconds the first transaction has been waiting in the slot.
+    """Return for how many seconds the first transaction has been waiting in the slot.
 
     None if the slot has not been read yet, or if the server cannot say, for example because there is too much WAL.
     """
@@ -219,7 +219,7 @@ def _measure_wait_in_slot(
 def _measure_delay(
     lake: Lake, subscription: Subscription, source_state: _SourceState, last_run_time: datetime | None
 ) -> tuple[float | None, str | None]:
-    """For how many seconds a subscription has been behind, and when all changes were last applied."""
+    """Return for how many seconds a subscription has been behind, and when all changes were last applied."""
     last_cut = Cuts(lake, subscription.name).read_last()
     log_position, _ = _read_change_log_position(lake, subscription.slot_stream)
     success_time = last_cut.at if last_cut else None
@@ -281,7 +281,7 @@ def _read_last_transformation_times(
 
 
 def _count_rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | None, str | None]:
-    """The number of rows of a replica, or None if there is no replica; and the reason if they cannot be counted."""
+    """Count the rows of a replica; None if there is no replica. The second result says why they cannot be counted."""
     path = lake.paths.replica(subscription.name, *name)
     try:
         return lake.count_rows(path) if lake.records.exists(path) else None, None
@@ -297,7 +297,7 @@ def _read_subscription_status(
     *,
     count_rows: bool,
 ) -> SubscriptionStatus:
-    """The state of a subscription, by its source and the lake. If it cannot be replicated, only by the lake."""
+    """Read the state of a subscription from its source and the lake; if it cannot be replicated, only from the lake."""
     obstacle = examination.find_obstacle(subscription.name) if examination else None
     catalog = examination.catalog if examination and obstacle is None else None
     subscription_status = _read_recorded_status(
