@@ -55,13 +55,13 @@ def group_by_receiver(message_rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[
     """
     receiver, messages = -1, list[Message]()
     for batch in message_rows:
-        part_numbers, contents = (batch.column(name) for name in ("of", "content"))
+        numbers, contents = (batch.column(name) for name in ("of", "content"))
         for row_index, next_receiver in enumerate(batch.column("to").to_pylist()):
             if next_receiver != receiver and messages:
                 yield receiver, messages
                 messages = []
             receiver = next_receiver
-            messages.append((part_numbers[row_index].as_py(), contents[row_index].as_buffer()))
+            messages.append((numbers[row_index].as_py(), contents[row_index].as_buffer()))
     if messages:
         yield receiver, messages
 
@@ -73,8 +73,8 @@ MIN_PART_BYTES = 4 * 1024 * 1024
 def count_parts(total_bytes: int, max_bytes: int, parallelism: int) -> int:
     """The number of parts of at most `max_bytes` each.
 
-    It is a multiple of `parallelism`, unless parts would become too small, so that no worker is idle in the last
-    round.
+    It is a multiple of `parallelism`, so that no worker is idle in the last round. It is another
+    number only if the parts would otherwise become too small.
     """
     worker_count = max(1, min(parallelism, total_bytes // MIN_PART_BYTES))
     return -(-max(1, -(-total_bytes // max_bytes)) // worker_count) * worker_count

@@ -5,7 +5,7 @@ In: - the connection strings and passwords in use (`remember_conninfo`, `remembe
     - texts (`conceal_passwords`)
 Out: the texts, in which no fragment of a password is left.
 
-libpq may split a conninfo in another place than its author meant. For example, it takes `word@db` in
+libpq may split a connection string (conninfo) in another place than its author meant. For example, it takes `word@db` in
 `postgresql://me:pass@word@db/shop` for the host, and its error message shows this host. So everything in a URI
 between the user's name and the last @ is treated as a secret. Raises nothing.
 """
@@ -29,8 +29,8 @@ SECRET_KEYWORDS = ("password", "sslpassword", "oauth_client_secret", "scram_clie
 _URI_PASSWORD = re.compile(r"\s*postgres(?:ql)?://[^:@/]*:(.*)@", re.DOTALL)
 _PLACEHOLDER = "..."
 
-# Other threads may add secrets at any time. A lock could not be sent to the executors of a cluster, which get these
-# variables with the functions that use them; so each line below is one operation of a built-in type.
+# Other threads may add secrets at any time. No lock protects these variables: the executors of a cluster get them with the
+# functions that use them, and a lock cannot be sent. So each access is one operation of a built-in type.
 _secrets: set[str] = set()
 #: Maps each remembered password to the time when it was last used.
 _last_use_by_password: dict[str, float] = {}
@@ -62,9 +62,9 @@ def remember_conninfo(conninfo: str) -> None:
     for keyword in SECRET_KEYWORDS:
         if parameters.get(keyword):
             remember_password(str(parameters[keyword]))
-    if authority := _URI_PASSWORD.match(conninfo):
-        remember_password(authority[1])
-        remember_password(unquote(authority[1]))
+    if match := _URI_PASSWORD.match(conninfo):
+        remember_password(match[1])
+        remember_password(unquote(match[1]))
 
 
 def conceal_passwords(text: str) -> str:

@@ -1,7 +1,7 @@
 """Creates a temporary folder for a process. Only the user of the process can read it.
 
 In: the folder in which the temporary folder is to be (the parent folder).
-Out: a folder of mode 0700, one per process and parent folder. The process has locked it until the process ends.
+Out: a folder of mode 0700, one per process and parent folder. The process keeps it locked as long as the process runs.
 
 The folder is removed when the process ends. If the process was killed, another process removes the folder: before
 a process creates its own folder, it removes all such folders of the same user, in the same parent folder, that are not

@@ -54,7 +54,7 @@ class Strand:
     def enter(self) -> Iterator[None]:
         """Make the calling thread a thread of this strand for the block.
 
-        Threads with a copy of its context belong to it, too.
+        Threads with a copy of this thread's context belong to the strand, too.
         """
         with assign_within(_CURRENT_STRAND, self), take_strand():
             yield

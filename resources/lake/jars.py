@@ -7,12 +7,12 @@ With the setting `spark.jars.packages`, Spark runs the tool Ivy each time a sess
 dependencies of the packages, and downloads their jars. Even if all jars are already in Ivy's cache, this takes
 time and prints lines. If the setting `spark.jars` lists the same files, the session has the same class path, and
 Ivy does not run. Ivy's folder contains the jars of all packages and versions that were ever requested, so only Ivy
-itself knows which files belong to some coordinates. So for each set of packages `fetch_packages` starts one session
-with Ivy, and records in the Python environment which files this session got: the resolution. If the resolution cannot
+itself knows which of the files belong to which coordinates. So for each set of packages `fetch_packages` starts one
+session with Ivy, and records in the Python environment which files this session got: the resolution. If the resolution cannot
 be recorded, Ivy runs each time a session starts.
 
-The variable `PGSIEVE_JARS` names a folder that `copy_jars` has made on another machine. With it no request is
-sent. Run as a program, this module fetches the jars that are missing. Raises JarsUnavailableError.
+The variable `PGSIEVE_JARS` names a folder that `copy_jars` has made on another machine. With this variable
+no request is sent. Run as a program, this module fetches the jars that are missing. Raises JarsUnavailableError.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.jars, spark.jars.packages)
 """
@@ -166,10 +166,10 @@ def fetch_packages(
 ) -> None:
     """Fetch the jars that are missing. This happens once, may take a minute, and is reported on stderr.
 
-    Does nothing if this user may not write the file of resolutions.
+    Does nothing if this user may not write into the folder of the file of resolutions.
 
-    `conf` are the user's settings. pgsieve uses their repositories, and leaves their packages to Spark.
-    `resolutions_path` replaces the default file of resolutions. Raises JarsUnavailableError if a repository does not
+    `conf` are the user's settings. If they name repositories, the jars come from there. Packages in these settings are
+    left to Spark. `resolutions_path` replaces the default file of resolutions. Raises JarsUnavailableError if a repository does not
     answer, or if PGSIEVE_JARS names a folder without the jars.
     """
     resolutions_path = resolutions_path or find_resolutions_path()

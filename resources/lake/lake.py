@@ -103,7 +103,7 @@ class Lake:
     def with_address(self, uri: str, *, temporary: bool = False) -> "Lake":
         """The lake at another address, with the same Spark session and settings.
 
-        If it is in the same store, it also has the same storage options.
+        If both addresses are in the same store, both lakes have the same storage options.
 
         With `temporary` nothing in the lake is needed after this process.
         """
@@ -238,7 +238,7 @@ class Lake:
             return names
 
     def count_rows(self, path: str) -> int:
-        """The number of rows of a table. If delta-rs cannot read the table, Spark counts them."""
+        """The number of rows of a table. If delta-rs cannot read the table, Spark counts the rows."""
         with self.access.translate_errors(path):
             if self.delta_rs is not None and not self.delta_rs.can_read(path):
                 return self.read_table(path).count()
@@ -486,7 +486,7 @@ class Lake:
         return idempotent_writes(self.spark, position, can_mark_rows=can_mark_rows, metadata=metadata)
 
     def enable_deletion_vectors(self, path: str) -> None:
-        """Enable deletion vectors in a table, unless the user has disabled them, or delta-rs would not find them."""
+        """Enable deletion vectors in a table, unless the user has disabled them, or delta-rs would not find its vectors."""
         if self.delta_rs is not None and row_removal.has_hidden_vectors(path):
             return
         if self.records.has_deletion_vectors(path) is None:

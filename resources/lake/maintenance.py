@@ -88,7 +88,7 @@ class TableMaintenance(Protocol):
         """
 
     def find_last_lsn_before(self, time: datetime) -> int:
-        """The greatest LSN of the rows before this time. 0 if there are no such rows."""
+        """The greatest `lsn` of the rows whose time (`at`) is before this time. 0 if there are no such rows."""
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         """Delete the rows for which a condition is true. Return their number.
@@ -127,7 +127,7 @@ def make_table_maintenance(lake: Lake, path: str) -> TableMaintenance:
 
 
 def _parse_hours(duration: str) -> int:
-    """The whole hours of a duration in Delta's properties, such as `interval 90 days`. 0 if it is not one."""
+    """The whole hours of a duration in Delta's properties, such as `interval 90 days`. 0 for another text."""
     match = _DURATION_PATTERN.fullmatch(duration.strip())
     parts = _DURATION_PART_PATTERN.findall(match[1]) if match else []
     microseconds = sum(int(count) * _MICROSECONDS_BY_UNIT.get(unit.lower(), 0) for count, unit in parts)

@@ -67,9 +67,9 @@ class LakePaths:
     def _slot_stream_folder(self, slot_owner: str) -> str:
         """The folder of a stream.
 
-        A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`. It
-        has slices (the changes between two positions of the slot) that the publisher has decoded a second time, with the
-        publications of the subscription `orders`.
+        A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`. This
+        inner folder has slices (the changes between two positions of the slot) that the publisher has decoded a second
+        time, with the publications of the subscription `orders`.
         """
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
@@ -146,7 +146,7 @@ class LakePaths:
         return f"{self.uri}/{subscription}/_sequences"
 
     def slot_stream(self, slot_owner: str) -> str:
-        """The claim of a slot by this lake, with the cluster whose LSNs the slot delivers. The newest row counts."""
+        """The claim of a slot: only this lake may read the slot. It also names the slot's cluster. The newest row counts."""
         return f"{self.uri}/{OWN_FOLDER}/{escape(slot_owner)}/feed"
 
     def cuts(self, subscription: str) -> str:

@@ -51,7 +51,8 @@ def main() -> None:
             import_module(name)
     from pyspark.daemon import manager
 
-    # After each task a worker collects garbage. The objects of the modules stay, so it need not visit them.
+    # After each task a worker collects garbage. The objects of the imported modules stay, so the collector
+    # need not visit them.
     gc.freeze()
     manager()  # type: ignore[no-untyped-call]
 

@@ -47,7 +47,7 @@ class DeletedRows:
 
 @dataclass(frozen=True)
 class RowDeletion:
-    """Decides how to delete rows of a table with these columns. `change_bytes` is the number of bytes of the changes.
+    """Decides how to delete rows of the table at `path`, which has `columns`. `change_bytes` are the bytes of the changes.
 
     If `max_table_bytes` is given, no file of a table with more bytes than this is rewritten, provided that rows of the
     table can be marked. None means that the lake's setting `Policy.rewritten_bytes` decides.
@@ -61,7 +61,7 @@ class RowDeletion:
     max_table_bytes: int | None = None
 
     def decide(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
-        """The decision for these rows. None if their files can neither be rewritten nor the rows marked."""
+        """The decision for these rows. None if the rows cannot be marked, and their files cannot be rewritten."""
         if not matches:
             return DeletedRows()
         is_small = sum(match.size_bytes for match in matches) <= self.max_rewritten_bytes

@@ -5,10 +5,10 @@ work these costs are larger than the work. So only one job runs at a time. All r
 running wait, and the next job does the work of all of them.
 
 In: requests of several threads. Each request has a function, and the number of parts for which Spark calls it.
-Out: the rows that the function of each request yields
+Out: the rows that the function of each request yields.
 
-After `stop` is called, each request that waits raises CancelledError, even if another thread's job with it has begun. Only
-the threads that run a job themselves go on.
+After `stop` is called, a thread that runs a job goes on. All other waiting threads get CancelledError, even if the running
+job does the work of their requests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +60,7 @@ class SharedJobs:
         self._is_running = self._is_ending = False
 
     def run_request(self, request: Request, run_requests: RunRequests) -> pa.Table | None:
-        """Wait until a job has run a request, and return its rows; None if the job failed.
+        """Wait until a job has run a request, and return its rows; None if it failed in a job with other callers.
 
         The job is run by this thread, or by the thread of another caller with a request in the same job. The thread
         that runs the job calls `run_requests`.
@@ -101,7 +101,7 @@ class SharedJobs:
             self._condition.notify_all()
 
     def stop(self) -> None:
-        """Let no further job begin. Requests that wait, also for a job of another thread, raise CancelledError."""
+        """Let no further job begin. A thread that runs a job goes on; all other waiting threads get CancelledError."""
         with self._condition:
             self._is_ending = True
             self._condition.notify_all()
@@ -113,10 +113,10 @@ def divide_into_tasks(job: Sequence[Request], parallelism: int) -> Sequence[Sequ
     Each task is a sequence of parts. A part is a pair of numbers: the number of its caller, and the number of the part
     among the caller's parts.
 
-    The number of tasks is the number of parts of the largest request, or `parallelism` if more tasks than that can run
-    at the same time. But there are never more tasks than parts. Parts at the same relative place of their requests,
-    for example the first parts of all requests, come into the same task: they often read the same rows, which the task
-    reads only once (`stores.batch_cache`).
+    The number of tasks is the number of parts of the largest request, or `parallelism` if this is greater. But there are
+    never more tasks than parts. Parts at the same relative place of their requests, for example the first parts of all
+    requests, come into the same task. Such parts often read the same rows, which the task then reads only once
+    (`stores.batch_cache`).
     """
     parts = sorted(
         (part / request.part_count, caller, part)

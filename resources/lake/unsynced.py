@@ -10,7 +10,7 @@ if the folder cannot be written, or if writes did not reach the disk.
 
 The system call syncfs(2) writes a whole file system to disk. This covers the writes of this process, of delta-rs,
 of a JVM, and of other processes of this machine. Its argument is an open file of the file system. Since Linux 5.8
-it reports all writes that have failed since this file was opened. Therefore a file is used that is opened before the
+the call reports all writes that have failed since this file was opened. Therefore a file is used that is opened before the
 first write: the mark. After an error no write counts as durable.
 """
 
@@ -130,7 +130,7 @@ def _remove_half_written_commits(lake: Path, marks_folder: Path) -> None:
             os.close(descriptor)
     if not abandoned_marks:
         return
-    # This module is imported here, because the import is slow and rarely needed.
+    # The import is here, and not at the top, because it is slow and rarely needed.
     from pgsieve.resources.lake.half_written import roll_back_tables
 
     roll_back_tables(lake, min(written_ns for _, written_ns in abandoned_marks))
@@ -205,7 +205,7 @@ def _open_folder(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def _exclude_writers(marks_folder: Path) -> Iterator[None]:
-    """Let no other process begin to write while the block runs. It could act on a commit that the block removes."""
+    """Let no other process begin to write while the block runs. A writer could act on a commit that the block removes."""
     descriptor = os.open(marks_folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         _lock(descriptor, fcntl.LOCK_EX)

@@ -115,7 +115,7 @@ class CatalogFingerprint:
     - `digest`: a hash of the rows that exist
     - `relations_digest`: a hash of the oid and xmin of each table's row in pg_class
     - `removed_rows`: rows of the catalogs of publications that were perhaps deleted, and that the server still
-      stores. They are numbers (`_list_removed_rows`). None if they are too many to list.
+      stores. Each row is a number (`_list_removed_rows`). None if there are too many to list.
     - `has_removed_parents`: whether a row of pg_inherits was perhaps deleted
     - `oldest_xid`: all transactions with an earlier xid had ended
     """

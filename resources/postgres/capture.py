@@ -42,7 +42,8 @@ def ensure_capture_publications(
     least one publication captures the table. If a table that has to be removed is locked, it stays, and a later
     call removes it.
     """
-    # Return only after the commit was flushed: pgoutput uses the new publications only for changes after the commit.
+    # pgoutput does not find a publication in WAL from before the commit that created it. So the caller reads the WAL up
+    # to the flush position without the new publications. For this their commits must be flushed before it reads.
     connection.execute("set synchronous_commit = local")
     for publication in planned_publications:
         name = capture_name + publication.suffix

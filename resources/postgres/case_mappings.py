@@ -12,9 +12,9 @@ Out: the catalog, in which each table has a `CaseMapping` for each collation und
 
 Raises psycopg's error if the connection fails.
 
-The mappings of all characters are read at once. Collations of libc and of the builtin provider map each character
+A few queries read the mappings of all characters. Collations of libc and of the builtin provider map each character
 independently of its neighbours (pg_locale_libc.c, pg_locale_builtin.c). Only the builtin collation PG_UNICODE_FAST
-does not. The queries check this independence in two ways. The mapping of a block of characters must be the
+does not. This module checks the independence in two ways. The mapping of a block of characters must be the
 mappings of its characters, one after the other. The mapping of a character must be the same between, before and
 after letters. Collations of ICU depend on the language and the neighbours of a character, so they are refused.
 """

@@ -195,9 +195,9 @@ def _read_catalog(
         connection.execute(f"set local lock_timeout = '{LOCK_SECONDS:g}s'")
         texts = Texts(connection, as_bytes=as_bytes)
         cursor = texts.cursor
-        oids = f"'{{{','.join(map(str, lock_holders_by_oid))}}}'::oid[]"
-        tables = _read_tables(texts, version, encoding, oids)
-        publications = _read_publications(cursor, version, tables, oids)
+        locked_oids = f"'{{{','.join(map(str, lock_holders_by_oid))}}}'::oid[]"
+        tables = _read_tables(texts, version, encoding, locked_oids)
+        publications = _read_publications(cursor, version, tables, locked_oids)
         types_query = _TYPES_QUERY.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
         types = {
             oid: DerivedType(

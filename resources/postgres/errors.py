@@ -141,7 +141,7 @@ def find_connection_sqlstate(error: psycopg.Error | adbc_driver_manager.Error) -
 
 
 #: What a data exception may show of a value: what is in quotation marks, bytes, an index, or a number, date or time after a
-#: colon. Only a quoted name of another thing, which follows one of the words, stays.
+#: colon. A name in quotation marks stays only after one of the words in the group `name`.
 _DATA_PATTERN = re.compile(
     r"""(?P<name>\b(?:encoding|parameter|column|relation|slot|publication)\ "[^"]*")
     |".*" | [«»„“”‚‘’「『].*[«»„“”‚‘’」』]

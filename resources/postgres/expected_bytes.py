@@ -23,7 +23,7 @@ _WAL_RATIO = 8
 
 _PUBLISHED_TABLES_QUERY = "select schemaname, tablename from pg_publication_tables where pubname = any(%s)"
 #: Finds the table to which most rows were written since the statistics of the database began. The result is the number
-#: of its rows, divided by that of all tables. The rows of partitions count as rows of their root.
+#: of rows written to it, divided by the number written to all tables. Rows of partitions count as rows of their root.
 _LARGEST_SHARE_QUERY = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from unnest(%s::text[], %s::text[]) w(schema, name)
@@ -45,7 +45,7 @@ def estimate_bytes(
     tables: Collection[tuple[str, str]] = (),
     sufficient_bytes: int = 0,
 ) -> int:
-    """Estimate how many bytes of rows or changes the table that gets the most will get.
+    """Estimate the bytes of rows or changes for one table: the table for which the slot will deliver the most.
 
     The tables are those of `publications` and those of `tables`. If the slot does not exist, the tables will be
     copied, so the estimate is the size of the largest table. If the slot exists, its unconfirmed WAL is converted to

@@ -21,8 +21,9 @@ from pgsieve.resources.postgres.capture import CREATED_COMMENT, describe_prepara
 from pgsieve.resources.postgres.ddl import execute_ddl
 from pgsieve.resources.postgres.source import quote, quote_literal
 
-#: pgoutput logs a message before it evaluates the filter of a row, and one after each successful evaluation. These are
-#: the last words of the message before, and the first words of the messages after. Both have the level DEBUG3 (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c).
+#: pgoutput logs a message before it evaluates the filter of a row, and one after each successful evaluation, at the level
+#: DEBUG3 (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c). These are the last words of the message
+#: before, and the first words of the messages after.
 _START_MESSAGE_END, _RESULT_MESSAGE_START = '" has row filter', "row filter evaluates to "
 #: The SQLSTATEs of the data exceptions that the server may also raise while it sends a row: those of encodings and
 #: of output functions.
@@ -33,8 +34,8 @@ def find_failing_table(connection: psycopg.Connection[Any], query: str) -> str |
     """The `schema.table` whose row filter fails in a peek; None if this is not certain.
 
     For an UPDATE, pgoutput evaluates the filter up to twice: for the old and for the new row. Only one message precedes
-    both. If the last message is that of a successful evaluation, either the other evaluation failed, or the sending of
-    the row. Then only an error that is not among `_SENDING_SQLSTATES` is certain to come from the filter.
+    both. If the last message is that of a successful evaluation, either the other evaluation failed, or the server could
+    not send the row. Then only an error that is not among `_SENDING_SQLSTATES` is certain to come from the filter.
     """
     messages: list[str] = []
 
@@ -126,6 +127,6 @@ def publish_unfiltered(
 
     Raises SourceError if the role lacks the privilege, or an event trigger fails.
     """
-    # Return only after the commit was flushed: pgoutput uses the publication only for changes after the commit.
+    # Flush the commit, whatever the role's setting is, so that a crash of the server does not undo it.
     connection.execute("set synchronous_commit = local")
     execute_ddl(connection, source, describe_preparation(name), [*statements])

@@ -1,7 +1,7 @@
 """Keeps sessions of ADBC open between two uses.
 
-In: sessions that a caller no longer uses
-Out: the same sessions, for the next callers
+In: sessions that a caller no longer uses.
+Out: the same sessions, for the next callers.
 
 A new session of ADBC reads all types of the database, and each table has a type. In a database of 300 tables this takes
 0.1 s. So a step that reads many small tables would spend most of its time on new sessions. Raises nothing.
@@ -38,7 +38,7 @@ class IdleSessions:
         self._is_closed = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle to None, because no other process can use the sessions, and none would close its own at the end."""
+        """Pickle to None, because another process cannot use these sessions, and would not close its own when it ends."""
         return _make_none, ()
 
     def take(self, begin: Callable[["dbapi.Connection"], None]) -> "dbapi.Connection | None":

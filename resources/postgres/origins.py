@@ -16,8 +16,8 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Table
 
-#: The tables among the published ones to which a subscription writes, directly or by a partition or an ancestor. The
-#: query avoids pg_partition_tree(), which would lock each partition.
+#: The published tables to which a subscription writes. It may write to the table itself, to one of its partitions or to
+#: one of its ancestors. The query avoids pg_partition_tree(), which would lock each partition.
 _SUBSCRIBED_TABLES_QUERY = """
 with recursive tree(published, relid) as (
   select oid, oid from unnest(%s::oid[]) as published(oid)

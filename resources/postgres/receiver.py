@@ -39,8 +39,8 @@ from pgsieve.decoding.protocol.envelope import (
     xlog_data_columns,
 )
 
-#: The columns of messages: the LSN and the message. The LSN is the start of the data in XLogData. It is 0 if the
-#: message only introduces the next message.
+#: The columns of messages: the LSN and the message. The LSN is the start of the data in XLogData. It is 0 for a
+#: message that only introduces the next message, such as Relation.
 MESSAGE_SCHEMA = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
 #: `items` yields an item at least this often, even if no message has arrived. So a consumer can rely on items to
@@ -262,7 +262,7 @@ class Receiver:
                 self._handle_control(message)
             else:
                 break
-        # Join the messages at once. Keeping thousands of small buffers would take longer than everything else here.
+        # Join the messages now. Keeping thousands of small buffers until later would take longer than all else here.
         octets = b"".join(messages)
         if messages:
             self._octets += octets

@@ -6,8 +6,8 @@ In: - a connection
 Out: whether the index has more entries for a selection than the selection has rows.
 
 A slot makes the server keep the rows of system catalogs that unconfirmed changes need (catalog_xmin; PostgreSQL
-documentation, view pg_replication_slots). The server also keeps rows that were deleted since, and rows that one
-transaction both inserted and deleted. VACUUM removes the index entry of a row before it removes the row
+documentation, view pg_replication_slots). So it keeps rows that were deleted after these changes. It also keeps
+rows that one transaction both inserted and deleted. VACUUM removes the index entry of a row before it removes the row
 (PostgreSQL documentation, Index Locking Considerations). So as long as a deleted row is stored, its index entry
 may be stored, too.
 

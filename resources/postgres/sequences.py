@@ -100,7 +100,8 @@ def read_sequences(
         "names": [name for _, name in names_to_read],
         "publications": list(published_sequences.publications),
     }
-    values = _read_at_once(connection, parameters) if has_function else _read_each(connection, parameters)
+    read = _read_by_function if has_function else _read_each
+    values = read(connection, parameters)
     missing_names = published_sequences.names - {(v.schema, v.name) for v in values}
     return (*values, *(SequenceValue(*name, problem=_MISSING_PROBLEM) for name in sorted(missing_names)))
 
@@ -118,7 +119,9 @@ def _list_sequences(
     return read_any_encoding(connection, read_rows)
 
 
-def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, object]) -> list[SequenceValue]:
+def _read_by_function(
+    connection: psycopg.Connection[Any], parameters: dict[str, object]
+) -> list[SequenceValue]:
     """The values by pg_get_sequence_data(). For sequences that the role may not read, this function returns nulls."""
     rows, illegible_texts = _list_sequences(connection, _LIST_WITH_VALUES_QUERY, parameters)
     return [

@@ -172,7 +172,7 @@ def _is_refused_by_limit(error: BaseException) -> bool:
 
 
 def _connect_within_limits(connect: Callable[[], Session]) -> Session:
-    """Open a session by `connect`. If a limit of connections is reached, repeat that for a moment.
+    """Open a session by `connect`. If a limit of connections is reached, try again for `_LIMIT_SECONDS`.
 
     The server counts a session until the process of the session has ended, which is a moment after the client has closed
     the session. Executors run this function, and may lack the library that retries elsewhere (tenacity).

@@ -99,7 +99,7 @@ class SlotState:
     invalidation_reason: str
 
 
-#: Maps the reason of an invalidation to what prevents another one (PostgreSQL documentation, view
+#: Maps the reason of an invalidation to what prevents a further invalidation (PostgreSQL documentation, view
 #: pg_replication_slots).
 _REMEDIES: Mapping[str, str] = {
     "wal_removed": "raise max_slot_wal_keep_size",
@@ -387,7 +387,10 @@ _MIN_PAGE_BYTES, _LONG_HEADER_BYTES, _SHORT_HEADER_BYTES = 1024, 40, 24
 
 
 def exclude_relations(query: str, relations: Iterable[int]) -> str:
-    """The query of a peek without the row changes of some relations. The peek must not stream transactions in progress."""
+    """The query of a peek without the row changes of some relations.
+
+    The peek must not stream transactions in progress, because a streamed message has its relation in another place.
+    """
     oids = ", ".join(rf"'\x{oid:08x}'::bytea" for oid in sorted(relations))
     row_change_tags = ", ".join(str(message.tag) for message in (Insert, Update, Delete))
     return f"select data from ({query}) m where get_byte(data, 0) not in ({row_change_tags}) or substring(data from 2 for 4) not in ({oids})"

@@ -237,8 +237,8 @@ class _TableSize:
         return cls(*row)
 
 
-#: A query of the root needs only privileges on the root and obeys only the policies of the root. Those of the
-#: partitions have no effect.
+#: A query of the root needs only privileges on the root and obeys only the policies of the root. The
+#: privileges and policies of the partitions have no effect.
 _MUST_READ_ROOT_QUERY = """
 select row_security_active(%s::oid) or exists (
     select from pg_class where oid = any(%s::oid[]) and (row_security_active(oid)

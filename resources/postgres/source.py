@@ -67,7 +67,7 @@ _LOGIN_TRIGGER_HINT = (
     "an event trigger on login fails: correct its function, e.g. by ALTER FUNCTION ... SET search_path = ..., since pgsieve's"
     " sessions have search_path = pg_catalog, pg_temp"
 )
-#: A terminal shows these log messages, and the log of a Dagster step does not.
+#: A terminal shows the messages of this logger, and the log of a Dagster step does not.
 _LOGGER = logging.getLogger(__name__)
 
 #: The locks that the context of this thread holds, by their source and activity. The activity is the work that the
@@ -231,13 +231,13 @@ class Source:
             assert row is not None
             level, is_in_recovery, is_streaming = row
             if is_in_recovery:
-                self._refuse_standby(version, is_streaming=is_streaming)
+                self._check_standby(version, is_streaming=is_streaming)
             if level != "logical" and not (
                 level == "replica" and version >= _SWITCHED_DECODING_VERSION and not is_in_recovery
             ):
                 self._refuse_wal_level(level, version, is_in_recovery=is_in_recovery)
             if is_pooled(connection):
-                self._refuse_pooler(connection)
+                self._check_pooler(connection)
         return version
 
     def _check_version(self, version: int) -> None:
@@ -261,7 +261,7 @@ class Source:
             )
         _warn_once(f"{message}: replicas may differ from a built-in subscription's")
 
-    def _refuse_standby(self, version: int, *, is_streaming: bool) -> None:
+    def _check_standby(self, version: int, *, is_streaming: bool) -> None:
         """Raise SourceSettingError if the server is a standby that the user did not allow, or that cannot decode."""
         message = f'source "{self.name}": the server is a standby, recovery is in progress'
         if not self.standby:
@@ -294,7 +294,7 @@ class Source:
             sqlstate="55000",
         )
 
-    def _refuse_pooler(self, connection: psycopg.Connection[Any]) -> None:
+    def _check_pooler(self, connection: psycopg.Connection[Any]) -> None:
         """Raise SourceSettingError if the pooler shares server processes among sessions, or does not support replication."""
         pooler, reason = name_pooler(self._full_conninfo.host), None
         if shares_server_processes(connection, self.connect):

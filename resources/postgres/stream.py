@@ -6,9 +6,9 @@ Out: items, in order: `StreamStart` where the stream begins, or begins again; an
 
 Raises SourceError and its subclasses if another attempt cannot help, or did not help in time.
 
-A consumer that gets `StreamStart` must discard the messages that it has received but not confirmed, because the server
-sends them again: the server sends all transactions that commit at or after the last confirmed LSN, which is the LSN of
-`StreamStart` (PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION; Replication Slots).
+`StreamStart` has the last confirmed LSN. The server then sends all transactions that commit at this LSN or later, even
+those that it has sent before. So a consumer that gets `StreamStart` must discard the messages that it has received but
+not confirmed (PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION; Replication Slots).
 """
 
 import time
@@ -53,7 +53,7 @@ RECONNECT_SECONDS = 600.0
 SILENCE_SECONDS = 60.0
 #: The longest time between two reports to the server, like PostgreSQL's setting wal_receiver_status_interval.
 _STATUS_SECONDS = 10.0
-#: The wait before each new connection. It limits the load on a server that ends every connection at once.
+#: The wait before each new connection. It limits the load on a server that ends each connection as soon as it is open.
 _PAUSE_SECONDS = 0.2
 
 

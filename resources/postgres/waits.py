@@ -116,10 +116,10 @@ def _find_awaited_transactions(source: "Source", session: psycopg.Connection[Any
     """A message about the transactions that a session waits for, and their virtual transaction ids."""
     with source.connect() as connection:
         rows = connection.execute(_AWAITED_TRANSACTIONS_QUERY, [session.info.backend_pid]).fetchall()
-    return _wait_message(source, rows), [row[1] for row in rows]
+    return _format_wait_message(source, rows), [row[1] for row in rows]
 
 
-def _wait_message(source: "Source", rows: Sequence[tuple[Any, ...]]) -> str:
+def _format_wait_message(source: "Source", rows: Sequence[tuple[Any, ...]]) -> str:
     holders = ", ".join(dict.fromkeys(map(_format_holder, rows)))
     return f'source "{source.name}": waits for open transactions: {holders}'
 
@@ -146,7 +146,9 @@ def find_lock_error(source: "Source", relations: Collection[int]) -> OpenTransac
     """The error that names the sessions with exclusive locks on these relations (oids). None if none of them is locked."""
     with source.connect() as connection:
         rows = [row for row in connection.execute(_EXCLUSIVE_HOLDERS_QUERY).fetchall() if row[0] in relations]
-    return OpenTransactionsError(_wait_message(source, rows), [row[1] for row in rows]) if rows else None
+    return (
+        OpenTransactionsError(_format_wait_message(source, rows), [row[1] for row in rows]) if rows else None
+    )
 
 
 def are_transactions_open(source: "Source", transactions: Collection[str]) -> bool:

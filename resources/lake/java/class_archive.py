@@ -74,7 +74,7 @@ def make_archive() -> bool:
         )
         with suppress(OSError):
             if not process.returncode:
-                _publish(temporary_path, file)
+                _sync_and_rename(temporary_path, file)
     finally:
         temporary_path.unlink(missing_ok=True)
     return file.is_file()
@@ -92,12 +92,12 @@ def copy_archive(folder: Path) -> None:
         temporary_path = folder / f".{file.name}.{os.getpid()}"
         try:
             shutil.copyfile(file, temporary_path)
-            _publish(temporary_path, folder / file.name)
+            _sync_and_rename(temporary_path, folder / file.name)
         finally:
             temporary_path.unlink(missing_ok=True)
 
 
-def _publish(temporary_path: Path, file: Path) -> None:
+def _sync_and_rename(temporary_path: Path, file: Path) -> None:
     """Make sure that an archive is on disk, and then give it its final name."""
     with temporary_path.open("rb") as content:
         os.fsync(content.fileno())

@@ -61,8 +61,8 @@ _WAIT_SECONDS = 0.05
 #: How long a session may take to stop, and after that its JVM to end. The time is limited because the session's cluster
 #: may be gone.
 _STOP_SECONDS, _END_SECONDS = 5.0, 10.0
-#: Settings for each JVM that a process starts for itself. Most of them run only for seconds, and Java's optimising compiler
-#: would take more time than it saves there. The user's options come after these, and so override them.
+#: Settings for a JVM that serves only the process that starts it. Most such JVMs run for seconds. In this time Java's
+#: optimising compiler would cost more than it saves. The user's options come after these settings, and so override them.
 _OWN_JVM_SETTINGS = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
@@ -137,7 +137,7 @@ def write_parameters(settings: Mapping[str, str], folder: Path, jvm_settings: Ma
     # With UsePerfData, Java would show the process and its command to all users of the machine.
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
     # A JVM that has only its first compiler (TieredStopAtLevel=1) would have a code cache of 48 MB. Spark fills it after a
-    # while, and then nothing is compiled any more. This is the size of a JVM that has both compilers.
+    # while, and then nothing is compiled any more. The default with both compilers is 240 MB.
     options += ["-XX:ReservedCodeCacheSize=240m"]
     if name := _find_substitute_user_name():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
@@ -313,7 +313,7 @@ def _start_gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[
 def _import_client() -> None:
     """Import the modules that pyspark needs for its first requests, such as pandas.
 
-    This takes no extra time while the JVM starts.
+    The JVM starts at the same time, so the imports take no extra time.
     """
     with suppress(ImportError):
         import pyspark.sql.pandas.conversion
@@ -350,11 +350,10 @@ def _end_jvm(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 
 
 def _detach_accumulator_server(context: Any) -> None:
-    """Take the accumulator server away from a context.
+    """Take the accumulator server away from a context, because `stop` would wait for this server for up to a second.
 
-    `stop` would wait for it for up to a second, and pgsieve needs none.
-
-    The server's thread ends with this process. It no longer reports that the JVM is gone.
+    pgsieve does not need the server. The server's thread ends with this process. Until then it reports no errors, such as
+    that the JVM is gone.
     """
     if (server := getattr(context, "_accumulatorServer", None)) is not None:
         server.handle_error = lambda *_: None

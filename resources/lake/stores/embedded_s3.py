@@ -3,8 +3,8 @@
 In: a folder for the server's data, and the keys that the server accepts.
 Out: the URL of the server, which has the bucket `lake`.
 
-Only this machine can reach the server. The server ends when a pipe from the process that started it is closed. So
-it ends with this process, even if the process is killed. Raises EmbeddedS3Error.
+Only this machine can reach the server. The server ends when a pipe from this process is closed. So it ends
+with this process, even if the process is killed. Raises EmbeddedS3Error.
 
 https://github.com/seaweedfs/seaweedfs/wiki/Amazon-S3-API
 """
@@ -28,13 +28,13 @@ REGION = "us-east-1"
 
 _TIMEOUT_SECONDS = 60
 _MAX_ATTEMPTS = 5
-#: The number of a gRPC port of SeaweedFS is the number of its port plus this.
+#: Each service of SeaweedFS has a port, and a gRPC port whose number is greater by this.
 _GRPC_PORT_OFFSET = 10_000
 _SERVICES = ("master", "volume", "filer", "admin")
 #: The server's message after the keys and the bucket exist. Its port answers before that.
 _READY_MESSAGE = "ready to use"
-#: A shell script that runs a program until the standard input of the script is closed. SeaweedFS ends two seconds after SIGTERM,
-#: but sometimes waits ten seconds longer. Its data is in files by then, so the script does not wait for that.
+#: A shell script that runs a program until the standard input of the script is closed. SeaweedFS ends two seconds after
+#: SIGTERM, or sometimes ten seconds later. After two seconds its data is in files, so the script kills it after four.
 _RUN_WHILE_OPEN = """
 "$@" </dev/null & server=$!
 read -r _

@@ -4,8 +4,8 @@ In: the path of a lake, and delta-rs's options for the lake's store.
 Out: bytes.
 
 After a transient error, a request is repeated. Raises FileExistsError, and OSError with the store's message, which
-`store_errors` interprets. The requests are made by the library object_store, which delta-rs uses, too. Instances
-of the classes in this module cannot be sent to executors.
+`store_errors` interprets. The library object_store makes the requests, by its Python package obstore. delta-rs
+uses object_store, too. Instances of the classes in this module cannot be sent to executors.
 
 A conditional PUT creates an object only if no object of its name exists. The store may create the object, and its
 answer may get lost. The PUT is then repeated, and the store refuses it, because the object exists. So `create`
@@ -47,7 +47,7 @@ Stamp = tuple[str | None, datetime, int]
 
 #: The answer of a store if an object has no bytes at the requested position (RFC 9110, 416 Range Not Satisfiable).
 _RANGE_NOT_SATISFIABLE = "416 Range Not Satisfiable"
-#: An option of delta-rs. The library here has a separate parameter for it.
+#: An option of delta-rs. obstore has a separate parameter for it.
 _ALLOW_HTTP = "aws_allow_http"
 #: The text that begins the data structures at the end of the library's messages.
 _STRUCTURES = "\n\nDebug source:"
@@ -73,7 +73,7 @@ def open_objects(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | 
 
     None if the path is not on an object store, or if only delta-rs has credentials for the store.
     """
-    if Storage.from_address(path).platform is None or not has_credentials(path, dict(options)):
+    if Storage.from_address(path).platform is None or not has_same_credentials(path, dict(options)):
         return None
     parts = urlsplit(path)
     try:
@@ -217,11 +217,13 @@ class ObjectWriter:
             self._file.close()
 
 
-def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> bool:
+def has_same_credentials(
+    path: str, options: Mapping[str, str], environ: Mapping[str, str] | None = None
+) -> bool:
     """True if the library has the same credentials as delta-rs.
 
-    Only delta-rs reads the profiles of AWS and requests their credentials; and it does so only if there is no
-    endpoint.
+    If there is no endpoint, delta-rs also reads the profiles of AWS, and requests their credentials. The library does
+    not.
     """
     environ = os.environ if environ is None else environ
     if PLATFORM_BY_SCHEME.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
@@ -233,7 +235,7 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
 
 @cache
 def _share_objects(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
-    """The objects of a store with these options. All users in this process share one object, and its connections."""
+    """The objects of a store with these options. All users in this process share one instance, and its connections."""
     return Objects(root, dict(options))
 
 

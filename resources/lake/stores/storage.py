@@ -37,7 +37,7 @@ SECRET_OPTIONS = ("secret_access_key", "session_token", "account_key", "sas_toke
 #: The schemes of file systems that rename files atomically. Several Spark applications can safely commit there.
 _ATOMIC_SCHEMES = {"file", "hdfs", "viewfs"}
 
-#: The AWS SDK's list of sources of credentials. S3A's own list has neither profiles nor the tokens of web
+#: The class with the AWS SDK's list of sources of credentials. S3A's own list has neither profiles nor the tokens of web
 #: identities.
 _SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _KEY_PROVIDER = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
@@ -225,7 +225,7 @@ class Storage:
         endpoint = self.endpoint(environ)
         return endpoint is not None and not _S3_HOST.search(urlsplit(endpoint).hostname or "")
 
-    def _uses_path_style(self, environ: Mapping[str, str]) -> str | None:
+    def _choose_path_style(self, environ: Mapping[str, str]) -> str | None:
         """Where the name of the bucket is: "true" for the path of a request, "false" for the name of the host.
 
         None if each engine may choose. If the host is an IP address, the bucket is always in the path, whatever
@@ -255,7 +255,7 @@ class Storage:
         get_option = self.options.get
         environ = os.environ if environ is None else environ
         if self.platform == "s3":
-            endpoint, path_style = self.endpoint(environ), self._uses_path_style(environ)
+            endpoint, path_style = self.endpoint(environ), self._choose_path_style(environ)
             if endpoint and path_style == "false":
                 # delta-rs does not itself add the bucket to the host.
                 endpoint = self._make_endpoint_with_bucket(endpoint)
@@ -326,7 +326,7 @@ class Storage:
     def _make_s3a_settings(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         """The settings of S3A, Hadoop's file system for S3."""
         get_option = self.options.get
-        endpoint, path_style = self.endpoint(environ), self._uses_path_style(environ)
+        endpoint, path_style = self.endpoint(environ), self._choose_path_style(environ)
         if endpoint and path_style == "false":
             endpoint = self._make_endpoint_without_bucket(endpoint)
         region = self._find_region(environ) or AwsProfile.read_active(environ).region
@@ -395,8 +395,8 @@ def find_storage(address: str) -> Storage:
 def hide_token(options: Mapping[str, str]) -> None:
     """Keep delta-rs and obstore from sending a session token that is empty, or that belongs to other keys.
 
-    The environment may have a token that belongs to other keys than those in the options. No option makes the
-    libraries ignore it, because S3 refuses an empty token. So the variable is removed from the environment of the
+    The environment may have a token that belongs to other keys than those in the options. An option with an empty
+    token would not help, because S3 refuses an empty token. So the variable is removed from the environment of the
     process, which these libraries read. Python's `os.environ` still has it, for the JVM and for commands that use
     the keys of the environment.
     """

@@ -3,7 +3,7 @@
 In: full paths, in the form that Delta and Spark use, too.
 Out: pyarrow's access to the files.
 
-For an object store it uses the options of delta-rs, so a user gives credentials only once. A `Store` is sent to
+Requests to an object store use the options of delta-rs, so a user gives credentials only once. A `Store` is sent to
 executors. For a lake on an object store, executors need the package `deltalake`. Raises OSError.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-#: The number of bytes of a file that are written at once.
+#: The number of bytes of a file that are written by one call.
 _WRITE_CHUNK_BYTES = 64 * 1024
 
 
@@ -313,8 +313,8 @@ class Store:
     def write(self, path: str, content: bytes) -> None:
         """Write a file into a folder that exists."""
         file_system, inner_path = self.find_file_system(path)
-        # delta-rs's stream accepts only bytes objects. A buffer makes them, if it is larger than each piece that is
-        # written into it.
+        # delta-rs's stream accepts only bytes objects. pyarrow passes such objects to it if pyarrow has a buffer that is
+        # larger than each piece that is written.
         with file_system.open_output_stream(inner_path, buffer_size=2 * _WRITE_CHUNK_BYTES) as stream:
             for begin in range(0, len(content), _WRITE_CHUNK_BYTES):
                 stream.write(content[begin : begin + _WRITE_CHUNK_BYTES])

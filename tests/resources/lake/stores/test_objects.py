@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.resources.lake.stores.objects import Objects, has_credentials, open_objects
+from pgsieve.resources.lake.stores.objects import Objects, has_same_credentials, open_objects
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.s3_server import S3Server
@@ -31,14 +31,14 @@ def test_credentials_of_a_profile_are_left_to_delta_rs(
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / name).write_text(text)
     environ = {"HOME": str(tmp_path)}
-    assert has_credentials("s3a://lake", {}, environ) is found
+    assert has_same_credentials("s3a://lake", {}, environ) is found
     named = {"HOME": "/nowhere", "AWS_CONFIG_FILE": str(tmp_path / ".aws" / name)}
-    assert has_credentials("s3a://lake", {}, named) is (found and name != "other")
+    assert has_same_credentials("s3a://lake", {}, named) is (found and name != "other")
     # If credentials or an endpoint are given, or the platform is another one, delta-rs reads no profile either.
     for options in ({"AWS_ACCESS_KEY_ID": "AKIA7"}, {"aws_endpoint_url": "http://minio:9000"}):
-        assert has_credentials("s3a://lake", options, environ)
-    assert has_credentials("s3a://lake", {}, {**environ, "AWS_ACCESS_KEY_ID": "AKIA7"})
-    assert has_credentials("gs://lake", {}, environ)
+        assert has_same_credentials("s3a://lake", options, environ)
+    assert has_same_credentials("s3a://lake", {}, {**environ, "AWS_ACCESS_KEY_ID": "AKIA7"})
+    assert has_same_credentials("gs://lake", {}, environ)
 
 
 def test_both_libraries_use_the_configured_endpoint_whatever_the_environment_names(
