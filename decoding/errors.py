@@ -126,7 +126,7 @@ class UnsupportedFilterError(PgsieveError):
 
 
 class UnsupportedTypeError(PgsieveError):
-    """pgsieve does not offer the Spark type that a user chose for a column of this PostgreSQL type."""
+    """A user chose a Spark type that pgsieve does not offer for the PostgreSQL type of the column."""
 
 
 class UnsupportedBinaryError(PgsieveError):
@@ -157,7 +157,7 @@ class ValueNotRepresentableError(PgsieveError):
 
 
 class RowFilterSyntaxError(PgsieveError):
-    """A row filter is not an SQL expression or has wrong types, so that PostgreSQL refuses it, too."""
+    """A row filter is not an SQL expression or has wrong types, and PostgreSQL refuses it, too."""
 
 
 class UndefinedColumnError(PgsieveError):

@@ -66,8 +66,8 @@ class Origin:
     ) -> None:
         """Add changes to `counts`.
 
-        `operations` and `sent_codes` are indexes in `ROW_OPERATIONS`, and `NOT_SENT` for changes that are not
-        sent.
+        `operations` has the index in `ROW_OPERATIONS` of the operation of each change. `sent_codes` has the index of
+        the operation that is sent for it, or `NOT_SENT`.
         """
         code_count = len(ROW_OPERATIONS) + 1
         for code, count in enumerate(np.bincount(operations * code_count + sent_codes + 1).tolist()):

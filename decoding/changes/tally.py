@@ -28,8 +28,8 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
     """Add the counts of a batch of changes to a tally.
 
     The tally has the number of changes of each operation, and in `key_changes` the number of UPDATEs that change a key.
-    `unchanged` lists the columns that some change did not send. `old` and `new` of the batch need only the columns of
-    the key.
+    `unchanged` lists the columns that are missing from some change because their TOASTed value did not change. `old` and
+    `new` of the batch need only the columns of the key.
     """
 
     def add(name: str, count: int) -> None:
@@ -95,9 +95,9 @@ def mask_key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArr
     for name in key:
         sides = to_comparable(pa.chunked_array([struct_field(batch.column(s), name) for s in SIDES]))
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
-        # An old tuple of another replica identity can have NULL in a column of the key. It finds no row. The UPDATE
-        # counts as a change of the key, because it must not change the row that has the new key.
+        # An old tuple of another replica identity can have NULL in a column of the key. Such a tuple finds no row. So
+        # the UPDATE counts as a change of the key: otherwise it would change the row that has the new key.
         is_null_once = pc.xor(pc.is_null(old), pc.is_null(new))
         is_different = pc.or_(is_different, pc.or_(is_null_once, pc.fill_null(pc.not_equal(old, new), False)))
-    is_replacement = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))
-    return pc.and_(is_replacement, is_different)
+    has_both_rows = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))
+    return pc.and_(has_both_rows, is_different)

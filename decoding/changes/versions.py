@@ -49,8 +49,8 @@ def versions_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
 def version_encodings(schema: pa.Schema, key: Iterable[str]) -> dict[str, str]:
     """Return the Parquet encodings of columns of versions, by the names of the columns. `key` has the names of the key.
 
-    LSNs and integers of keys often repeat or ascend, so their differences take less time and space. This matters most
-    for keys, because they are read whenever versions are looked up.
+    LSNs and integers of keys often repeat or ascend, so it takes less time and space to store their differences. This
+    matters most for keys, because they are read whenever versions are looked up.
     """
     integer_keys = {name for name in key if pa.types.is_signed_integer(schema.field(name).type)}
     return dict.fromkeys((*sorted(integer_keys), VALID_FROM_LSN, VALID_TO_LSN), "DELTA_BINARY_PACKED")
@@ -73,7 +73,7 @@ class Commits:
 
     @classmethod
     def from_changes(cls, changes: pa.Table) -> Commits:
-        """Return the commits of changes. The changes of a commit should be adjacent; otherwise it takes longer."""
+        """Return the commits of changes. This is fastest if the changes of each commit are adjacent."""
         lsns = np.asarray(changes["commit_lsn"])
         first_changes = np.flatnonzero(np.diff(lsns, prepend=lsns[:1] - 1))
         grouped = (
@@ -133,13 +133,13 @@ def end_versions(versions: pa.RecordBatch, end_commits: Numbers, commits: Commit
     for name, value in values.items():
         index = versions.schema.get_field_index(name)
         versions = versions.set_column(index, versions.schema.field(index), value)
-    is_version = pc.less(versions.column(VALID_FROM_LSN), versions.column(VALID_TO_LSN))
-    return versions if is_version.false_count == 0 else versions.filter(is_version)
+    is_kept = pc.less(versions.column(VALID_FROM_LSN), versions.column(VALID_TO_LSN))
+    return versions if is_kept.false_count == 0 else versions.filter(is_kept)
 
 
 @dataclass(frozen=True)
 class CurrentVersions:
-    """Turns the rows that a replica has at an LSN into current versions with this schema.
+    """Turns the rows that a replica has at an LSN into current versions with the columns of `schema`.
 
     Spark sends objects of this class to executors. `time` is the time of the LSN, if known.
     """

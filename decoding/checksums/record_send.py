@@ -60,7 +60,7 @@ _OID_BY_ELEMENT_TYPE: Mapping[pa.DataType, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """A column as a field of record_send().
+    """A column of the row that the publisher passes to record_send().
 
     - `expression` is the SQL expression that the publisher sends for the column.
     - `oid` is the oid of the type of this expression.
@@ -75,7 +75,7 @@ class SentColumn:
 
     @classmethod
     def for_column(cls, quoted_name: str, type_oid: int, type: ColumnType) -> SentColumn:  # noqa: A002 - as in PostgreSQL
-        """Return the field for a column; `quoted_name` is the column's name in SQL."""
+        """Return how a column is passed; `quoted_name` is the column's name in SQL."""
         expression, oid = type.copy_expression.format(quoted_name), _TEXT
         if type.arrow_type in _NUMBER_TYPES:
             oid, name = _NUMBER_TYPES[type.arrow_type]

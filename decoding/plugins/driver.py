@@ -13,8 +13,8 @@ Out: the output of the callbacks that `pgsieve.decoding.plugins.interface` lists
 - If filter_by_origin returns true for a transaction, the driver drops the transaction.
 
 pgoutput's messages contain less than the WAL. So the driver calls filter_by_origin once per transaction instead of
-once per change. It does not call it for messages outside transactions. When the driver calls it for a streamed
-transaction, the origin of the transaction is not known yet.
+once per change. It does not call this callback for messages outside transactions. When the driver calls it for
+a streamed transaction, the origin of the transaction is not known yet.
 
 The driver raises:
 
@@ -71,10 +71,10 @@ from pgsieve.decoding.server_versions import NEWEST_SERVER
 
 @dataclass(slots=True)
 class _OpenTransaction:
-    """A transaction that the plugin gets as it arrives; a streamed transaction with all of its blocks.
+    """A transaction that the plugin is getting. A streamed transaction has one object for all of its blocks.
 
     - `start_callback` is the name of the callback that begins the transaction, such as "begin". The driver calls it
-      at the first message after the Origin message, because it needs the origin.
+      at the first message after the Origin message, because only then the origin is known.
     - `is_ignored` says that filter_by_origin returned true. It is None until the driver has called filter_by_origin.
     """
 
@@ -289,7 +289,7 @@ class PluginDriver:
             )
         elif stream := self._stream_by_xid.pop(xid, None):
             _set_commit(stream.txn, message)
-            yield from self._end_stream(stream, "stream_commit", stream.txn, message.commit_lsn)
+            yield from self._call_after_blocks(stream, "stream_commit", stream.txn, message.commit_lsn)
         elif self._plugin.can_decode_prepare(xid, gid):
             txn = _set_commit(Transaction(xid, gid=gid), message)
             yield from self._plugin.call("commit_prepared", txn, message.commit_lsn)
@@ -307,7 +307,7 @@ class PluginDriver:
             self._ignored_xids.remove(xid)
         elif stream := self._stream_by_xid.pop(xid, None):
             stream.txn.abort_time = message.rollback_time
-            yield from self._end_stream(stream, "stream_abort", stream.txn, message.rollback_end_lsn)
+            yield from self._call_after_blocks(stream, "stream_abort", stream.txn, message.rollback_end_lsn)
         elif self._buffer_by_xid.pop(xid, None) is None and self._plugin.can_decode_prepare(xid, gid):
             txn = Transaction(xid, end_lsn=message.rollback_end_lsn, gid=gid)
             txn.prepare_time, txn.commit_time = message.prepare_time, message.rollback_time
@@ -326,7 +326,7 @@ class PluginDriver:
         else:
             self._open_buffer = self._buffer_by_xid.setdefault(xid, BufferedTransaction(is_streamed=True))
 
-    def _end_stream(
+    def _call_after_blocks(
         self, stream: _OpenTransaction, name: str, txn: Transaction, lsn: int
     ) -> Iterator[Output]:
         """Call a callback that comes after the blocks of a streamed transaction, such as stream_commit."""
@@ -341,7 +341,7 @@ class PluginDriver:
         else:
             stream = self._stream_by_xid.pop(xid)
             _set_commit(stream.txn, message)
-            yield from self._end_stream(stream, "stream_commit", stream.txn, message.commit_lsn)
+            yield from self._call_after_blocks(stream, "stream_commit", stream.txn, message.commit_lsn)
 
     def _stream_abort(self, message: StreamAbort) -> Iterator[Output]:
         xid, subxid = message.xid, message.subxid
@@ -361,7 +361,7 @@ class PluginDriver:
         txn = stream.txn if is_toplevel else Transaction(subxid, toptxn=stream.txn)
         txn.abort_time = message.abort.time if message.abort else 0
         abort_lsn = message.abort.lsn if message.abort else 0
-        yield from self._end_stream(stream, "stream_abort", txn, abort_lsn)
+        yield from self._call_after_blocks(stream, "stream_abort", txn, abort_lsn)
 
     def _stream_prepare(self, message: StreamPrepare) -> Iterator[Output]:
         xid = message.xid
@@ -378,7 +378,7 @@ class PluginDriver:
         if stream.is_ignored:
             self._ignored_xids.add(xid)
         txn.output_plugin_private = stream.txn.output_plugin_private
-        yield from self._end_stream(stream, "stream_prepare", txn, message.prepare_lsn)
+        yield from self._call_after_blocks(stream, "stream_prepare", txn, message.prepare_lsn)
 
 
 def _make_prepared_transaction(message: BeginPrepare | Prepare | StreamPrepare) -> Transaction:

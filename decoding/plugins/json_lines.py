@@ -25,8 +25,8 @@ With the option stream-changes (default off), the plugin also writes transaction
 transaction come in blocks between stream_start and stream_stop. A change in a block has the `xid` of its
 subtransaction.
 
-Raises OutputPluginOptionError for other options, and OutputTypeError for values in binary format, and for values and
-names that are not UTF-8.
+Raises OutputPluginOptionError for an option other than stream-changes. Raises OutputTypeError for values in binary
+format, and for values and names that are not UTF-8.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ _Description = tuple[Relation, tuple[Type, ...]]
 class Pgoutput:
     """The plugin's state: its options, and the descriptions of relations that it wrote last.
 
-    The field `output_plugin_private` of a transaction says whether its first message was written, a Begin or Stream
-    Start. The field is None before the plugin gets the transaction.
+    The field `output_plugin_private` of a transaction says whether the transaction's Begin or Stream Start was written.
+    The field is None before the plugin gets the transaction.
     """
 
     def __init__(self) -> None:

@@ -23,13 +23,13 @@ ignores publications.
 - Single changes, messages that are not transactional, and streamed transactions have no origin. So only-local
   drops only whole transactions.
 - With stream-changes, the blocks of an aborted transaction or subtransaction can differ if it aborted before the
-  server decoded it. The server stops as soon as it notices the abort, and the plugin's catalog lookups decide when
-  it notices.
+  server decoded it. A server notices such an abort when its plugin looks up the catalog, and then stops decoding the
+  transaction. pgoutput and the server's test_decoding look up the catalog at different changes.
 - Times are in UTC. The server prints them in the time zone of TimeZone.
 
 The text is that of a server of the version `server_version`, which the caller chooses (`PluginDriver`). Before
-PostgreSQL 17, messages do not count as changes for skip-empty-xacts. So they print neither BEGIN nor the opening of a
-block. Names that are key words are in quotes, and each version of PostgreSQL has more key words.
+PostgreSQL 17, messages do not count as changes for skip-empty-xacts. So no BEGIN and no opening of a block is printed
+for a message. Names that are key words are in quotes, and each version of PostgreSQL has more key words.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _OPTIONS = (
 )
 #: If an option comes without a value, the server turns it on; but these options keep their setting.
 _OPTIONS_THAT_NEED_A_VALUE = ("force-binary", "include-rewrites", "stream-changes")
-_MESSAGES_COUNT_VERSION = 170000
+_VERSION_WHERE_MESSAGES_COUNT = 170000
 
 _BOOL = 16
 _BIT_STRINGS = frozenset({1560, 1562})
@@ -212,7 +212,7 @@ class TestDecoding:
 
     def message(self, ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
         """Write a message with its content."""
-        if txn is not None and self._server_version >= _MESSAGES_COUNT_VERSION:
+        if txn is not None and self._server_version >= _VERSION_WHERE_MESSAGES_COUNT:
             self._write_deferred_begin(ctx, txn)
         self._write(ctx, f"message: {_format_message_properties(message)} content:", message.content)
 
@@ -283,7 +283,7 @@ class TestDecoding:
 
     def stream_message(self, ctx: DecodingContext, txn: Transaction, message: LogicalMessage) -> None:
         """Write a transactional message without its content."""
-        if self._server_version >= _MESSAGES_COUNT_VERSION:
+        if self._server_version >= _VERSION_WHERE_MESSAGES_COUNT:
             self._write_deferred_block(ctx, txn)
         self._write(ctx, f"streaming message: {_format_message_properties(message)}")
 
@@ -316,11 +316,12 @@ class TestDecoding:
         prefixes = self._prefixes.get(relation.message.relation_id)
         if prefixes is None or prefixes.relation is not relation:
             version = self._server_version
-            columns = [
+            column_prefixes = [
                 _encode(f" {quote_identifier(column.name, version)}[{type_name}]:")
                 for column, type_name in zip(relation.message.columns, relation.type_names, strict=True)
             ]
-            prefixes = _Prefixes(relation, _encode(f"table {self._quote_relation(relation)}:"), columns)
+            table_prefix = _encode(f"table {self._quote_relation(relation)}:")
+            prefixes = _Prefixes(relation, table_prefix, column_prefixes)
             self._prefixes[relation.message.relation_id] = prefixes
         return prefixes
 
@@ -365,7 +366,7 @@ def _print_tuple(
 
 
 def _format_literal(type_oid: int, content: bytes) -> bytes:
-    """A value as the SQL literal that the server's plugin prints for its type."""
+    """Return a value as the SQL literal that the server's plugin prints for its type."""
     if type_oid in _NUMBERS:
         return content
     if type_oid == _BOOL:
@@ -375,7 +376,7 @@ def _format_literal(type_oid: int, content: bytes) -> bytes:
 
 
 def init() -> OutputPluginCallbacks:
-    """The plugin's callbacks."""
+    """Return the plugin's callbacks."""
     plugin = TestDecoding()
     return OutputPluginCallbacks(
         startup=plugin.startup,

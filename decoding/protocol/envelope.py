@@ -64,7 +64,7 @@ class XLogData:
 class PrimaryKeepalive:
     """An envelope from the server with its position in the WAL.
 
-    `reply_requested` says that the server wants a StandbyStatusUpdate at once.
+    `reply_requested` says that the server wants a StandbyStatusUpdate immediately.
     """
 
     tag: ClassVar[int] = ord("k")

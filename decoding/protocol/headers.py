@@ -2,8 +2,8 @@
 
 In: batches of raw messages. Out: columns with which to order and group these messages.
 
-The scan reads only the type byte, the relation and the transaction of each message, for all messages of a batch at
-once. `pgsieve.decoding.protocol.tuples` decodes the rows later. Raises ProtocolError for messages outside
+The scan reads only the type byte, the relation and the transaction of each message, for all messages of a batch
+together. `pgsieve.decoding.protocol.tuples` decodes the rows later. Raises ProtocolError for messages outside
 transactions, except logical decoding messages that are not transactional. Also raises it for messages of streamed and
 prepared transactions, which the module `transactions` must assemble first.
 
@@ -59,7 +59,7 @@ class MessageHeaders:
       of these changes.
 
     So a change has the same (commit_lsn, ordinal) in every session, although sessions send Relation messages at
-    different positions. The last Relation message with a lower ordinal describes the change.
+    different positions. A change is described by the relation's last Relation message before it.
 
     For a message outside transactions, `commit_lsn` is the message's own LSN, and `commit_time`, `xid` and `ordinal`
     are 0.
@@ -134,7 +134,7 @@ class HeaderScanner:
         change_counts = np.cumsum(is_change)
         earlier_change_counts = np.append(-self._open_change_count, change_counts[begins])[transaction_index]
         ordinal = 2 * (change_counts - earlier_change_counts) + ~is_change
-        # A message outside transactions has an LSN of its own, and no commit time and transaction id.
+        # A message outside transactions has an LSN of its own, but no commit time and no transaction id.
         commit_lsn[is_outside] = _to_signed(octets.read_integers(starts[is_outside] + 2))
         commit_time[is_outside] = xid[is_outside] = ordinal[is_outside] = 0
 

@@ -1,6 +1,6 @@
 """Checks the order of the messages of one session.
 
-Raises ProtocolError for these messages. The error says where such a message may come.
+Raises ProtocolError for the messages below. The error says where a message of this type may come.
 
 - a change outside a transaction
 - the beginning of a transaction inside another transaction

@@ -154,16 +154,16 @@ class TransactionAssembler:
         part_start = 0
         for index in map(int, np.flatnonzero(_IS_BOUNDARY[kind])):
             if index > part_start:
-                yield from self._pass_on(data.slice(part_start, index - part_start))
+                yield from self._spool_or_yield(data.slice(part_start, index - part_start))
             yield from self._handle_boundary(data[index].as_py())
             part_start = index + 1
         if part_start < len(data):
-            yield from self._pass_on(data.slice(part_start))
+            yield from self._spool_or_yield(data.slice(part_start))
 
-    def _pass_on(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Spool messages within a block or before a Prepare; yield all other messages.
+    def _spool_or_yield(self, data: pa.Array) -> Iterator[pa.Array]:
+        """Spool messages of a block, and messages between Begin Prepare and Prepare; yield all other messages.
 
-        If the description of a relation is missing before the relation's changes, it is inserted.
+        Outside of blocks, the description of a relation is inserted before the relation's changes if it is missing there.
         """
         if self._block_xid is not None:
             self._spool_block(self._transaction_by_stream_xid[self._block_xid], self._block_xid, data)
@@ -354,9 +354,9 @@ def _strip_xids(data: pa.Array, top_xid: int) -> tuple[pa.Array, npt.NDArray[np.
             "a message in a streamed block has no transaction id", sqlstate=PROTOCOL_VIOLATION
         )
     is_kept = np.ones(octets.buffer.size, np.bool_)
-    starts_with_xid = octets.starts[has_xid]
+    xid_message_starts = octets.starts[has_xid]
     for byte in range(1, 1 + _XID_BYTES):
-        is_kept[starts_with_xid + byte] = False
+        is_kept[xid_message_starts + byte] = False
     offsets = np.zeros(len(data) + 1, np.int32)
     np.cumsum(sizes - _XID_BYTES * has_xid, out=offsets[1:])
     remaining_octets = np.frombuffer(octets.buffer, np.uint8)[is_kept]

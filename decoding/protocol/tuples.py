@@ -1,4 +1,4 @@
-"""Decodes many changes of one relation at once.
+"""Decodes many changes of one relation together.
 
 In: Insert, Update and Delete messages of one relation. Out: typed Arrow columns.
 
@@ -40,7 +40,8 @@ _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
 _HEADER_BYTES = 8  # Type byte, relation, mark of the first tuple (K, O or N), number of columns.
 _TUPLE_HEADER_BYTES = 3  # Mark, number of columns.
-_ROWS_PER_WALK = 8192  # The tuples of this number of rows fit in the processor's cache.
+#: The number of messages whose positions move together. Their tuples fit in the processor's cache.
+_ROWS_PER_WALK = 8192
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,9 +324,10 @@ def find_published_relation(
     """Return the part of the changes to `table` (a plain table or a leaf) that `publications` together send.
 
     Returns None if they send nothing. The publications can name different relations for the changes: the table
-    itself or one of its ancestors. The topmost of these relations is sent. Only publications that name this
-    relation contribute row filters and column lists. All publications contribute their operations
-    (get_rel_sync_entry()). Raises PublicationError if their column lists or publish_generated_columns differ.
+    itself or one of its ancestors. The topmost of these relations is sent. All publications contribute
+    their operations, but only those that name this relation contribute row filters and column lists
+    (get_rel_sync_entry()). Raises PublicationError if the column lists or the publish_generated_columns of the latter
+    differ.
     """
     # Each publication, with the relation that it names in messages about the table, and the level of this relation.
     publications_and_relations = [
@@ -399,9 +400,9 @@ class ReplicatedTable:
           foreign. Such a key is unique in the whole tree, because equal keys are in the same leaf.
         - Otherwise the root's key.
 
-        If no updates and deletes are published, no old row is sent, and the key is the root's key. A shared key
-        would be wrong: a deleted row stays in the replica, so a later insert can repeat its key. If a column of the
-        key is not published, there is no key.
+        If neither updates nor deletes are published, the key is always the root's key, because no old row is sent. If
+        the root has no key, a shared key would be wrong: a row that is deleted at the publisher stays in the replica,
+        and a later insert can repeat its key. If a column of the key is not published, there is no key.
         """
         root_key = self.table.key
         has_root_key = root_key and all(
@@ -424,7 +425,7 @@ class ReplicatedTable:
 
 
 def _find_sent_tables(publication: Publication, catalog: Catalog) -> dict[int, Table]:
-    """The tables whose changes messages can name because of a publication (pg_get_publication_tables())."""
+    """The tables that messages can name because of a publication (pg_get_publication_tables())."""
     contained_tables = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
     if publication.via_root:
         return {

@@ -1,6 +1,6 @@
 """Schema changes of a published table: whether its replica can be altered in place, and how.
 
-A Relation message comes only when a row changes, and it has only the names of columns. No message has the
+A Relation message comes only when a row changes, and it identifies columns only by name. No message has the
 defaults that PostgreSQL fills in, or the values that ALTER TABLE rewrites. So this module compares two states
 of the catalog: the former state, with which the replica was written (`Layout`), and the present state.
 

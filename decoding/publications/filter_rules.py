@@ -22,6 +22,7 @@ from pgsieve.decoding.publications.node_tree import TreeNode, Value
 #: FirstNormalObjectId of src/include/access/transam.h: the lowest oid of users' objects.
 FIRST_USER_OID: Final = 16384
 
+#: The labels of the nodes that apply an operator. A label is the name of the node's struct in PostgreSQL.
 _OPERATOR_LABELS: Final = frozenset({"OPEXPR", "DISTINCTEXPR", "NULLIFEXPR", "SCALARARRAYOPEXPR"})
 _ALLOWED_LABELS: Final = _OPERATOR_LABELS | {
     "VAR", "CONST", "FUNCEXPR", "BOOLEXPR", "RELABELTYPE", "COLLATEEXPR", "CASEEXPR", "CASETESTEXPR", "ARRAYEXPR",
@@ -56,7 +57,7 @@ class Expression:
     generation_expressions: Mapping[int, TreeNode] = field(default_factory=lambda: MappingProxyType({}))
 
     def iterate_nodes(self) -> Iterator[TreeNode]:
-        """Yield each node before its children, except the node of each WHEN in a CASE, of which only the children count.
+        """Yield each node before its children, but of each WHEN in a CASE only the children.
 
         A reference to a virtual generated column counts as the parent of the column's expression.
         """

@@ -86,7 +86,7 @@ def parse_expression(text: str) -> TreeNode:
 def _make_node(values: list[Value]) -> TreeNode:
     """Return a node from its label and its `:field value` pairs.
 
-    A value can begin with a colon, too. So the text after a field's name is always its value.
+    A value can begin with a colon, too. So whatever follows a field's name is read as its value.
     """
     if not values or not isinstance(values[0], str):
         raise ValueError("a node without a label")

@@ -33,7 +33,7 @@ _COMMAND_AND_ACTIVITY_BY_OPERATION: Final = {
 
 
 class ReplicaIdentityError(PgsieveError):
-    """The publisher refuses UPDATE or DELETE, or a subscriber cannot find its row."""
+    """The publisher refuses an UPDATE or DELETE, or a subscriber cannot find the row that it changes."""
 
 
 def find_publisher_errors(

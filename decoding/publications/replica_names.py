@@ -11,7 +11,7 @@ from pgsieve.decoding.values.quoting import quote_identifier
 
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 #: The start of a word in `lineNo` or `HTTPPort`.
-_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def to_snake_case(name: str) -> str:
@@ -19,8 +19,8 @@ def to_snake_case(name: str) -> str:
     if _PLAIN_NAME.fullmatch(name):
         return name
     letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    words = re.sub(r"[^A-Za-z0-9]+", "_", _WORD.sub("_", letters)).strip("_").lower()
-    return words if _PLAIN_NAME.fullmatch(words) else f"_{words}"
+    snake_name = re.sub(r"[^A-Za-z0-9]+", "_", _WORD_START.sub("_", letters)).strip("_").lower()
+    return snake_name if _PLAIN_NAME.fullmatch(snake_name) else f"_{snake_name}"
 
 
 def refuse_shared_names(table: str, columns: Iterable[str]) -> None:

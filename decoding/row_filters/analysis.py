@@ -55,8 +55,9 @@ class FilterColumn:
     """A column of the filtered relation.
 
     `collation` is the name of a collation of pg_catalog, or '' if the type has no collation. For a collation of
-    another schema it is `schema.name`, and pgsieve assumes that the collation is nondeterministic. If the database's
-    default collation orders strings by bytes and its encoding is UTF8, a caller may pass 'C' instead of 'default'.
+    another schema it is `schema.name`, and pgsieve assumes that the collation is nondeterministic. If the
+    database has the encoding UTF8, and its default collation orders strings by bytes, a caller may pass 'C' instead of
+    'default'.
     """
 
     name: str
@@ -101,9 +102,9 @@ class _Analysis:
                 self._expression, simplification.simplify(tree, self._major_version), column_names(tree)
             )
         except RefusedError as error:
-            raise self._unsupported(self._expression, str(error)) from None
+            raise self._make_unsupported_error(self._expression, str(error)) from None
         except RecursionError:
-            raise self._unsupported(self._expression, "it is nested too deeply") from None
+            raise self._make_unsupported_error(self._expression, "it is nested too deeply") from None
         except grammar.InvalidSyntaxError:
             raise RowFilterSyntaxError(
                 f"row filter of {self._relation} is not an SQL expression: {shorten(self._expression)}",
@@ -112,14 +113,14 @@ class _Analysis:
 
     # Errors. Their messages may quote the filter, which is a definition, but no values of rows.
 
-    def _unsupported(self, part: str, reason: str) -> UnsupportedFilterError:
+    def _make_unsupported_error(self, part: str, reason: str) -> UnsupportedFilterError:
         return UnsupportedFilterError(
             f"row filter of {self._relation} cannot be evaluated outside PostgreSQL: {shorten(part)}: {reason}",
             hint=PUBLISHER_HINT,
         )
 
     def _refuse(self, part: exp.Expr, reason: str) -> NoReturn:
-        raise self._unsupported(part.sql(dialect="postgres"), reason)
+        raise self._make_unsupported_error(part.sql(dialect="postgres"), reason)
 
     def _apply_rule(self, part: exp.Expr, analyse: Callable[[], Node]) -> Node:
         """Return the node that `analyse` makes for a part of the filter; an error names this part."""
@@ -491,9 +492,8 @@ class _Analysis:
     def analyse_case(self, part: exp.Case) -> Node:
         subject = None if part.this is None else self._analyse_part(part.this)
         if subject is not None and subject.type_oid == UNKNOWN:
-            subject = type_rules.coerce(
-                subject, TEXT
-            )  # It is text even beside other types (transformCaseExpr).
+            # A quoted subject becomes text, whatever types it is compared with (transformCaseExpr).
+            subject = type_rules.coerce(subject, TEXT)
         conditions, results = [], []
         for branch in part.args["ifs"]:
             if subject is None:

@@ -72,7 +72,7 @@ def make_logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> 
 def compare_rows(
     operator: Operator, left: tuple[Node, ...], right: tuple[Node, ...], major_version: int
 ) -> Node:
-    """Compare two rows as a server of that version does.
+    """Return the node that compares two rows as a server of this version does.
 
     For <, <=, > and >=, the server compares the pairs of fields from the left. It stops at the first pair that
     differs or has a NULL (PostgreSQL documentation, Row Constructor Comparison; ExecInterpExpr() in
@@ -87,7 +87,8 @@ def compare_rows(
     if any(
         any(map(tree_can_fail, pair)) and any(map(is_null, map(simplify_for_version, pair))) for pair in pairs
     ):
-        # The planner does not replace this pair by NULL, so PostgreSQL evaluates the field that can fail.
+        # pgsieve's `simplification` would replace this pair by NULL. PostgreSQL's planner does not do so in a comparison
+        # of rows, so the server evaluates the field that can fail.
         raise RefusedError("PostgreSQL evaluates a field that is compared with NULL, and that can fail")
     strict_operator: Operator = "<" if operator in ("<", "<=") else ">"
 

@@ -5,7 +5,7 @@ letters as the server does. Raises nothing.
 
 The collations of libc and the builtin collations change each character by itself (formatting.c, pg_locale_libc.c,
 pg_locale_builtin.c). Only initcap also depends on the character before: it treats the first character of a word in
-another way. A collation with other rules has no mapping. Its `CaseMapping` has the reason in `refusal`.
+another way. pgsieve refuses a collation with other rules. Its `CaseMapping` has only the reason, in `refusal`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CaseMapping:
 
     - `lower` and `upper` are the characters that lower and upper change.
     - `words` has the rules of initcap. It is None if the server was not asked for initcap.
-    - `refusal` is the reason why the collation has no mapping, or '' if it has one.
+    - `refusal` is the reason why pgsieve cannot change letters under this collation, or '' if it can.
     """
 
     lower: CharacterReplacements = ("", "")

@@ -6,8 +6,8 @@ cannot compute a part of the tree, or if a part can raise an error for a row.
 PostgreSQL does not evaluate all parts for all rows (PostgreSQL documentation, Expression Evaluation Rules). This
 module evaluates all of them. The result is the same, because no part can raise an error.
 
-The text of a pattern match is computed row by row if Arrow cannot compute it. The match itself is always computed on
-the whole column.
+The text that a pattern is matched against is computed row by row if it is not simply a column. The match itself is
+always computed on the whole column.
 """
 
 from __future__ import annotations

@@ -201,6 +201,7 @@ class _Compiler:
         return [_compose_strictly(function, self.compile(side)) for side, function in sides]
 
     def _compile_logical(self, node: nodes.Logical) -> RowFunction:
+        # The value of an operand that decides the result, whatever the other operands are.
         deciding_value = node.connective == "OR"
         return self._compile_membership(node, deciding_value) or _connective_function(
             self._compile_all(node.operands), deciding_value
@@ -230,9 +231,7 @@ class _Compiler:
         deciding_value = not node.is_all
 
         def evaluate(row: Row) -> bool | None:
-            subject(
-                row
-            )  # PostgreSQL evaluates the left side even if the array is empty, so it can raise an error.
+            subject(row)  # For its errors: PostgreSQL evaluates the left side even if the array is empty.
             items = array(row)
             if items is None:
                 return None

@@ -94,7 +94,7 @@ def _timestamp_to_date(micros: float) -> float:
 
 
 def _add_months(micros: int, months: int) -> int:
-    """Move a timestamp to the same day of another month, or to the last day of this month if it is too short."""
+    """Move a timestamp to the same day of another month, or to that month's last day if the month is shorter."""
     days, micros_of_day = divmod(micros, DAY_MICROS)
     year, month, day = calendar_date(days)
     years, month_index = divmod(month - 1 + months, 12)
@@ -393,4 +393,7 @@ DATETIME_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "timestamp_mi_before_16": _subtract_with_overflow,
     }
 )
-"""The functions of dates and times by `prosrc`, except those of `bind_constant`."""
+"""The functions of dates and times, except those of `bind_constant`.
+
+The keys are `prosrc`, and the names that `simplification` gives the implementations of older servers.
+"""

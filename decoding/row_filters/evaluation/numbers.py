@@ -76,7 +76,7 @@ def _divide_integers(left: int, right: int) -> int:
 
 
 def _find_remainder(left: int, right: int) -> int:
-    """The remainder of a division. It has the sign of `left` as in C; Python's `%` would give the sign of `right`."""
+    """Return the remainder of a division. It has the sign of `left` as in C; Python's `%` would give the sign of `right`."""
     if right == 0:
         raise _division_by_zero_error()
     magnitude = abs(left) % abs(right)
@@ -118,6 +118,8 @@ def _fail_underflow() -> NoReturn:
 def _float_adder(
     compute: Callable[[float, float], float], round_result: Callable[[float], float]
 ) -> Callable[..., float]:
+    """Return `compute`, an addition or a subtraction, with the server's check for overflow."""
+
     def compute_checked(left: float, right: float) -> float:
         result = round_result(compute(left, right))
         if math.isinf(result) and not math.isinf(left) and not math.isinf(right):

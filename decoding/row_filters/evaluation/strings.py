@@ -223,4 +223,7 @@ STRING_FUNCTIONS_BY_SOURCE: Final[Mapping[str, Callable[..., Any]]] = MappingPro
         "sha512_bytea": lambda value: sha512(value).digest(),
     }
 )
-"""The functions of strings and bytes, by `prosrc`."""
+"""The functions of strings and bytes.
+
+The keys are `prosrc`, and the names that `simplification` gives the implementations of older servers.
+"""

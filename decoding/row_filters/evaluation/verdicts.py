@@ -75,10 +75,11 @@ class _ColumnarParts:
     """The largest predicates of a tree that Arrow can compute on whole columns."""
 
     def __init__(self) -> None:
-        #: Maps the name of a made-up column to the predicate that it replaces. No table can have such a name.
+        #: Maps the name of a made-up column to the predicate that it replaces. No table can have a column of
+        #: such a name.
         self.predicate_by_column: dict[str, ColumnFunction] = {}
-        #: The results of `replace_predicates` by the id of the node. They keep a part that occurs several times in the
-        #: tree one object, which `compiler` evaluates once per row.
+        #: The results of `replace_predicates` by the id of the node. So a part that occurs several times in the tree
+        #: stays one object, and `compiler` evaluates it once per row.
         self._tree_by_node_id: dict[int, Node] = {}
 
     def replace_predicates(self, node: Node) -> Node:
