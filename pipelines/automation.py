@@ -155,7 +155,7 @@ def _find_last_copy_run(instance: dg.DagsterInstance, subscription: Subscription
 def make_slot_lag_sensor(
     slot_stream: SlotStream, job: dg.JobDefinition, dagster_names: DagsterNames, *, is_running: bool = False
 ) -> dg.SensorDefinition:
-    """Return a sensor that starts a failing run if the slot has a problem: when it notices the problem, and then every hour.
+    """Return a sensor that starts a failing run when it notices a problem of the slot, and then every hour.
 
     `job` is the job that fails as long as the slot has a problem.
     """

@@ -1,7 +1,7 @@
 """LIKE, ILIKE and regular expressions of a row filter.
 
 In: the nodes of a string and of the pattern. Out: the node of the match. Raises RefusedError for a pattern that
-pgsieve cannot match exactly as PostgreSQL does.
+pgsieve cannot match exactly as PostgreSQL does, and InvalidConstantError for an ESCAPE of several characters.
 
 PostgreSQL documentation, Pattern Matching.
 """

@@ -269,7 +269,8 @@ def translate_pattern(pattern: str, mapping: CaseMapping | None, *, has_ascii_cl
 def similar_to_escape(pattern: str, escape: str) -> str:
     """Return the regular expression to which PostgreSQL converts a pattern of SIMILAR TO.
 
-    Raises RefusedError for a set that servers of different minor versions convert differently.
+    Raises RefusedError for a set that servers of different minor versions convert differently, and InvalidConstantError
+    if `escape` has several characters.
 
     PostgreSQL documentation, SIMILAR TO Regular Expressions.
     """

@@ -227,7 +227,7 @@ def _find_comparison_type(left_oid: int, right_oid: int) -> int:
         (common_oid,) = type_oids
         return TEXT if common_oid == VARCHAR else common_oid
     if type_oids <= set(NUMBERS):
-        # PostgreSQL compares float4 with another type in float8, the preferred type of numbers.
+        # PostgreSQL compares float4 with another type as float8, the type that it prefers for numbers.
         return FLOAT8 if type_oids & set(FLOATS) else max(type_oids, key=NUMBERS.index)
     if type_oids <= set(STRINGS):
         return BPCHAR if type_oids == {BPCHAR, VARCHAR} else TEXT

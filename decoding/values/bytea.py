@@ -37,7 +37,7 @@ def decode_text(values: pa.Array) -> pa.Array:
 
 
 def _decode_hex(text: pa.Array) -> pa.Array:
-    r"""Convert all digits of the column at once.
+    r"""Convert the digits of all values of the column together.
 
     The `\x` before each value has two letters, so the pairs of digits begin at even positions in all values.
     """

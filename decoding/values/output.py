@@ -4,9 +4,9 @@ In: the bytes that a type's send function returns. Out: the text that the type's
 with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex and client encoding
 UTF8.
 
-One table maps built-in types to functions. Arrays, ranges and users' types consist of these types. Values of common
-types are printed a whole column at a time, except real and double precision, which are printed one by one. For other
-types, a function is called once for each distinct value.
+One table maps built-in types to functions. Arrays, ranges and users' types consist of these types. Text, integers,
+booleans, numeric, JSON and uuid are printed a whole column at a time. Real and double precision are printed value by
+value. For most other types, a function is called once for each distinct value.
 
 Raises ProtocolError for bytes that are not a value of the type. Raises NoOutputError for a type whose bytes do not
 determine the text:

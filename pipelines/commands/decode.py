@@ -79,7 +79,10 @@ def _parse_option(text: str) -> tuple[str, str | None]:
 
 
 def _find_slot_stream(project: Project, source_name: str, slot_name: str | None) -> SlotStream:
-    """Find the slot stream (a slot with its subscriptions) of a source. If it has several slots, `slot_name` has to name one."""
+    """Find the slot stream (a slot with its subscriptions) of a source.
+
+    If the source has several slots, `slot_name` has to name one.
+    """
     slot_streams_by_slot = {
         slot_stream.slot: slot_stream
         for slot_stream in project.slot_streams.values()

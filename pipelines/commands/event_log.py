@@ -45,7 +45,7 @@ from sqlalchemy.pool import QueuePool
 _MAX_OPEN_DATABASES = 3
 #: How long a statement waits for the lock of another process. The value is the same as in Dagster.
 _LOCK_SECONDS = 30
-#: The environment variable by which Dagster learns how many events to store at once, and the value for it.
+#: The environment variable by which Dagster learns how many events to store together, and the value for it.
 _BATCH_VARIABLE, _EVENTS_PER_BATCH = "DAGSTER_EVENT_BATCH_SIZE", "1000"
 #: The largest number of materializations that are kept in memory.
 _MAX_KEPT_MATERIALIZATIONS = 500
@@ -404,7 +404,7 @@ def cache_event_log(storage: EventLogStorage) -> Iterator[None]:
     if type(storage) is not SqliteEventLogStorage:
         yield
         return
-    # Other parts of Dagster already hold this object, so another object would not be used. Its class is replaced.
+    # Other parts of Dagster already hold this object, and would not use another one. So the class of this object is replaced.
     cached_storage: EventLogStorage = storage
     storage.__class__ = CachedEventLog
     assert isinstance(cached_storage, CachedEventLog)

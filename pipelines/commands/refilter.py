@@ -1,7 +1,7 @@
 """`pgsieve refilter`: makes replicas from other replicas of the same source, without reading the publisher's tables.
 
 This is possible if a replica of some subscription has all rows and columns that the table needs, for example because its
-row filter matches more rows. It may also be the table's own replica, made with the former row filter.
+row filter matches more rows. That replica may also be the table's own, made with the former row filter.
 
 In: the configuration, a subscription, tables, and optionally the subscription from which to make them
 Out: a `RefilterReport`
@@ -42,7 +42,10 @@ def refilter(
     *,
     is_plan_only: bool,
 ) -> RefilterReport:
-    """Make `tables`, or if it is empty, all published tables. With `is_plan_only`, only report what each can be made from."""
+    """Make `tables`, or if it is empty, all published tables.
+
+    With `is_plan_only`, no table is made, and the report says from which replica each could be made.
+    """
     project = build_project(config)
     subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
     names_to_plan = [parse_table_name(text) for text in tables]

@@ -49,7 +49,7 @@ def resync(
     lake.access.check_writable()
     with slot_stream.source.connect() as connection, ExitStack() as stack:
         if not chosen_names:
-            # This call reads a record that may be damaged. Damaged records are replaced below.
+            # The check below reads a record that may be damaged. After that, damaged records are replaced.
             stack.enter_context(suppress(LakeError))
         refuse_other_publisher(connection, slot_stream, lake)
     damaged_records = [] if chosen_names else remove_damaged_records(subscription, lake)

@@ -54,7 +54,7 @@ from pgsieve.resources.postgres.session_pool import pool_sessions
 Result = TypeVar("Result")
 
 #: The largest number of rounds. A round copies tables, reads the slot, and applies the changes. Another round follows
-#: if the columns of a table have changed in between.
+#: if a table needs a copy after that, for example because its columns have changed.
 _MAX_ROUNDS = 3
 #: The largest number of subscriptions that are named in a line of progress; more are only counted.
 _MAX_NAMES_IN_TASK = 3

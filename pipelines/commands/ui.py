@@ -126,8 +126,8 @@ def start_dagster(
     """Within the block, run Dagster's web server and its daemon. At the end of the block, they and their runs are ended.
 
     A run in progress is interrupted, which loses nothing. Processes that do not end in time are killed. If
-    `stop_event.kill_event` is set, they are killed without a delay. The output of the processes goes to the file `log_path`, or by default to where this process
-    writes its own.
+    `stop_event.kill_event` is set, they are killed without a delay. The output of the processes goes to the file
+    `log_path`, or by default to where this process writes its own.
     """
     with ExitStack() as stack:
         output = stack.enter_context(log_path.open("wb")) if log_path else None
@@ -138,7 +138,7 @@ def start_dagster(
             stdout=output,
             stderr=output,
             # Ctrl-C in a terminal reaches only the processes of the terminal's session. Since Dagster's processes are in
-            # another session, only this process gets the signal, and ends them in order.
+            # another session, only this process gets the signal. It then ends Dagster's processes itself.
             start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system, which needs no lock
         )
