@@ -16,14 +16,14 @@ def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.Automatio
 
     The condition waits until the run that wrote the cut has ended, and until no run of the user's asset is in progress.
     If a translator (a subclass of `PgsieveTranslator`) has changed the key of the cut's asset, pass it as `key`. The
-    user's asset does not have to depend on the cut, or on all replicas.
+    user's asset need not depend on the cut, nor on every replica.
     """
     # Dagster's operators accept more types than their annotations say.
     condition: Any = dg.AutomationCondition
     cut_key = key or dg.AssetKey([subscription, "cut"])
     has_new_cut = condition.asset_matches(cut_key, condition.data_version_changed())
     # If a cut arrives right after a request, or while the requested run ends, one evaluation sees both. Dagster's
-    # `since_last_handled` would then forget this cut. Here a request handles only cuts from before it.
+    # `since_last_handled` would then forget this cut. Here a request handles only cuts that came before the request.
     has_had_cut = has_new_cut.since(condition.initial_evaluation())
     is_handled = (condition.newly_requested() & ~has_new_cut).since(has_new_cut)
     has_run_ended = ~condition.asset_matches(cut_key, condition.in_progress())

@@ -85,10 +85,10 @@ def consistency_checks(
     """Make the check `subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
     table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
 
-    def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
+    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
         specs = _make_specs(
             "subscriber_consistency",
-            keys,
+            tables_of_op,
             "The replica holds just the rows that the publisher selects with the row filter at the same LSN.",
         )
 
@@ -102,8 +102,8 @@ def consistency_checks(
         def consistency(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            names = [keys[key] for key in _list_selected_keys(context)]
-            key_by_name = {name: key for key, name in keys.items()}
+            names = [tables_of_op[key] for key in _list_selected_keys(context)]
+            key_by_name = {name: key for key, name in tables_of_op.items()}
             with run_as_step(context):
                 lake = open_lake(context, dagster_names)
                 compared_tables = check_consistency(
@@ -164,8 +164,10 @@ def conformity_checks(
     }
     table_by_key = _map_keys_to_tables(subscription, checkable_tables, dagster_names)
 
-    def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _make_specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
+    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
+        specs = _make_specs(
+            "row_filter_conformity", tables_of_op, "No row of the replica fails the row filter."
+        )
 
         @dg.multi_asset_check(
             specs=specs, name=name, can_subset=True, required_resource_keys=dagster_names.resource_keys
@@ -176,7 +178,9 @@ def conformity_checks(
             with run_as_step(context):
                 lake = open_lake(context, dagster_names)
                 for key in _list_selected_keys(context):
-                    yield _make_conformity_result(key, check_conformity(subscription, lake, keys[key]))
+                    yield _make_conformity_result(
+                        key, check_conformity(subscription, lake, tables_of_op[key])
+                    )
 
         return conformity
 
@@ -219,14 +223,11 @@ def freshness_description(subscription: Subscription) -> str:
 def freshness_checks(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
-    """Make the check `freshness`: how long the oldest commit that is not in the replicas yet has been waiting.
-
-    The check reads no rows.
-    """
+    """Make the check `freshness`: it fails if a commit has been waiting too long to be applied. It reads no rows."""
     table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
 
-    def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _make_specs(FRESHNESS, keys, freshness_description(subscription))
+    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
+        specs = _make_specs(FRESHNESS, tables_of_op, freshness_description(subscription))
 
         @dg.multi_asset_check(
             specs=specs,
@@ -243,7 +244,9 @@ def freshness_checks(
                 freshness_of_replicas = check_freshness(subscription, lake)
                 states = TableStates(lake, subscription.name).read_newest()
             for key in _list_selected_keys(context):
-                yield table_freshness_result(key, subscription, freshness_of_replicas, states.get(keys[key]))
+                yield table_freshness_result(
+                    key, subscription, freshness_of_replicas, states.get(tables_of_op[key])
+                )
 
         return freshness
 
@@ -258,10 +261,10 @@ def sync_state_checks(
     """Make the check `sync_state`: the table is ready, and the subscription is enabled. The check reads no rows."""
     table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
 
-    def make_op(name: str, keys: TableByKey) -> dg.AssetChecksDefinition:
+    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
         specs = _make_specs(
             "sync_state",
-            keys,
+            tables_of_op,
             "Changes are applied to the replica: it was copied, and no error has set it aside.",
         )
 
@@ -276,7 +279,7 @@ def sync_state_checks(
                 states = TableStates(lake, subscription.name).read_newest()
                 subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
             for key in _list_selected_keys(context):
-                yield sync_state_result(key, states.get(keys[key]), subscription_state)
+                yield sync_state_result(key, states.get(tables_of_op[key]), subscription_state)
 
         return sync_state
 

@@ -113,7 +113,7 @@ def initial_sync_asset(
         return copies, work
 
     with warnings.catch_warnings():
-        # Dagster warns that the parameter, by which a backfill copies all tables in one run, is a beta feature.
+        # Dagster warns that `backfill_policy`, by which a backfill copies all tables in one run, is a beta feature.
         warnings.simplefilter("ignore", dg.BetaWarning)
 
         @dg.multi_asset(

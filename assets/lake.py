@@ -54,7 +54,8 @@ class PgsieveLake(LakeResource):
         """The same replicas as `read_at` returns, as tables of the package `deltalake`.
 
         No JVM is needed, but delta-rs has to be able to reach the lake. A table that has changed between the last cut and
-        the moment is a clone, in the lake or in a folder for temporary files, and is deleted when this process ends.
+        the moment is cloned, into the lake or into a folder for temporary files. The clone is deleted when this process
+        ends.
         """
         tables = find_tables(Moment.from_user_input(self.open(), subscription, moment))
         return {table.qualified_name: table.open_table() for table in tables}

@@ -59,7 +59,7 @@ def work_metadata(work: Work) -> dict[str, Any]:
 
 
 def replica_metadata(table_result: TableResult, sent_as: SentCounts) -> dict[str, Any]:
-    """Entries about what a run has changed in a replica, and as which operations the row filters sent the changes.
+    """Entries about what a run has changed in a replica, and about the UPDATE transformation of these changes.
 
     After an initial copy of the table, all of these numbers are 0.
     """

@@ -38,8 +38,8 @@ T = TypeVar("T")
 _PARENT_LOGGER = "pgsieve"
 
 
-#: `find_subscription_problems` has a key of a schema and a table for the problem of a table. For the problem of a
-#: sequence the key has this text in place of the schema. No schema of PostgreSQL has an empty name.
+#: In the result of `find_subscription_problems`, the key of a table's problem is the schema and the name of the table.
+#: The key of a sequence's problem has this text in place of the schema. No schema of PostgreSQL has an empty name.
 _SEQUENCE_SCHEMA = ""
 
 

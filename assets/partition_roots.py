@@ -6,8 +6,8 @@ partitions to the replica of the root of their partition tree
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
 If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the cut, and report the
-replicas that they have changed. A replica without changes keeps its last materialization, and so does one that is set
-aside (its changes are not applied, because of an error); the check `sync_state` says which of the two it is. Replicas
+replicas that they have changed. A replica without changes keeps its last materialization. A replica that is set aside
+(its changes are not applied, because of an error) keeps it, too; the check `sync_state` tells the two apart. Replicas
 that a user selects are materialised if they are ready. A run that has brought all replicas up to date materialises the
 cut, even if there were no changes.
 
@@ -367,9 +367,9 @@ class _RunReport:
         other_problems = (
             self._problems.keys() - self._failing_problems.keys() - self._request.selected_tables.keys()
         )
-        unreported_names = (_find_ready_tables(self._states) - self._states_to_report.keys()) | other_problems
+        skipped_names = (_find_ready_tables(self._states) - self._states_to_report.keys()) | other_problems
         for name, key in self._request.key_by_table.items():
-            if name in unreported_names:
+            if name in skipped_names:
                 continue
             state = self._states.get(name)
             if state is None or state.state != SyncState.READY:

@@ -52,8 +52,8 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import Work
 
-#: How often an unchanged cut is reported within the time that a subscription's `freshness` allows. So a freshness
-#: policy that allows the same time does not fail.
+#: How often an unchanged cut is reported within the time that a subscription's `freshness` allows. With more than one
+#: report in this time, a Dagster freshness policy that allows the same time does not fail.
 _REPORTS_PER_FRESHNESS = 4
 #: A run repeats the recorded versions of inputs that it does not materialise, but only if there are at most this many.
 _MAX_INPUTS = 100
@@ -221,8 +221,8 @@ def read_current_input_tags(
 ) -> dict[str, str]:
     """Read the present versions of an asset's inputs, and make tags of them.
 
-    If an input was never materialised, its version in `inputs` is used; or Dagster's default version if `inputs` has only
-    keys.
+    An input that was never materialised has no version. For it, the version in `inputs` is used, or Dagster's default
+    version if `inputs` has only keys.
     """
     versions = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs, DEFAULT_DATA_VERSION)
     tags = {}
@@ -267,6 +267,7 @@ def make_unplanned_event(
     assert result.data_version is not None
     if _is_shown_failed(context.instance, result.asset_key):
         plan_assets(context, [result.asset_key])
+    # For an asset without a code version, Dagster, too, takes the run's id in its place.
     tags = {DATA_VERSION_TAG: result.data_version.value, **_make_version_tags(context.run_id)}
     tags |= read_current_input_tags(context.instance, inputs)
     return dg.AssetMaterialization(result.asset_key, metadata=result.metadata, tags=tags)
