@@ -1,7 +1,7 @@
 """The fourth step: the changes of each table become one commit of its replica; then a cut is written.
 
-A replica is the copy of one of the publisher's tables in the lake. A cut is an LSN, with the Delta version of each
-replica that has exactly the changes before this LSN.
+A replica is the copy of one of the publisher's tables in the lake. A cut is an LSN, and for each replica the Delta
+version that has exactly the changes before this LSN.
 
 `pgsieve.decoding.changes.net_change` computes the net change of each key: what all changes of the key do together.
 `pgsieve.decoding.changes.multiset` computes the net change of a table without a key. `by_files` writes a net change as

@@ -44,10 +44,12 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import RowGroup
 from pgsieve.resources.work import name_jobs
 
-#: Many changes are applied to one table at a time: this needs memory for all keys of the batch, and keeps all cores busy.
+#: Of the tables with many changes, one is applied at a time. It needs memory for all its keys in the batch, and keeps all
+#: cores busy.
 _LARGE_APPLY = Lock()
 
-#: From this size on a MERGE marks rows in deletion vectors. Smaller tables are rewritten faster than marked.
+#: A MERGE into a table of at least this size marks rows in deletion vectors. For a smaller table, rewriting files is
+#: faster.
 LARGE_BYTES = 64 * 1024 * 1024
 
 
@@ -65,8 +67,8 @@ class Plan:
 
     - `is_examined`: True if `Batch.examine` has searched the changes and found no key conflict (a change that gives a row
       a key that another row has)
-    - `examined_changes`: the changes, with the net change (what they do together) that this search computed. None
-      without a search, if the net change does not fit in memory, or if the changes cannot be applied by writing files.
+    - `examined_changes`: the changes, with the net change (what they do together) that this search computed. None if
+      there was no search, if the net change does not fit in memory, or if the changes cannot be applied by writing files.
     """
 
     pending: PendingChanges
@@ -195,8 +197,8 @@ class Batch:
     def _apply_before_conflicts(self, results: Sequence[TableResult]) -> list[TableResult]:
         """For each table with a key conflict, apply the slices before the conflict.
 
-        Without this, a replica would keep the changes of earlier batches only, so its rows would depend on where the
-        batch begins.
+        Otherwise the replica would have the changes of earlier batches, and none of this batch. So its rows would depend
+        on where the batch begins.
         """
         earlier_results: list[TableResult] = []
         for name, conflict_lsn in ((result.name, result.conflict_lsn) for result in results):
@@ -223,7 +225,8 @@ class Batch:
             try:
                 changes = _refuse_conflicts(_make_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
-                # If another process has applied the same change, the change itself has made the row: no conflict.
+                # If another process has applied this change meanwhile, the row with the same key is the change's own, and
+                # there is no conflict.
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
                 return plan, None if is_overtaken(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:

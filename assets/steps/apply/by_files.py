@@ -200,7 +200,7 @@ class _NetChangeComputation:
     schema: pa.Schema
 
     def compute_by_key(self) -> ReplicaChange | None:
-        """Compute the net change of a table with a key. It is also None if its changes by key exceed `KEY_BYTES`."""
+        """Compute the net change of a table with a key. Returns None also if the changes by key exceed `KEY_BYTES`."""
         pending, lake, soft_delete_columns = self.pending, self.lake, self.definition.soft_delete_columns
         key_schema = pa.schema([self.schema.field(name) for name in self.definition.key])
         with lake.access.translate_errors(self.changes_path):
@@ -295,7 +295,7 @@ class _NetChangeComputation:
         )
 
     def _find_matching_rows(self, keyed_changes: KeyedChanges) -> Sequence[FileMatches] | None:
-        """Find the replica's rows with these keys.
+        """Find the replica's rows with the keys of the changes.
 
         None if rows cannot be marked as deleted, and the files with these rows are too large to be rewritten.
         """
@@ -370,7 +370,7 @@ class FilesWriter:
 
         def write_parts() -> pa.Table:
             # Each part writes files of its own. To get few files, the ended rows are divided into no more parts than can
-            # run at once.
+            # run at the same time.
             ended_parts = [
                 part
                 for first in range(runner.parallelism)
@@ -431,8 +431,8 @@ class FilesTask:
     2. `ended_rows`: rows that are written again, marked as deleted
     3. `change_parts`: row groups of the change history; `row_selection` picks the new rows from them
 
-    `schema` has the columns of new rows, `replica_schema` all columns of the replica. `target_file_bytes` is the size
-    in bytes at which a new file begins, and `encodings` are the Parquet encodings of columns (`write_files`).
+    `schema` has the columns of new rows, `replica_schema` all columns of the replica. When a file has
+    `target_file_bytes` bytes, the next one begins. `encodings` are the Parquet encodings of columns (`write_files`).
     """
 
     store: Store

@@ -65,8 +65,8 @@ class NetRows:
 def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
     """Find the new rows of the keys for which `has_row` is True.
 
-    `places` has the place of each change after the last TRUNCATE. `net`, what they do together, refers to them by their
-    indices.
+    `places` has the place of each change after the last TRUNCATE. `net` is what these changes do together. It refers to a
+    change by its index in `places`.
     """
     indices = np.flatnonzero(has_row)
     indices = indices[np.argsort(net.last_changes[indices])]
@@ -151,7 +151,7 @@ class MissingValues:
         return replace(self, matches=matches, rows=replace(self.rows, base_keys=base_keys))
 
     def read_portions(self, places: Numbers) -> Iterator[tuple[Numbers, Sequence[Completion]]]:
-        """Yield those rows whose changes are at `places`, in portions: their places, and the values that they lack.
+        """Divide the rows whose changes are at `places` into portions; yields their places and the values that they lack.
 
         A portion has rows that are near each other in the replica, so that few portions read the same row group.
         """
@@ -213,13 +213,13 @@ class MissingValues:
             file_places = compute_places(read(["slice", "number"]), self.slice_ends)
             order = np.argsort(file_places, kind="stable")
             begin, end = (np.searchsorted(places, file_places[order], side) for side in ("left", "right"))
-            times = np.where(file_places[order] < 0, 0, end - begin)
-            if times.any():
-                change_numbers = np.repeat(order, times)
+            repetitions = np.where(file_places[order] < 0, 0, end - begin)
+            if repetitions.any():
+                change_numbers = np.repeat(order, repetitions)
                 rows = pa.table(
                     {name: struct_field(read([f"new.{name}"])["new"], name).take(pa.array(change_numbers))}
                 )
-                numbers = rows_to_complete[_join_ranges(begin, times)]
+                numbers = rows_to_complete[_join_ranges(begin, repetitions)]
                 yield numbers, budget.charge(_cast_column(rows, column_schema))
 
     def _read_from_replica(
@@ -235,11 +235,11 @@ class MissingValues:
         keys = base_keys[rows_to_complete]
         for match in self.matches:
             begin, end = (np.searchsorted(keys, match.key_indices, side) for side in ("left", "right"))
-            times = end - begin
-            if times.any():
-                rows = np.repeat(match.row_numbers, times)
+            repetitions = end - begin
+            if repetitions.any():
+                rows = np.repeat(match.row_numbers, repetitions)
                 yield (
-                    rows_to_complete[_join_ranges(begin, times)],
+                    rows_to_complete[_join_ranges(begin, repetitions)],
                     self._read_file_values(match, rows, column_schema, budget),
                 )
 

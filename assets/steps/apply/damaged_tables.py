@@ -86,6 +86,7 @@ class IntactVersions:
         the position has applied a batch, and needs no check.
         """
         intact_version = self._find_intact_version(state, former_head, head)
+        # The version -1 means that there was no table yet.
         if intact_version is not None and intact_version not in {-1, head.version}:
             has_applied_batch = (
                 former_head is not None
@@ -120,7 +121,7 @@ def is_put_back(
     """Whether a table was put back to before the `version` of a cut, or to before a `position` that it had reached.
 
     A `version` or `position` of None is not checked. `entry_bytes` is the size of the version's entry in the Delta log. If
-    there are no commits after the version, its check only looks for two entries of the log.
+    there are no commits after the version, checking it only looks for two entries of the log.
     """
     if version is not None and lake.records.is_restored(path, version, entry_bytes):
         return True

@@ -85,7 +85,7 @@ class RowEndings:
         `removed_rows` are the replica's rows for which the batch writes another row of the same key.
         """
         metadata, metadata_by_key = self.metadata, self.find_metadata_rows()
-        # Rows that only a TRUNCATE ends have no key among those of the changes. They share one number after all key numbers.
+        # Rows that only a TRUNCATE ends have no key among those of the changes. They share the number after the last key's.
         truncated_key = self.keyed_changes.keys.num_rows
         matches, ended_rows = (
             _merge_matches(removed_rows, self.truncated_rows, truncated_key),

@@ -63,7 +63,7 @@ def read_few_changes(
         return None
     is_truncated = pending.truncated_at is not None
     if is_truncated and definition.soft_delete_columns:
-        return None  # All rows of the replica change.
+        return None  # The TRUNCATE changes all rows of the replica, however few the changes are.
     type_by_column = dict(definition.columns)
     key_types = [type_by_column[name] for name in definition.key] if needs_replica_rows else []
     replica_size = lake.records.size_bytes(path) if needs_replica_rows and not is_truncated else 0
@@ -151,7 +151,7 @@ class FewChangesWriter:
     ) -> pa.Table:
         """Make the source of a MERGE: the net change, in the columns of `merge`."""
         source = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
-        # If an UPDATE moved a row to another key, the replica has the values that were not sent under the former key.
+        # If an UPDATE moved a row to another key, the replica has the row's unsent values under the former key.
         former_key_indices = np.flatnonzero(source.base_keys != NONE)
         numbers, former_rows = self.few_changes.committer.find_rows(
             self.path, keyed_changes.keys.take(pa.array(source.base_keys[former_key_indices])), schema

@@ -115,8 +115,8 @@ class ConflictSearch:
         try:
             yield
         except KeyConflictError:
-            # The replica's position is read after its rows. If the replica lacks the changes by its position now, it also
-            # lacked them when the rows were read, so the conflict is real.
+            # The replica's position is read after its rows. If the position now says that the replica lacks the changes, the
+            # replica also lacked them when its rows were read, so the conflict is real.
             if (self.lake.records.position(self.path) or 0) < self.pending.slice_ends[0]:
                 raise
 

@@ -323,8 +323,8 @@ def make_keyed_changes(
 def join_changes(
     parts: Sequence[UnorderedChanges], unsent_columns: Sequence[str] = (), soft_delete_columns: Metadata = ()
 ) -> KeyedChanges:
-    """Join at least one part of a batch's changes; the other parameters are those of `make_keyed_changes`."""
-    # The parts are sorted first. If the changes of one part all come before those of the next, no change needs sorting.
+    """Join one or more parts of a batch's changes; the other parameters are those of `make_keyed_changes`."""
+    # First the parts are sorted. If then all changes of each part come before those of the next, they are in order.
     parts = sorted(parts, key=lambda part: int(part.places[0]) if len(part.places) else NONE)
     begins = np.cumsum([0, *(len(part.places) for part in parts)])
     move_indices = np.concatenate(
@@ -430,17 +430,21 @@ def split_moves(changes: UnorderedChanges) -> UnorderedChanges:
 
 
 def _extract_keys(changes: pa.Table, key_schema: pa.Schema) -> tuple[pa.Table, pa.Table]:
-    """Extract two tables with a row per change: the key (of a DELETE, the old key), and the old key, NULL if not sent."""
-    new, old = (
+    """Extract two tables with a row per change.
+
+    The first has the key of the change: for a DELETE the old key, otherwise the new key. The second has the old key, or
+    NULLs if it was not sent.
+    """
+    keys, old_keys = (
         conform(pa.table({name: struct_field(changes[side], name) for name in key_schema.names}), key_schema)
         for side in ("new", "old")
     )
     is_delete = pc.equal(changes["operation"], "delete").combine_chunks()
     if pc.any(is_delete).as_py():
-        new = pa.table(
-            {name: pc.if_else(is_delete, old[name], new[name]) for name in key_schema.names}, key_schema
+        keys = pa.table(
+            {name: pc.if_else(is_delete, old_keys[name], keys[name]) for name in key_schema.names}, key_schema
         )
-    return new, old
+    return keys, old_keys
 
 
 def _mask_sent_values(unchanged: pa.ChunkedArray, unsent_columns: Sequence[str]) -> list[Mask]:

@@ -35,7 +35,7 @@ def follow_layout(
         return {}
     versions_by_table = {}
     # A property that pgsieve.yaml no longer sets gets its default value.
-    default_by_property = {name: _default_value(name) for name in parse_recorded_properties(state.properties)}
+    default_by_property = {name: _find_default(name) for name in parse_recorded_properties(state.properties)}
     for table_state in states:
         path = lake.paths.replica(subscription.name, *table_state.name)
         if table_state.is_applied and lake.records.exists(path):
@@ -50,5 +50,5 @@ def follow_layout(
     return versions_by_table
 
 
-def _default_value(name: str) -> str:
+def _find_default(name: str) -> str:
     return str(DEFAULT_FILE_BYTES) if name == FILE_BYTES_PROPERTY else PROPERTIES[name].default

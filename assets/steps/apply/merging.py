@@ -20,8 +20,8 @@ from pgsieve.resources.work import add_costs, name_engine
 def make_keyless_clauses(source: DataFrame, columns: Sequence[str]) -> Clauses:
     """Make the clauses for a table without a key. In `source`, the column `action` is delete or insert, `row` the row.
 
-    The clauses delete all rows of the table that equal a row with the action delete. The caller has decided which rows
-    get this action, by digests (`pgsieve.decoding.changes.digests`) and by counts.
+    The clauses delete all rows of the table that equal a row with the action delete, and insert the rows with the action
+    insert. The caller has decided which rows get an action, by digests (`pgsieve.decoding.changes.digests`) and by counts.
     """
     row_type = source.schema["row"].dataType
     assert isinstance(row_type, StructType)

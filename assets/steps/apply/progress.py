@@ -1,7 +1,7 @@
 """The progress of a subscription's replicas, read from the lake.
 
 A slice has the changes from one position of the slot to another. To transform it is to decode and filter its changes
-for the subscription. A cut is an LSN, with the Delta version of each replica that has exactly the changes before this
+for the subscription. A cut is an LSN, and for each replica the Delta version that has exactly the changes before this
 LSN.
 
 In: the cuts, the records of transformed slices, the change log. Out: the LSNs up to which everything is transformed or
@@ -11,7 +11,7 @@ applied, and the tables that are ahead of the newest cut. Raises LakeError.
 from dataclasses import dataclass
 
 from pgsieve.assets.steps.apply.batch import find_lacking_changes
-from pgsieve.assets.steps.apply.row_versions import find_lacking_versions
+from pgsieve.assets.steps.apply.row_versions import find_lagging_versions
 from pgsieve.assets.steps.apply.table_result import read_heads
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog
@@ -92,7 +92,7 @@ class ReplicaProgress:
         for end, changes in slices.items():
             if any(
                 find_lacking_changes([change], states[change.name], head_by_table[change.name])
-                or find_lacking_versions(self.subscription, lake, states[change.name], [change])
+                or find_lagging_versions(self.subscription, lake, states[change.name], [change])
                 for change in changes
             ):
                 return applied_lsn

@@ -123,7 +123,7 @@ class _Apply:
         self._transformed_lsn = record.read_position()
         self._slices = record.read_slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._prepare_replicas()
-        # A table that another process makes ready from now on is left out: it would lack the earlier batches.
+        # A table that another process makes ready from now on is left out: earlier batches were applied without it.
         self._tables = {n for n, s in states.items() if s.is_applied}
         self.result.sent_as = self._count_sent_as(states)
         #: Whether a cut may be written: all tables are applied, and no other process works on one.
@@ -141,7 +141,7 @@ class _Apply:
         replicas, subscription = self._replicas, self._subscription.name
         for name in self._repaired_tables:
             head = self._lake.records.head(self._lake.paths.replica(subscription, *name))
-            self._is_put_back(name, head)
+            self._set_aside_if_put_back(name, head)
         self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired_tables))
 
     def _prepare_replicas(self) -> dict[Name, TableState]:
@@ -229,7 +229,7 @@ class _Apply:
         self._replicas.states = states
         self._can_cut = self._can_cut and not _is_copied_by_others(states, self._tables)
         put_back_tables = {
-            name for name, head in head_by_advanced_table.items() if self._is_put_back(name, head)
+            name for name, head in head_by_advanced_table.items() if self._set_aside_if_put_back(name, head)
         }
         skipped_tables = {n for n in states if self._only_tables is not None and n not in self._only_tables}
         self._lagging_tables = put_back_tables | skipped_tables
@@ -262,8 +262,8 @@ class _Apply:
         row_versions, states = self._replicas.row_versions, self._replicas.states
         self._set_aside(row_versions.follow(states, changes, self._lagging_tables, applied_changes))
 
-    def _is_put_back(self, name: Name, head: TableHead) -> bool:
-        """Whether a replica was put back before `head`. If so, it is set aside, and the result says so."""
+    def _set_aside_if_put_back(self, name: Name, head: TableHead) -> bool:
+        """If a replica was put back before `head`, set its table aside, add the problem to the result, and return True."""
         if (problem := self._replicas.advance(name, None, head)) is None:
             return False
         self._count_result(TableResult(*name, problem=problem, damaged=True))
@@ -356,7 +356,7 @@ class _Replicas:
         TableStates(self._lake, self._subscription.name).append([self.states[name]])
 
     def write_cut(self, result: ApplyResult, lsn: int) -> None:
-        """Write a cut at an LSN, unless a table is beyond it."""
+        """Write a cut at an LSN, unless a replica has changes from after this LSN."""
         max_copy_lsn = max((s.lsn for s in self.states.values() if s.state == SyncState.READY), default=0)
         if max(max_copy_lsn, self._max_position) <= lsn and self._read_copied_versions(lsn):
             ready_tables = [name for name, state in self.states.items() if state.state == SyncState.READY]

@@ -1,12 +1,12 @@
 """Applies a batch to the versions of rows (`history: scd2`), after it was applied to the replica.
 
 For each table the lake has a second Delta table, with all former and present versions of its rows. A version of a row
-is valid from one of the publisher's commits to another. A batch has the changes of several consecutive slices, and a
-slice those from one position of the slot to another. A cut is an LSN, with the Delta version of each replica that has
-exactly the changes before this LSN.
+is valid from one of the publisher's commits to another. A slice has the changes from one position of the slot to
+another, and a batch has the changes of several consecutive slices. A cut is an LSN, and for each replica the Delta
+version that has exactly the changes before this LSN.
 
-In: the changes of the change history (the Delta table with all changes) that the replica has, and the table of
-versions. Out: one commit of the table of versions per batch, which ends versions and adds new ones. The versions are
+In: the changes that were applied to the replica, from its change history (the Delta table with all changes), and the
+table of versions. Out: one commit of the table of versions per batch, which ends versions and adds new ones. The versions are
 computed on whole columns (`pgsieve.decoding.changes.net_change.compute_row_versions`). Raises LakeError, and
 OvertakenError if another process has committed to the table first.
 """
@@ -174,11 +174,9 @@ class VersionsDuringApply:
         self, state: TableState, changes: Sequence[TableChanges], applied_changes: AppliedChanges | None
     ) -> None:
         lake = self._lake
-        if (
-            lacking_changes_of_table := find_lacking_versions(self._subscription, lake, state, changes)
-        ) is None:
+        if (lagging_versions := find_lagging_versions(self._subscription, lake, state, changes)) is None:
             return
-        table, pending = lacking_changes_of_table
+        table, pending = lagging_versions
         changes_path = lake.paths.change_history(
             self._subscription.name, *state.name, table.definition.history.generation
         )
@@ -190,7 +188,7 @@ class VersionsDuringApply:
             self.version_by_table[state.name] = new_head.version
 
 
-def find_lacking_versions(
+def find_lagging_versions(
     subscription: Subscription, lake: Lake, state: TableState, changes: Sequence[TableChanges]
 ) -> tuple[VersionTable, PendingChanges] | None:
     """Find the table of versions of a table's rows, and the changes that it lacks; None if it lacks none or is missing."""
@@ -339,8 +337,8 @@ class VersionsWriter:
         path, committer = self.table.path, self._stored_versions.committer
         is_expected, is_relevant = keyed_changes.lookup_masks
         # Without moves (UPDATEs that change the key), only the keys that the changes expect are looked up: the first
-        # change of any other key is an INSERT, so the key had no row. After a move of a missing row this may be false:
-        # the new key may have a row, which stays.
+        # change of any other key is an INSERT, so the key had no row. With moves, the key may have a row: if an UPDATE
+        # does not find the row to move, the row that has the new key stays.
         key_masks = (is_expected, is_relevant) if keyed_changes.changes.is_move.any() else (is_expected,)
         matches = committer.find_key_matches(path, keyed_changes.keys, key_masks, None, VALID_TO_LSN)
         assert matches is not None

@@ -219,8 +219,8 @@ class SparkChanges:
         places = np.append(keyed_changes.places[keyed_changes.first_effective_index :], 0)
         metadata = keyed_changes.make_ended_metadata(numbers.end_changes, self._stamp)
 
-        def find_places(change: Numbers) -> pa.Array:
-            return pa.array(places[change], mask=change == NONE)
+        def find_places(changes: Numbers) -> pa.Array:
+            return pa.array(places[changes], mask=changes == NONE)
 
         table = pa.table(
             {

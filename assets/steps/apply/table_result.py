@@ -1,7 +1,7 @@
 """What is needed to apply a batch of changes to one replica table (`PendingChanges`), and the result (`TableResult`).
 
-Both are the same for each way in which the changes are written: as files, or by a MERGE of delta-rs or Spark. A batch has
-the changes of several consecutive slices, and a slice those from one position of the slot to another.
+Both are the same for each way in which the changes are written: as files, or by a MERGE of delta-rs or Spark. A slice has
+the changes from one position of the slot to another, and a batch has the changes of several consecutive slices.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -126,7 +126,7 @@ class PendingChanges:
 
 
 def find_key_alteration_lsn(definition: Definition) -> int:
-    """Find the LSN at which the table had the present key at the latest; 0 if the key was not altered.
+    """Find the LSN from which on all changes have the present key; 0 if the key was not altered.
 
     Changes before this LSN may be from before the alteration. Several rows of these changes may have the same value of
     the present key.
@@ -151,7 +151,7 @@ def make_batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, 
     `counts` maps fields of `TableResult` to numbers of rows.
     """
     head = lake.records.head(path)
-    # The batch had nothing to write, so the position is unchanged. A newer version was written by another process.
+    # The batch had nothing to write, so the position is unchanged. If there is a newer version, another process wrote it.
     if (head.position or 0) < end:
         head = pending.head
     return TableResult(

@@ -114,7 +114,7 @@ class ReplicaWriter:
         """Append the new rows of the INSERTs after the last TRUNCATE; `count` is their number if it is known."""
         rows = changes.read_inserts()
         if count is None:
-            # The other counts include changes before a TRUNCATE.
+            # `pending.count` includes INSERTs before a TRUNCATE.
             is_truncated = self.pending.truncated_at is not None
             count = rows.count() if is_truncated else self.pending.count("insert")
         return self._append(rows, {"inserted": count}, has_changes=bool(count))
