@@ -1,7 +1,7 @@
 """Counts and notes that Spark collects while a query runs, so that nothing is computed a second time only to be counted.
 
 A note is a text that a function of Arrow batches writes about the rows of its part (those of one task), for example
-their counts as JSON. So the same function counts, whoever runs it.
+their counts as JSON. So the same function counts, whether Spark or this process runs it.
 """
 
 import json
@@ -32,7 +32,7 @@ def _read_reported(observation: Observation) -> Mapping[str, Any]:
 
     Spark observes nothing if Delta leaves a write out, because the table has already reached the LSN of the write. Then
     `Observation.get` would wait without end. A Spark Connect server waits only a tenth of a second for the observations
-    of a query (Observation.getRowOrEmpty in Spark's sql/api). A busy server leaves out what it has observed later.
+    of a query (Observation.getRowOrEmpty in Spark's sql/api). If a busy server gets them later, it does not report them.
     """
     java_observation = getattr(observation, "_jo", None)  # Spark Connect has none
     if java_observation is not None and not java_observation.getRowOrEmpty().isDefined():
@@ -54,14 +54,14 @@ def schema_with_note(schema: pa.Schema) -> pa.Schema:
 
 
 def with_note(
-    rows: Iterable[pa.RecordBatch], schema: pa.Schema, note: Callable[[], str]
+    rows: Iterable[pa.RecordBatch], schema: pa.Schema, make_note: Callable[[], str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a part, and then a row with the note of the part. `note` is called after the last row."""
+    """Yields the rows of a part, and then a row with the note of the part. `make_note` is called after the last row."""
     note_schema = schema_with_note(schema)
     for batch in rows:
         columns = [*batch.columns, pa.nulls(batch.num_rows, pa.string())]
         yield pa.RecordBatch.from_arrays(columns, schema=note_schema)
-    yield pa.RecordBatch.from_pylist([{NOTE: note()}], note_schema)
+    yield pa.RecordBatch.from_pylist([{NOTE: make_note()}], note_schema)
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class NotedRows:
         return [str(note) for note in noted_rows[NOTE].to_pylist()]
 
 
-def notes_of(rows: DataFrame, note: Callable[[Iterable[pa.RecordBatch]], str]) -> list[str]:
+def notes_of(rows: DataFrame, make_note: Callable[[Iterable[pa.RecordBatch]], str]) -> list[str]:
     """The notes that a function writes about the parts of some rows."""
 
     def note_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from with_note((), pa.schema([]), lambda: note(batches))
+        yield from with_note((), pa.schema([]), lambda: make_note(batches))
 
     return NotedRows(rows.mapInArrow(note_rows, f"{NOTE} string")).notes()

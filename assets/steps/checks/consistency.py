@@ -79,7 +79,7 @@ class TableConsistency:
         return self.problem is None and self.differing == 0
 
 
-#: A table that is altered during its comparison is compared again, but not more often than this.
+#: A table that is altered during its comparison is compared again, at most this many times in all.
 MAX_ATTEMPTS = 3
 ALTERED_PROBLEM = "its columns changed on the publisher; run again to copy it"
 HIDDEN_PROBLEM = (
@@ -214,7 +214,7 @@ def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterato
     """Export a snapshot, and bring the subscription up to its LSN. During the `with` block, both stay as they are."""
     slot_stream = subscription.slot_stream
     slot_stream.source.check_ready()
-    # Each check has another seed. If two different rows have the same hash in one check, they differ in the next.
+    # Each check has another seed. If two different rows have the same hash in one check, their hashes differ in the next.
     seed = secrets.randbits(64)
     with slot_stream.source.connect() as connection, ExitStack() as stack:
         catalog = slot_stream.with_defined_publications(read_catalog(connection))

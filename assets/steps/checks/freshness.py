@@ -1,8 +1,8 @@
-"""Freshness: how long the oldest commit that is not in a subscription's replicas yet has been waiting.
+"""Freshness: how long a commit has been waiting to be applied to a subscription's replicas. The oldest commit counts.
 
-A stream is a slot with the subscriptions that read it, and its change log has the messages that were read from the
-slot, in slices from one position of the slot to another. A cut is a version of each replica of a subscription, so that
-together they equal the publisher at one LSN.
+A stream is a slot with the subscriptions that read it. Its change log has the messages that were read from the slot. A
+slice of the change log has those from one position of the slot to another. A cut is a version of each replica of a
+subscription, so that together they equal the publisher at one LSN.
 
 In: the publisher and the lake
 Out: the seconds since the oldest waiting commit, by the publisher's clock; 0 if no commit is waiting
@@ -78,7 +78,7 @@ _PEEK_RESULT_BY_SLOT: dict[tuple[Source, str], _PeekResult] = {}
 class _SlotPublications:
     """The names of the publications with which a slot is read, as found for a stream and a catalog.
 
-    The names are valid as long as the subscriptions of the slot use these two objects, which they share.
+    All subscriptions of the slot share these two objects. The names are valid as long as they use the same two objects.
     """
 
     slot_stream: SlotStream

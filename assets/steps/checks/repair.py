@@ -110,7 +110,7 @@ def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) 
         inserted, deleted = (0, 0) if row_counts is None else _merge_rows(sides, row_counts, lsn)
         head = lake.records.head(sides.path)
         # If another writer has restored the replica meanwhile, the cut must not name the version after the RESTORE.
-        # Otherwise later checks would not notice it.
+        # Otherwise later checks would not notice the RESTORE.
         is_intact = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
     version = head.version if is_intact and (head.position or 0) <= lsn else None
     return RepairResult(*name, lsn, inserted, deleted, version)

@@ -25,7 +25,7 @@ def describe_histories(
     """Yield sentences about the histories of a table.
 
     `definition` is the table's present definition (its columns and key); `state` may have an older one. `newest_cut` is
-    the newest cut: a cut is an LSN, with the Delta version of each replica that has exactly the changes before this
+    the newest cut: a cut is an LSN, and for each replica the Delta version that has exactly the changes before this
     LSN.
     """
     choice = subscription.histories.find_choice(name)

@@ -1,6 +1,6 @@
 """Finds replicas that `check --repair` has corrected since the newest cut. Their histories lack the corrections.
 
-A cut is an LSN, with the Delta version of each replica that has exactly the changes before this LSN. A table's change
+A cut is an LSN, and for each replica the Delta version that has exactly the changes before this LSN. A table's change
 history is the Delta table that has all its changes.
 
 In: the newest cut, and the replicas. Out: the repaired tables. For each of them, the state of the table records that the

@@ -180,8 +180,8 @@ class VersionTable:
     def begin_anew(self, lsn: int, time: datetime | None, *, skips_reached: bool = True) -> bool:
         """End all present versions just before an LSN, and begin a version for each row of the replica.
 
-        The replica has exactly the changes before this LSN. With `skips_reached`, nothing is done if the table of versions
-        has reached this position already. Returns True if versions were written.
+        The replica has exactly the changes before this LSN. With `skips_reached`, nothing is done if the position of the
+        table of versions is this LSN or a later one. Returns True if versions were written.
         """
         self._end_former_generation(lsn, time)
         self.add_new_columns()
@@ -292,7 +292,7 @@ class _FileWithEnds:
 class _EndingTask:
     """Writes versions that end into new files. If a file is rewritten, its other versions go into further files.
 
-    The task is sent to executors. `file_bytes` is the size in bytes at which a new file begins, and `encodings` are the
+    The task is sent to executors. When a written file has `file_bytes` bytes, the next one begins. `encodings` are the
     Parquet encodings of columns (`write_files`).
     """
 

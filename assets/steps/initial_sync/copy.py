@@ -91,7 +91,7 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     unpublished_states = [
         s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED
     ]
-    # If another process writes another state meanwhile, the next run does this.
+    # If another process writes another state meanwhile, the next run records that the table was removed.
     TableStates(lake, subscription.name).append_unless_changed(
         [
             replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0, reason=None)
@@ -284,9 +284,9 @@ def _make_final_error(
 
 def _choose_next_batch(remaining_tables: Sequence[Name], bytes_by_table: Mapping[Name, int]) -> list[Name]:
     """Choose the tables of the next batch: the first of the remaining tables, as many as the limits of a batch allow."""
-    total_bytes = list(accumulate(bytes_by_table[name] for name in remaining_tables))
+    cumulative_bytes = list(accumulate(bytes_by_table[name] for name in remaining_tables))
     return [
         name
-        for name, batch_bytes in zip(remaining_tables, total_bytes, strict=True)
-        if batch_bytes <= BATCH_BYTES
+        for name, bytes_so_far in zip(remaining_tables, cumulative_bytes, strict=True)
+        if bytes_so_far <= BATCH_BYTES
     ][:BATCH_TABLES] or [remaining_tables[0]]

@@ -99,7 +99,6 @@ def _read_version(lake: Lake, path: str) -> int | None:
     try:
         return lake.records.version(path) if lake.records.exists(path) else -1
     except LakeError as error:
-        describe_error(
-            lake, error
-        )  # If the lake itself has failed, and not only this table, the error is raised.
+        # This raises the error if the lake itself has failed, not only this table.
+        describe_error(lake, error)
         return None

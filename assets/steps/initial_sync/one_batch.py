@@ -4,7 +4,7 @@ In: the tables
 Out: a `BatchResult`, with the result of each table, and the tables that have to be copied again after a transient fault
      (such as a lost connection)
 
-Raises OpenTransactionsError if the snapshot has to wait for open transactions, and errors of the lake.
+Raises OpenTransactionsError if the snapshot would have to wait too long for open transactions, and errors of the lake.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ from pgsieve.resources.postgres.origins import find_subscribed_tables
 from pgsieve.resources.postgres.snapshot import Snapshot, build_chunk_queries, export_snapshot
 from pgsieve.resources.postgres.waits import OpenTransactionsError, find_lock_error
 
-#: If a copy is interrupted, it checks once in this time whether the copies of its tables have stopped.
+#: After an error or an interruption, the runner is told to stop once in this time, until no table is being copied.
 _STOP_SECONDS = 0.1
 #: A line of progress has the size of a table only if it is at least this large.
 _MIN_SHOWN_BYTES = 1024**2
@@ -160,7 +160,7 @@ class BatchCopy:
                         self.subscription, self.lake, snapshot, conninfo_with_sessions, self.log, read_limit
                     )
                     results, copy_faults = self._copy_in_parallel(copy, planned_tables)
-            # The first connection was idle during the copy, and may have been closed. So a new one is used.
+            # The first connection is not kept for this: idle during the copy, it might be closed by then.
             with source.connect() as connection:
                 catalog_after = self.subscription.slot_stream.with_defined_publications(
                     read_catalog(connection)
@@ -262,8 +262,8 @@ class BatchCopy:
         """Record the LSN of the snapshot in the states of the tables, and record why other tables have to wait.
 
         Returns the states with the LSN. Raises TransientError if another process has changed the state of a table since
-        `former_states` were read, which was before the snapshot. For example, the server may have failed to send a
-        change that is not in the snapshot.
+        `former_states` were read, which was before the snapshot. For example, that process may have met a change that the
+        server cannot send, and that is not in the snapshot.
         """
         state_by_table = {
             name: make_announced_state(self.subscription, table, catalog, former_states.get(name), snapshot)

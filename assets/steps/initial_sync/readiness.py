@@ -58,17 +58,17 @@ def make_announced_state(
     """Make the state of a table before its copy. It announces the LSN of the snapshot."""
     definition = subscription.definition(replicated_table, catalog)
     history = former_state.definition.history if former_state and former_state.definition else History()
-    has_copied_rows = bool(subscription.histories.find_choice(_name_table(replicated_table)).initial)
+    has_copied_rows = bool(subscription.histories.find_choice(_find_name(replicated_table)).initial)
     definition_of_copy = replace(
         definition,
         history=replace(history.with_columns(definition.columns), whole=has_copied_rows),
         published=definition.published and replace(definition.published, at=snapshot.time),
         unaltered=subscription.copy_data and subscription.slot_stream.options.origin == "any",
     )
-    return TableState(*_name_table(replicated_table), SyncState.DATA_SYNC, snapshot.lsn, definition_of_copy)
+    return TableState(*_find_name(replicated_table), SyncState.DATA_SYNC, snapshot.lsn, definition_of_copy)
 
 
-def _name_table(replicated_table: ReplicatedTable) -> Name:
+def _find_name(replicated_table: ReplicatedTable) -> Name:
     return replicated_table.table.schema, replicated_table.table.name
 
 
@@ -198,7 +198,7 @@ class Readiness:
                 else replace(state, state=SyncState.INITIALIZE, reason=reason)
                 for state in finished_states
             ],
-            partial(self._find_other_states, finished_states),
+            partial(self._find_tables_in_other_states, finished_states),
         )
         ready_states = [
             state
@@ -227,11 +227,11 @@ class Readiness:
             if state.name not in overtaken_tables
         ]
         return overtaken_tables | self._states.append_unless_changed(
-            finished_states, partial(self._find_other_states, copied_states)
+            finished_states, partial(self._find_tables_in_other_states, copied_states)
         )
 
-    def _find_other_states(self, states: Sequence[TableState]) -> set[Name]:
-        """Find the tables with a newest state that does not announce the copy at the LSN of the given state."""
+    def _find_tables_in_other_states(self, states: Sequence[TableState]) -> set[Name]:
+        """Find the tables whose newest state does not announce a copy at the LSN of their state in `states`."""
         newest_states = self._states.read_newest()
         return {
             state.name
@@ -276,7 +276,6 @@ def _is_at(lake: Lake, path: str, lsn: int) -> bool:
     try:
         return lake.records.position(path) == lsn
     except LakeError as error:
-        describe_error(
-            lake, error
-        )  # If the lake itself has failed, and not only this table, the error is raised.
+        # This raises the error if the lake itself has failed, not only this table.
+        describe_error(lake, error)
         return False

@@ -71,7 +71,7 @@ def _parse_time(text: str) -> datetime:
 
 
 def _find_lsn(states: TableStates, time: datetime) -> int:
-    """The LSN before which the transactions of a time committed."""
+    """Find the LSN for a time: just the transactions for which the time stands committed before it."""
     lake, subscription = states.lake, states.subscription
     all_paths = list_history_paths(lake.paths.change_history, subscription, states.read_newest())
     paths = [path for path in all_paths if lake.records.exists(path)]

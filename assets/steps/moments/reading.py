@@ -1,10 +1,10 @@
 """The replicas of a subscription as they were at an LSN, as Delta tables: versions of the replicas, or clones.
 
-A slice is the changes from one position of the slot to another. A cut is an LSN, with a version of each replica that
-has exactly the changes before this LSN.
+A slice is the changes from one position of the slot to another. A cut is an LSN, and for each replica the Delta version
+that has exactly the changes before this LSN. A table's change history is the Delta table with all its changes.
 
-In: the base of each table (a version of its replica, and the slices with later changes of its change history, the Delta
-    table with all its changes), and a folder for clones
+In: the base of each table (a version of its replica, and the slices of its change history with later changes), and a
+    folder for clones
 Out: a `TableVersion` for each table
 
 If a base has no slices, it is a version of the replica itself. If it has slices, the version is cloned into the folder,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import Name
 
-#: A replica is clustered again if files that are newer than its last clustering have this share of its bytes.
+#: A replica is clustered again if files that are newer than its last clustering have at least this share of its bytes.
 MIN_NEW_SHARE = 0.2
 
 #: The time at which a file was written, in milliseconds, and its size.

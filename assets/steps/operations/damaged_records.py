@@ -73,8 +73,8 @@ def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
             damaged_paths.append(states.path)
         if states.path in damaged_paths:
             lake.remove_log(states.path)
-        # This is done before the other tables are removed. If this process dies in between, the next one finds the damage
-        # again.
+        # The copies are marked as to be repeated before the other record tables are removed. If this process dies in
+        # between, the next one finds the damage again.
         if not set(slot_stream_paths).isdisjoint(damaged_paths):
             forget_copies(lake, slot_stream.subscriptions)
         elif transformed_slices_path in damaged_paths:

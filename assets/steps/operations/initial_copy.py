@@ -61,7 +61,7 @@ def copy_tables(
         try:
             with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):
                 bytes_by_table = read_table_bytes(connection, tables)
-            # If Spark will be needed for a table of this size, it starts now, in the background.
+            # If the largest table will need Spark, Spark starts now, in the background.
             lake.policy.prepare_runner(max(bytes_by_table.values()) if subscription.copy_data else 0)
             prepare_slot(connection, slot_stream, lake, subscription.name)
         except OpenTransactionsError as error:
