@@ -18,10 +18,12 @@ from pgsieve.decoding.changes.digests import HASH_FACTOR, encode_as_words
 from pgsieve.decoding.changes.equality import is_text_or_binary, to_comparable
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 
-#: Integer keys are looked up in an array with an element for each integer from the least key to the greatest. The
-#: array has at most 16 elements per key, plus a fixed number of elements. If it would be larger, a hash table is used
-#: instead.
-_ARRAY_ELEMENTS_PER_KEY, _EXTRA_ARRAY_ELEMENTS = 16, 1 << 20
+#: Integer keys are looked up in an array with an element for each integer from the least to the greatest, of the keys or
+#: of the rows in which they are sought. The array has at most 16 elements per key or row, plus a fixed number of
+#: elements. If it would be larger, a hash table is used instead, which takes several times as long.
+_ARRAY_ELEMENTS_PER_VALUE, _EXTRA_ARRAY_ELEMENTS = 16, 1 << 20
+#: This many integers are looked up at a time, so that arrays of this length stay in a core's cache.
+_LOOKUP_LENGTH = 1 << 17
 #: Integers are numbered with an array, which has an element for each integer from the least to the greatest. The array may
 #: have this number of elements for each value. For larger arrays a hash table is used instead.
 _ARRAY_ELEMENTS_PER_INTEGER = 4
@@ -110,52 +112,100 @@ def _append_row_indexes(rows: pa.Table, column_name: str) -> pa.Table:
 
 
 @dataclass(frozen=True)
+class _NumberedIntegers:
+    """Integers that have a number.
+
+    `number_by_offset` has an element for each integer from `first_integer` on: its number, or -1 if it has none.
+    """
+
+    first_integer: int
+    number_by_offset: npt.NDArray[np.int32]
+
+    @classmethod
+    def from_integers(
+        cls, integers: Numbers, numbers: Numbers, least: int, greatest: int
+    ) -> _NumberedIntegers:
+        """Give integers, which are between `least` and `greatest`, these numbers."""
+        number_by_offset = np.full(greatest - least + 1, NONE, np.int32)
+        number_by_offset[integers - least] = numbers
+        return cls(least, number_by_offset)
+
+    def find(self, integers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the indexes of those integers that have a number, and their numbers.
+
+        An integer outside of the array gets the number of the array's first or last element.
+        """
+        indexes, numbers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for begin in range(0, len(integers), _LOOKUP_LENGTH):
+            offsets = integers[begin : begin + _LOOKUP_LENGTH] - self.first_integer
+            found_numbers = self.number_by_offset.take(offsets, mode="clip")
+            found_indexes = np.flatnonzero(found_numbers >= 0)
+            indexes.append(found_indexes + begin)
+            numbers.append(found_numbers[found_indexes].astype(np.int64))
+        return np.concatenate(indexes), np.concatenate(numbers)
+
+
+@dataclass(frozen=True)
 class SoughtKeys:
     """Distinct keys that are sought in rows, batch by batch. Spark sends the object to executors.
 
     If the key has one column, the rows are found without a join. A join would take several times as long.
 
-    - `number_by_offset` has an element for each integer from `first_integer` on: the number of the key, or -1 if the
-      integer is not a key. The first and the last of these integers are not keys. The array is None if the keys are not
-      single integers, or if it would be too large.
+    - `is_integer`: whether the keys are single integers
+    - `numbered_keys`: the integers with the numbers of their keys; None if the keys are not single integers, or if the
+      array would be too large. The first and the last element of the array are not keys.
     """
 
     keys: pa.Table
-    first_integer: int = 0
-    number_by_offset: npt.NDArray[np.int32] | None = None
+    is_integer: bool = False
+    numbered_keys: _NumberedIntegers | None = None
 
     @classmethod
     def from_keys(cls, keys: pa.Table) -> SoughtKeys:
         """Prepare the search for keys; their columns must not be called `left` or `right`."""
         column = keys.column(0)
         is_integer = keys.num_columns == 1 and pa.types.is_signed_integer(column.type)
-        if not is_integer or column.null_count or not len(column):
+        if not is_integer or column.null_count or not 0 < len(column) <= np.iinfo(np.int32).max:
             return cls(keys)
-        values = np.asarray(column).astype(np.int64)
-        first_integer, last_integer = int(values.min()) - 1, int(values.max()) + 1
-        max_elements = _ARRAY_ELEMENTS_PER_KEY * len(values) + _EXTRA_ARRAY_ELEMENTS
-        is_too_large = last_integer - first_integer > max_elements or len(values) > np.iinfo(np.int32).max
-        if is_too_large or first_integer < np.iinfo(np.int64).min:
-            return cls(keys)
-        number_by_offset = np.full(last_integer - first_integer + 1, NONE, np.int32)
-        number_by_offset[values - first_integer] = np.arange(len(values), dtype=np.int32)
-        return cls(keys, first_integer, number_by_offset)
+        integers = np.asarray(column).astype(np.int64, copy=False)
+        least, greatest = int(integers.min()) - 1, int(integers.max()) + 1
+        if _is_too_long(least, greatest, len(integers)) or least < np.iinfo(np.int64).min:
+            return cls(keys, is_integer=True)
+        numbers = np.arange(len(integers))
+        return cls(keys, True, _NumberedIntegers.from_integers(integers, numbers, least, greatest))
 
     def find_rows(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
         """Return the indexes of the rows that have one of the keys, and the numbers of their keys."""
         column = rows.column(0)
-        if self.number_by_offset is not None and not column.null_count:
-            offsets = np.asarray(column).astype(np.int64, copy=False) - self.first_integer
-            # For offsets outside of the array, `clip` takes the first or the last element, which are not keys.
-            key_numbers = self.number_by_offset.take(offsets, mode="clip")
-            row_indexes = np.flatnonzero(key_numbers >= 0)
-            return row_indexes, key_numbers[row_indexes].astype(np.int64)
+        if self.is_integer and len(column) and not column.null_count:
+            integers = np.asarray(column).astype(np.int64, copy=False)
+            numbered_keys = self.numbered_keys or self._number_keys_between(
+                int(integers.min()), int(integers.max()), len(integers)
+            )
+            if numbered_keys is not None:
+                return numbered_keys.find(integers)
         if rows.num_columns > 1:
             return find_equal_rows(rows, self.keys)
         sought_values = to_comparable(self.keys.column(0)).combine_chunks()
         numbers = pc.index_in(to_comparable(column), value_set=sought_values, skip_nulls=True)
         is_key = numbers.is_valid()
         return np.flatnonzero(np.asarray(is_key)), np.asarray(numbers.filter(is_key)).astype(np.int64)
+
+    def _number_keys_between(self, least: int, greatest: int, row_count: int) -> _NumberedIntegers | None:
+        """Number the keys between the least and the greatest value of some rows; None if the array would be too large.
+
+        A file often has consecutive keys, and only few of them are sought.
+        """
+        if _is_too_long(least, greatest, row_count):
+            return None
+        integers = np.asarray(self.keys.column(0)).astype(np.int64, copy=False)
+        numbers = np.flatnonzero((integers >= least) & (integers <= greatest))
+        return _NumberedIntegers.from_integers(integers[numbers], numbers, least, greatest)
+
+
+def _is_too_long(least: int, greatest: int, count: int) -> bool:
+    """Whether an array from the least to the greatest of `count` integers would be too large."""
+    return greatest - least >= _ARRAY_ELEMENTS_PER_VALUE * count + _EXTRA_ARRAY_ELEMENTS
 
 
 def is_orderable(data_type: pa.DataType) -> bool:

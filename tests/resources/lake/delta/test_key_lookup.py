@@ -7,6 +7,7 @@ import json
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
@@ -166,6 +167,10 @@ def test_keys_that_postgresql_finds_equal_are_found(
         (pa.array([2**63 - 1, -(2**63), 2 - 2**63, 1 - 2**63]), pa.array([-(2**63), 2 - 2**63])),
         (pa.array([-(2**63), 2**63 - 1, 2**63 - 3, 2**63 - 2]), pa.array([2**63 - 1, 2**63 - 3])),
         (pa.array([-(2**63), 2**63 - 1, 2 - 2**63, 1 - 2**63]), pa.array([1 - 2**63, 3 - 2**63])),
+        (pa.array(range(100, 140)), pa.array([10**9, 139, -(10**9), 100, 120])),
+        (pa.array([-(2**63), 3 - 2**63, -(2**63)]), pa.array([2**63 - 1, 3 - 2**63, -(2**63)])),
+        (pa.array([2**63 - 1, 2**63 - 4]), pa.array([2**63 - 1, -(2**63), 2**63 - 3])),
+        (pa.array([5, -5]), pa.array([10**9, -(10**9)])),
         (pa.array(["b", None, "a", "b"]), pa.array(["a", "b", None])),
         (pa.array([1, 2], pa.timestamp("us", "UTC")), pa.array([2, 3], pa.timestamp("us", "UTC"))),
         (pa.array([0.0, None, float("nan")]), pa.array([-0.0, float("nan")])),
@@ -182,6 +187,16 @@ def test_keys_of_one_column_are_found_as_a_join_finds_them(rows: pa.Array, keys:
     expected = sorted(zip(*(each.tolist() for each in find_equal_rows(*both)), strict=True))
     row, key = SoughtKeys.from_keys(both[1]).find_rows(both[0])
     assert list(zip(row.tolist(), key.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("distance", [1, 1000, 10**7], ids=lambda distance: f"{distance} apart")
+def test_keys_are_found_in_many_rows(distance: int) -> None:
+    """The rows are more than are looked up at a time, and the keys are dense or sparse."""
+    integers = np.random.default_rng(distance).permutation(300_000)
+    keys = np.arange(0, 300 * distance, distance, dtype=np.int64)[::-1]
+    row, key = SoughtKeys.from_keys(pa.table({"k": keys})).find_rows(pa.table({"k": integers}))
+    assert integers[row].tolist() == keys[key].tolist()
+    assert row.tolist() == np.flatnonzero(np.isin(integers, keys)).tolist()
 
 
 def test_numbers_far_from_the_keys_are_no_keys() -> None:
