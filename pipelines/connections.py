@@ -18,7 +18,7 @@ from pgsieve.resources.postgres.source import Source
 
 
 def prepare_storage(config: Config) -> Storage:
-    """The storage of the lake. From this call on, `find_storage` finds its options, and log messages conceal its secrets."""
+    """The storage of the lake. From this call on, `find_storage` finds it by its address, and log messages conceal its secrets."""
     storage = config.storage.make_storage(config.lake)
     _refuse_unsafe_store(storage, config.spark.conf)
     declare_storage(storage)

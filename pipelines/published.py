@@ -111,7 +111,7 @@ def _fetch_catalog(slot_stream: SlotStream) -> tuple[tuple[int, str], dict[Table
 
 
 def get_published_path(config: Config) -> Path:
-    """The path of the file, beside pgsieve.yaml. `pgsieve ui` and `pgsieve refresh-defs-state` write the file."""
+    """The path of the file, in a folder beside pgsieve.yaml. `pgsieve ui` and `pgsieve refresh-defs-state` write the file."""
     return config.state_folder / "published.json"
 
 

@@ -50,15 +50,15 @@ class Failpoint(StrEnum):
 _reach_counts: Counter[str] = Counter()
 
 
-def reach(failpoint_reached: Failpoint) -> None:
+def reach(failpoint: Failpoint) -> None:
     """If the environment variable names this failpoint, end the process by SIGKILL, stop it, or raise OSError."""
-    failpoint = os.environ.get(VARIABLE)
-    if failpoint is None:
+    setting = os.environ.get(VARIABLE)
+    if setting is None:
         return
-    name, _, number = failpoint.rstrip("!?").partition(":")
-    if name == failpoint_reached:
-        _reach_counts[failpoint_reached] += 1
-        if _reach_counts[failpoint_reached] == int(number or 1):
-            if failpoint.endswith("!"):
+    name, _, number = setting.rstrip("!?").partition(":")
+    if name == failpoint:
+        _reach_counts[failpoint] += 1
+        if _reach_counts[failpoint] == int(number or 1):
+            if setting.endswith("!"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            os.kill(os.getpid(), signal.SIGSTOP if failpoint.endswith("?") else signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if setting.endswith("?") else signal.SIGKILL)

@@ -123,7 +123,7 @@ class _FindingCollector:
         )
 
     def examine_lake(self) -> None:
-        """Record a problem if the lake cannot be written, and a warning if Spark needs Java, which is missing."""
+        """Record a problem if the lake cannot be written, and a warning if Spark needs Java and Java is missing."""
         lake = self._project.lake
         try:
             # This is only a warning, because small tables and few changes are written without Spark.
@@ -190,7 +190,7 @@ class _FindingCollector:
         return _PublisherState(examination, server_catalog, server_version, sequences_by_subscription), errors
 
     def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
-        """Record what a subscription will receive. Returns false if an error prevents that."""
+        """Record what a subscription will receive. Returns false if an error prevents its replication."""
         subscription_name, slot_stream, catalog = (
             subscription.name,
             subscription.slot_stream,

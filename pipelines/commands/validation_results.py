@@ -99,7 +99,7 @@ class ReceivedTables:
 
 @dataclass(frozen=True, slots=True)
 class ValidationProblem:
-    """A reason for which PostgreSQL or pgsieve would refuse `object`, for example a subscription or a source."""
+    """A problem of `object`, for example a subscription or a source, or a warning about it."""
 
     object: str
     message: str

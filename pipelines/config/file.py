@@ -118,7 +118,7 @@ class Document:
         return int((key or node).start_mark.line) + 1
 
     def find_text(self, location: Location) -> str | None:
-        """The text at a location before `${VAR}` is replaced. Use it only to suggest an allowed value."""
+        """The text at a location before `${VAR}` is replaced. It may be a password: use it only to suggest an allowed value."""
         _, node = self._follow_location(location)
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 

@@ -1,7 +1,8 @@
 """The model of pgsieve.yaml: makes from the file a frozen `Config`, or a list of the file's problems.
 
 Raises ConfigError for problems. Each problem names the file, the line, the key and the allowed values. A value of the
-file may be a password, so no message contains a value, and the repr of a `Config` contains no conninfo.
+file may be a password. So no message contains a value except that of a Delta property, and the repr of a `Config`
+contains no conninfo.
 
 Options of publications and subscriptions have the names, values and defaults of CREATE PUBLICATION and CREATE
 SUBSCRIPTION (PostgreSQL documentation, SQL commands). Names of publications and slots are taken literally. Names of

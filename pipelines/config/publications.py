@@ -56,7 +56,7 @@ class PublishedTableConfig(_Section):
     @property
     def relation(self) -> tuple[str, str]:
         """The schema and the name of the table, as they are in the catalog."""
-        return _schema_and_name(self.table)
+        return _parse_relation_name(self.table)
 
 
 class PublicationConfig(_Section):
@@ -82,11 +82,11 @@ class PublicationConfig(_Section):
     @field_validator("sequences")
     @classmethod
     def _refuse_duplicate_sequences(cls, sequences: tuple[RelationName, ...]) -> tuple[RelationName, ...]:
-        refuse_duplicates(map(_schema_and_name, sequences), "sequence")
+        refuse_duplicates(map(_parse_relation_name, sequences), "sequence")
         return sequences
 
     @model_validator(mode="after")
-    def _require_tables(self) -> Self:
+    def _check_combination(self) -> Self:
         if self.tables and self.all_tables:
             raise make_refusal("has `tables` and `all_tables`", "keep one of them")
         if self.sequences and self.all_sequences:
@@ -104,14 +104,14 @@ class PublicationConfig(_Section):
     @property
     def published_sequences(self) -> tuple[tuple[str, str], ...]:
         """The schemas and names of the listed sequences, as they are in the catalog."""
-        return tuple(map(_schema_and_name, self.sequences))
+        return tuple(map(_parse_relation_name, self.sequences))
 
     @property
     def excluded(self) -> tuple[tuple[str, str], ...]:
         """The schemas and names of the tables in `except`, which `all_tables` leaves out, as they are in the catalog."""
-        return tuple(map(_schema_and_name, self.excepted_tables))
+        return tuple(map(_parse_relation_name, self.excepted_tables))
 
 
-def _schema_and_name(name: str) -> tuple[str, str]:
+def _parse_relation_name(name: str) -> tuple[str, str]:
     schema, relation = parse_qualified_name(name, 2)
     return schema, relation

@@ -519,7 +519,7 @@ class _Follower:
                         _logger.exception("the cut of %s could not be reported to Dagster", subscription.name)
 
     def _make_materializers(self) -> list[Materializer]:
-        """Make an object for each subscription that has not failed. It copies and applies, and collects the results."""
+        """Make an object for each subscription that has not failed. The object copies, applies, and collects the results."""
         return self._for_each(
             self._subscriptions,
             lambda s: Materializer(

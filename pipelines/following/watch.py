@@ -129,7 +129,7 @@ class SlotStreamActivity:
 
     @property
     def silent_seconds(self) -> float:
-        """For how many seconds the server has not answered. 0 while the thread does not read the slot for another reason."""
+        """For how many seconds the server has not answered. 0 if the thread does not read the slot for a reason other than silence."""
         silent_since = self.stream.answered_at if self.stream else self.silent_since
         return 0.0 if silent_since is None or self.has_ended else time.monotonic() - silent_since
 

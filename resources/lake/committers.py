@@ -195,12 +195,12 @@ class FileCommitter:
             return self.delta_rs.arrow_schema(path)
 
     def can_rewrite_files(self, path: str, columns: Collection[str]) -> bool:
-        """True if files of a table with these columns may be replaced by files with fewer rows."""
+        """True if files of a table may be replaced by files with fewer rows. The table must have exactly these columns."""
         with self.access.translate_errors(path):
             return row_removal.can_rewrite_files(self.delta_rs, path, columns)
 
     def can_mark_rows(self, path: str, columns: Collection[str]) -> bool:
-        """True if rows of a table with these columns may be marked as deleted in deletion vectors."""
+        """True if rows of a table may be marked in deletion vectors. The table must have exactly these columns."""
         if not self.wants_vectors:
             return False
         with self.access.translate_errors(path):

@@ -53,7 +53,8 @@ def write_with_bounds(
     """Call `write` with properties for files of this schema. Return its result.
 
     If delta-rs crashes because of the bounds of dates, `write` is called again without these bounds. The write
-    that crashed has committed nothing. `rows` are the rows to write, or some of them.
+    that crashed has committed nothing. If `rows`, the rows to write or some of them, have a date that is too late, the first
+    call already leaves these bounds out.
     """
     if rows is not None and any(map(_has_late_date, rows.columns)):
         return write(make_writer_properties(schema, date_bounds=False))

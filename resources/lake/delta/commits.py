@@ -127,7 +127,7 @@ class Commits:
                     storage_options=self._tables.options if table is None else None,
                     target_file_size=find_target_file_bytes(_find_table_properties(table, commit.properties)),
                     writer_properties=properties,
-                    commit_properties=_commit_properties(commit, must_follow_opened=table is None),
+                    commit_properties=_make_commit_properties(commit, must_follow_opened=table is None),
                 )
 
             if isinstance(rows, pa.Table):
@@ -149,7 +149,7 @@ class Commits:
 
         If the table does not exist, create it first.
 
-        If another writer was faster, the commit is repeated. `removed_size_by_path` are files to remove: it maps their
+        If another writer was faster, the commit is repeated. `removed_size_by_path` has the files to remove: it maps their
         paths in the log to their sizes, at the version from which the commit was planned.
         """
         now_ms = time.time_ns() // 1_000_000
@@ -180,7 +180,7 @@ class Commits:
                 actions,
                 "overwrite" if commit.overwrite else "append",
                 table.schema(),
-                commit_properties=_commit_properties(commit),
+                commit_properties=_make_commit_properties(commit),
             )
 
         self.commit_with_retries(path, attempt, commit)
@@ -249,7 +249,7 @@ class Commits:
                     source_alias="s",
                     target_alias="t",
                     writer_properties=properties,
-                    commit_properties=_commit_properties(commit),
+                    commit_properties=_make_commit_properties(commit),
                 )
                 merger = merger.when_matched_delete(clauses.delete_condition)
                 if clauses.end_values:
@@ -378,14 +378,14 @@ def is_removable(path: str) -> bool:
 def make_removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
     """The action that removes a file from a table. `path` is the path of the file in the log.
 
-    `changes` says whether the removal changes rows. The path is decoded here, because delta-rs encodes it again.
+    `changes` says whether the removal changes the rows of the table. The path is decoded here, because delta-rs encodes it again.
     If a path were encoded twice, it would match no file, and the rows would stay.
     """
     return RemoveAction(unquote(path), changes, time_ms, size, {})
 
 
 def _make_nullable(field: pa.Field) -> pa.Field:
-    """The field, in which the field itself and all nested fields are nullable."""
+    """The same field, but nullable, with all fields in it nullable, too."""
     data_type = field.type
     if pa.types.is_struct(data_type):
         data_type = pa.struct([_make_nullable(inner) for inner in data_type])
@@ -407,7 +407,7 @@ def has_position(path: str, head: TableHead, commit: Commit) -> bool:
     return head.position >= commit.position
 
 
-def _commit_properties(commit: Commit, *, must_follow_opened: bool = False) -> CommitProperties:
+def _make_commit_properties(commit: Commit, *, must_follow_opened: bool = False) -> CommitProperties:
     """The properties of a commit. They say whether delta-rs may repeat the commit after commits of other writers.
 
     With `must_follow_opened` the commit must directly follow the version that was opened. The same holds for an overwrite,

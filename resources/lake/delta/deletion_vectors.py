@@ -111,7 +111,7 @@ def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
 def _read_selections(table: DeltaTable) -> list[tuple[str, pa.ListScalar]]:
     """The paths of files with deletion vectors, and for each row of such a file whether it is not deleted.
 
-    If a table lacks the feature, delta-rs is not asked, because it would look through all files of the table.
+    If a table lacks the feature of vectors, delta-rs is not asked, because it would look through all files of the table.
     """
     if VECTORS_FEATURE not in (table.protocol().reader_features or ()):
         return []

@@ -195,7 +195,7 @@ retry_after_conflict = retry(
     stop=_RETRY_STOP,
     reraise=True,
 )
-#: Repeats a commit that needs no new plan.
+#: Repeats a commit that needs no new plan, a few times if another writer was faster.
 retry_commit = retry(retry=retry_if_exception(is_conflict), wait=_RETRY_WAIT, stop=_RETRY_STOP, reraise=True)
 
 
@@ -239,7 +239,7 @@ def _is_jvm_gone(error: BaseException) -> bool:
 
 
 def make_spark_lost_error() -> SparkLostError:
-    """The error to raise if `is_spark_lost`."""
+    """The error to raise if `is_spark_lost` is true."""
     return SparkLostError(
         "Spark lost executors, or has ended",
         hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",

@@ -76,7 +76,7 @@ def find_rows(
 
 
 def _make_safe_names(keys: pa.Table) -> list[str]:
-    """Names for the columns of keys. The join of `find_equal_rows` has columns of its own, `left` and `right`."""
+    """New names for the columns of keys. `find_equal_rows` itself uses the names `left` and `right`, which a key may have."""
     return [f"k{number}" for number in range(keys.num_columns)]
 
 
@@ -119,8 +119,9 @@ def find_key_matches(
     """The rows of a table that have one of these keys, file by file. None if too many bytes of files would be needed.
 
     `key_masks` are masks that divide the keys into groups. A file is read if its bounds overlap the bounds of a group,
-    and if it may have a NULL in the column `null_column` (None: NULLs do not matter). With
-    `max_bytes` the result is None in three cases:
+    and if it may have a NULL in the column `null_column` (None: NULLs do not matter).
+
+    With `max_bytes` the result is None in three cases:
 
     - the files that contain matches have more bytes than `max_bytes`
     - the files that must be read have more bytes than twice `max_bytes`; in this case no file is read

@@ -87,7 +87,7 @@ class LogEntries:
             raise make_damaged_log_error(self._path, f"its entry {version} {defect}")
 
     def has_entries(self) -> bool:
-        """True if there may be a log on an object store. If only delta-rs can reach the store, it is always true."""
+        """True if there may be a log on an object store. If only delta-rs can reach the store, the result is true."""
         return self._objects is None or bool(self._objects.list_stamps(self._folder))
 
 

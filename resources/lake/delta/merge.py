@@ -44,7 +44,7 @@ def refuse_reserved_columns(columns: Collection[str]) -> None:
 class Clauses:
     """The clauses of a MERGE.
 
-    Rows that match `match_condition` are deleted or updated, and other rows are inserted. Columns are quoted.
+    Rows that match `match_condition` are deleted or updated, and other rows are inserted. Names of columns are quoted.
     """
 
     match_condition: str
@@ -119,16 +119,16 @@ class Merge:
     def make_clauses(self, quote: QuoteColumn) -> Clauses:
         """The clauses of the MERGE. `quote` quotes the names of columns."""
 
-        def new_value(column: str, value: str) -> str:
+        def make_new_value(column: str, source_column: str) -> str:
             if column not in self.unsent_flag_by_column:
-                return f"s.{value}"
-            return (
-                f"case when s.{self.unsent_flag_by_column[column]} then t.{quote(column)} else s.{value} end"
-            )
+                return f"s.{source_column}"
+            flag = self.unsent_flag_by_column[column]
+            return f"case when s.{flag} then t.{quote(column)} else s.{source_column} end"
 
         return Clauses(
             match_condition=" and ".join(
-                f"t.{quote(column)} = s.{value}" for column, value in self.key_source_by_column.items()
+                f"t.{quote(column)} = s.{source_column}"
+                for column, source_column in self.key_source_by_column.items()
             ),
             delete_condition="s.action = 'delete'",
             end_condition="s.action = 'end'",
@@ -136,12 +136,13 @@ class Merge:
                 quote(column): f"s.{self.value_source_by_column[column]}" for column in self.ended_columns
             },
             update_values={
-                quote(column): new_value(column, value)
-                for column, value in self.value_source_by_column.items()
+                quote(column): make_new_value(column, source_column)
+                for column, source_column in self.value_source_by_column.items()
             },
             insert_condition="s.action = 'upsert'",
             insert_values={
-                quote(column): f"s.{value}" for column, value in self.value_source_by_column.items()
+                quote(column): f"s.{source_column}"
+                for column, source_column in self.value_source_by_column.items()
             },
         )
 

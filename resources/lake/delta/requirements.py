@@ -61,12 +61,12 @@ def has_flat_names(table: DeltaTable) -> bool:
     )
 
 
-def _has_fields_inside(kind: pa.DataType) -> bool:
+def _has_fields_inside(data_type: pa.DataType) -> bool:
     """True if values of a type have fields with names, at any depth."""
-    if pa.types.is_struct(kind) or pa.types.is_map(kind):
+    if pa.types.is_struct(data_type) or pa.types.is_map(data_type):
         return True
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _has_fields_inside(
-        kind.value_type
+    return bool(pa.types.is_list(data_type) or pa.types.is_large_list(data_type)) and _has_fields_inside(
+        data_type.value_type
     )
 
 

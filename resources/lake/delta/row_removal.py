@@ -70,7 +70,7 @@ def can_enable_marking(commits: Commits, path: str) -> bool:
 
 def enable_marking(commits: Commits, path: str) -> None:
     """Enable deletion vectors in a table. Its rows and its position stay as they are. Raises UnmarkableError."""
-    log, table = _log(commits, path), commits.open_table(path)
+    log, table = _open_log(commits, path), commits.open_table(path)
     log.files.verify_creation()
     commit_info = _make_commit_info(
         "SET TBLPROPERTIES", table.version(), make_unchanged_position_metadata(commits.position(path))
@@ -82,7 +82,7 @@ def find_markable_files(
     commits: Commits, path: str, names: Collection[str], expected_version: int
 ) -> dict[str, Action]:
     """Maps the names of some files to their `add` actions. Raises UnmarkableError if rows of the table cannot be marked."""
-    log = _log(commits, path)
+    log = _open_log(commits, path)
     log.files.verify_creation()
     return deletion_vectors.find_add_actions(log, expected_version, names)
 
@@ -154,7 +154,7 @@ def mark_rows(
         if table is None or has_position(path, commits.read_head(path, table), commit):
             return
         deletion_vectors.commit_marked_files(
-            _log(commits, path), expected_version, marked_files, add_actions, other_actions, now_ms
+            _open_log(commits, path), expected_version, marked_files, add_actions, other_actions, now_ms
         )
         _write_checkpoint(commits.open_table(path))
 
@@ -168,7 +168,7 @@ def _write_checkpoint(table: DeltaTable) -> None:
         table.create_checkpoint()
 
 
-def _log(commits: Commits, path: str) -> Log:
+def _open_log(commits: Commits, path: str) -> Log:
     """The log of a table to which this process can add entries."""
     log = Log.open(path, commits.store)
     assert log is not None  # `can_enable_marking` has checked it.

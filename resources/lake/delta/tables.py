@@ -149,7 +149,7 @@ class Tables:
         commit must check again what the block has decided. If the check of a table fails, the error is raised when
         the table is used. Tables in a folder are checked each time they are used, because this takes little time.
         """
-        outer_results = self._check_results()
+        outer_results = self._find_check_results()
         if outer_results is None:
             self._thread_state.checked = {}
         try:
@@ -163,7 +163,7 @@ class Tables:
         self, paths: Collection[str], prepare: Callable[[str, DeltaTable], object] | None
     ) -> None:
         """Check those tables that this block has not checked yet, in parallel threads."""
-        check_results, own_tables = self._check_results(), self._own_tables()
+        check_results, own_tables = self._find_check_results(), self._own_tables()
         assert check_results is not None
         paths = [path for path in paths if path not in check_results]
         if len(paths) < 2:
@@ -195,7 +195,7 @@ class Tables:
         """The newest version of a table. None if the table does not exist."""
         if (open_table := self._update_open_table(path)) is not None:
             return open_table.table
-        check_results = self._check_results()
+        check_results = self._find_check_results()
         if check_results is not None and path in check_results:
             return None
         if not is_uri(path) and not _has_log(path):
@@ -221,7 +221,7 @@ class Tables:
 
     def _update_open_table(self, path: str) -> _OpenTable | None:
         """An open table of this thread, or an idle table, at its newest version. None if the table is not open."""
-        check_results, own_tables = self._check_results(), self._own_tables()
+        check_results, own_tables = self._find_check_results(), self._own_tables()
         if check_results is not None and path in check_results:
             if isinstance(outcome := check_results[path], Exception):
                 raise outcome
@@ -267,7 +267,7 @@ class Tables:
     def release_tables(self) -> None:
         """Let other threads use the tables that this thread has open. This thread must not be using one of them."""
         own_tables = self._own_tables()
-        if check_results := self._check_results():
+        if check_results := self._find_check_results():
             check_results.clear()
         with self._lock:
             self._idle_tables.update(own_tables)
@@ -314,7 +314,7 @@ class Tables:
         tables: OrderedDict[str, _OpenTable] = self._thread_state.tables
         return tables
 
-    def _check_results(self) -> "dict[str, _OpenTable | Exception | None] | None":
+    def _find_check_results(self) -> "dict[str, _OpenTable | Exception | None] | None":
         """Maps the paths that this thread's `consistent_read` has checked to a table, None (no table), or an error.
 
         None if this thread is not within a `consistent_read`.
@@ -327,7 +327,7 @@ class Tables:
 
     def _record_check(self, path: str, open_table: _OpenTable) -> None:
         """Within a `consistent_read`, remember that this table was checked."""
-        if is_uri(path) and (check_results := self._check_results()) is not None:
+        if is_uri(path) and (check_results := self._find_check_results()) is not None:
             check_results[path] = open_table
 
 

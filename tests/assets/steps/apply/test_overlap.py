@@ -232,7 +232,9 @@ def test_changes_of_a_batch_that_another_process_applied_are_not_applied_again(
     else:
         # After the version was checked, the commit itself is refused.
         owner, function = (
-            (commits, "_commit_properties") if overlap.first.lake.delta_rs else (delta, "add_version_guard")
+            (commits, "_make_commit_properties")
+            if overlap.first.lake.delta_rs
+            else (delta, "add_version_guard")
         )
     calls = _meanwhile(monkeypatch, owner, function, overlap.second.apply_oldest)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)
