@@ -82,9 +82,9 @@ A message says which object has which problem. It never contains a password, and
         UnsupportedTypeError
         ValueNotRepresentableError
 
-Exceptions that never reach a user are not in the tree. In this package these are `NoOutputError`, `NotColumnarError`,
-`RefusedError`, `InvalidConstantError` and `InvalidSyntaxError`. `decoding/row_filters/analysis.py` turns the last
-three into errors of row filters.
+A class without a module is in this file. Exceptions that never reach a user are not in the tree. In this package
+these are `NoOutputError`, `NotColumnarError`, `RefusedError`, `InvalidConstantError` and `InvalidSyntaxError`.
+`decoding/row_filters/analysis.py` turns the last three into errors of row filters.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ In: batches of pgoutput's messages (`ENCODED_COLUMNS`), all of one relation vers
 columns). Out: batches of changes in the replica's columns, and counts of changes by their operation before and after
 row filters.
 
-Raises the errors of decoding. If a filter raises an error for a row, raises the error that PostgreSQL would raise.
+Raises the errors of `decode_batch`. If a filter fails for a row, raises the error that PostgreSQL would raise.
 
 PostgreSQL documentation, Row Filters: UPDATE Transformations.
 """

@@ -6,9 +6,8 @@ In: Arrow columns. Out: one byte string per row. The publisher computes the same
 Rows with the same bytes have the same values. The reverse is not always true. These values can be equal, but have
 different bytes: -0.0 and 0.0, several NaNs, and arrays whose elements have another type because of the option `types`.
 
-The bytes of a row are the number of its columns, and for each column the oid of its type, the length of the
-value (-1 for NULL), and the result of the type's send function (record_send() in
-src/backend/utils/adt/rowtypes.c).
+The bytes of a row begin with the number of its columns. For each column follow the oid of its type, the length of the
+value (-1 for NULL), and the result of the type's send function (record_send() in src/backend/utils/adt/rowtypes.c).
 """
 
 from __future__ import annotations
@@ -101,17 +100,17 @@ def row_expression(columns: Iterable[SentColumn]) -> str:
 
 def record_send(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> pa.Array:
     """Return the bytes of each row; `arrays` are the columns of the replica, in the same order as `columns`."""
-    return pc.binary_join_element_wise(*_binary_pieces(arrays, columns), b"")
+    return pc.binary_join_element_wise(*_encode_rows_in_pieces(arrays, columns), b"")
 
 
-def _binary_pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
+def _encode_rows_in_pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
     """Yield binary arrays, whose concatenated values are the rows. Adjacent fields of fixed width form one array."""
     row_count = len(arrays[0])
     fixed_width_fields = [_repeat_integer(len(columns), row_count)]
     for array, column in zip(arrays, columns, strict=True):
-        values = _sent_values(array, column)
+        values = _compute_sent_values(array, column)
         lengths = np.asarray(pc.binary_length(values).fill_null(-1), np.int32)
-        fixed_width_fields += [_repeat_integer(column.oid, row_count), _integer_octets(lengths)]
+        fixed_width_fields += [_repeat_integer(column.oid, row_count), _encode_integers(lengths)]
         if column.arrow_type in _NUMBER_TYPES and not values.null_count:
             width = column.arrow_type.byte_width if column.arrow_type != pa.bool_() else 1
             fixed_width_fields.append(
@@ -129,7 +128,7 @@ def _repeat_integer(number: int, row_count: int) -> ByteMatrix:
     return np.broadcast_to(np.frombuffer(number.to_bytes(4, "big"), np.uint8), (row_count, 4))
 
 
-def _integer_octets(numbers: npt.NDArray[np.int32]) -> ByteMatrix:
+def _encode_integers(numbers: npt.NDArray[np.int32]) -> ByteMatrix:
     return numbers.astype(">i4").view(np.uint8).reshape(len(numbers), 4)
 
 
@@ -139,7 +138,7 @@ def _join_fields(fields: Sequence[ByteMatrix]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(width), row_count, [None, pa.py_buffer(octets)]).cast(pa.binary())
 
 
-def _sent_values(array: pa.Array, column: SentColumn) -> pa.Array:
+def _compute_sent_values(array: pa.Array, column: SentColumn) -> pa.Array:
     """Return what the send function would return for the column's SQL expression; NULL stays NULL."""
     array_type = array.type
     if pa.types.is_list(array_type):

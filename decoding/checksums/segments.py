@@ -1,7 +1,7 @@
 """Divides the rows of a table into segments by their hashes, counts the rows of each segment, and sums up the hashes.
 
-In: the columns of a table, and a seed. Out: SQL with which a publisher computes the hash of each row and the
-checksums of each segment; and the same results for the rows of a replica, which are Arrow columns.
+In: the columns of a table, and a seed. Out: SQL with which a publisher computes the hash of each row, and the checksums
+of each segment (its count and its sum). For the rows of a replica, which are Arrow columns, the module computes the same.
 
 The order of rows does not matter. If a row occurs several times, it counts several times. The low bits of a row's hash
 are the number of its segment. If a row differs between publisher and replica, its two versions are usually in different
@@ -100,7 +100,7 @@ def _split_rows(arrays: Sequence[pa.Array]) -> Iterator[Sequence[pa.Array]]:
         yield [a.slice(first, step) for a in arrays]
 
 
-def segment_numbers(hashes: UnsignedIntegers) -> Numbers:
+def find_segment_numbers(hashes: UnsignedIntegers) -> Numbers:
     """Return the segment number of each row, given the hashes of the rows."""
     return (hashes & np.uint64(_SEGMENT_MASK)).astype(np.int64)
 
@@ -117,7 +117,7 @@ class Checksums:
 
     def add(self, hashes: UnsignedIntegers) -> None:
         """Add rows, given their hashes."""
-        segments = segment_numbers(hashes)
+        segments = find_segment_numbers(hashes)
         self.row_counts[:] += np.bincount(segments, minlength=SEGMENT_COUNT)
         np.add.at(self.hash_sums, segments, hashes)
 
@@ -168,4 +168,6 @@ class SegmentSelection:
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch that are in these segments."""
-        return batch.filter(pa.array(self.is_selected[segment_numbers(self.row_hash.compute_hashes(batch))]))
+        return batch.filter(
+            pa.array(self.is_selected[find_segment_numbers(self.row_hash.compute_hashes(batch))])
+        )

@@ -1,7 +1,7 @@
 """Drives an output plugin with pgoutput's messages: calls the plugin's callbacks and collects their output.
 
-In: the bytes of the messages of one session in order, of any protocol version, from a slot, or from the lake's
-table of a slot's messages (the change log).
+In: the bytes of the messages of one session in order, of any protocol version. The caller read them from a slot, or from
+the change log (the lake's table of a slot's messages).
 Out: the output of the callbacks that `pgsieve.decoding.plugins.interface` lists. The driver calls them like this:
 
 - The callback for a change gets the change's relations as they were last described.

@@ -103,44 +103,44 @@ def _begin(ctx: DecodingContext, txn: Transaction) -> None:
 
 
 def _begin_prepare(ctx: DecodingContext, txn: Transaction) -> None:
-    _write(ctx, "begin_prepare", {**_prepare_fields(txn), "origin": txn.origin})
+    _write(ctx, "begin_prepare", {**_make_prepare_fields(txn), "origin": txn.origin})
 
 
 def _prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
     del prepare_lsn
-    _write(ctx, "prepare", _prepare_fields(txn))
+    _write(ctx, "prepare", _make_prepare_fields(txn))
 
 
 def _stream_prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
     del prepare_lsn
-    _write(ctx, "stream_prepare", _prepare_fields(txn))
+    _write(ctx, "stream_prepare", _make_prepare_fields(txn))
 
 
-def _prepare_fields(txn: Transaction) -> dict[str, Any]:
+def _make_prepare_fields(txn: Transaction) -> dict[str, Any]:
     time = format_timestamptz(txn.prepare_time)
-    return {"xid": txn.xid, "gid": txn.gid, **_lsn_fields(txn), "time": time}
+    return {"xid": txn.xid, "gid": txn.gid, **_make_lsn_fields(txn), "time": time}
 
 
 def _commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
     del commit_lsn
-    _write(ctx, "commit", _commit_fields(txn))
+    _write(ctx, "commit", _make_commit_fields(txn))
 
 
 def _commit_prepared(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
     del commit_lsn
-    _write(ctx, "commit_prepared", {**_commit_fields(txn), "gid": txn.gid})
+    _write(ctx, "commit_prepared", {**_make_commit_fields(txn), "gid": txn.gid})
 
 
 def _stream_commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
     del commit_lsn
-    _write(ctx, "stream_commit", _commit_fields(txn))
+    _write(ctx, "stream_commit", _make_commit_fields(txn))
 
 
-def _commit_fields(txn: Transaction) -> dict[str, Any]:
-    return {"xid": txn.xid, **_lsn_fields(txn), "time": format_timestamptz(txn.commit_time)}
+def _make_commit_fields(txn: Transaction) -> dict[str, Any]:
+    return {"xid": txn.xid, **_make_lsn_fields(txn), "time": format_timestamptz(txn.commit_time)}
 
 
-def _lsn_fields(txn: Transaction) -> dict[str, str]:
+def _make_lsn_fields(txn: Transaction) -> dict[str, str]:
     return {"lsn": format_lsn(txn.final_lsn), "end_lsn": format_lsn(txn.end_lsn)}
 
 

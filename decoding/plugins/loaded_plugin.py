@@ -76,7 +76,7 @@ class LoadedPlugin:
         return filter_by_origin is not None and filter_by_origin(self._context, origin)
 
     def can_decode_prepare(self, xid: int, gid: str) -> bool:
-        """Whether the plugin gets this transaction at PREPARE TRANSACTION; otherwise it gets it at COMMIT PREPARED."""
+        """Whether the plugin gets this transaction at PREPARE TRANSACTION, and not only at COMMIT PREPARED."""
         filter_prepare = self._callbacks.filter_prepare
         return self._context.two_phase and not (
             filter_prepare is not None and filter_prepare(self._context, xid, gid)

@@ -136,13 +136,13 @@ class Pgoutput:
     @staticmethod
     def begin_prepare(ctx: DecodingContext, txn: Transaction) -> None:
         """Write Begin Prepare, even for an empty transaction."""
-        _write_first_message(ctx, txn, BeginPrepare(*_prepare_fields(txn)))
+        _write_first_message(ctx, txn, BeginPrepare(*_list_prepare_fields(txn)))
 
     @staticmethod
     def prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
         """Write Prepare."""
         del prepare_lsn
-        _write(ctx, Prepare(*_prepare_fields(txn)))
+        _write(ctx, Prepare(*_list_prepare_fields(txn)))
 
     @staticmethod
     def commit_prepared(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
@@ -261,7 +261,7 @@ class Pgoutput:
         """Write Stream Prepare."""
         del prepare_lsn
         self._stream_descriptions.pop(txn.xid, None)
-        _write(ctx, StreamPrepare(*_prepare_fields(txn)))
+        _write(ctx, StreamPrepare(*_list_prepare_fields(txn)))
 
 
 def _make_description_messages(
@@ -286,7 +286,7 @@ def _write(ctx: DecodingContext, message: Message, *, last: bool = True) -> None
     ctx.write(last=last)
 
 
-def _prepare_fields(txn: Transaction) -> tuple[int, int, int, int, str]:
+def _list_prepare_fields(txn: Transaction) -> tuple[int, int, int, int, str]:
     return txn.final_lsn, txn.end_lsn, txn.prepare_time, txn.xid, txn.gid
 
 

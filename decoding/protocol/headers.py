@@ -31,16 +31,16 @@ _BEGIN_BYTES, _COMMIT_BYTES, _MIN_RELATION_BYTES = 21, 26, 5
 _MIN_MESSAGE_BYTES = 15
 
 
-def _lookup_table(letters: bytes) -> npt.NDArray[np.bool_]:
+def _make_lookup_table(letters: bytes) -> npt.NDArray[np.bool_]:
     table = np.zeros(256, np.bool_)
     table[np.frombuffer(letters, np.uint8)] = True
     return table
 
 
-_IS_KNOWN = _lookup_table(b"BCORYIUDTM")
-_HAS_RELATION = _lookup_table(b"RIUD")
-_IS_ROW_CHANGE = _lookup_table(b"IUD")
-_IS_CHANGE = _lookup_table(b"IUDTM")
+_IS_KNOWN = _make_lookup_table(b"BCORYIUDTM")
+_HAS_RELATION = _make_lookup_table(b"RIUD")
+_IS_ROW_CHANGE = _make_lookup_table(b"IUD")
+_IS_CHANGE = _make_lookup_table(b"IUDTM")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Stores the Relation and Type messages of a session.
 
-In: Relation and Type messages, and later the id of a relation. Out: the relation's last Relation message, with the
-names of its columns' types. Raises ProtocolError for a relation without a Relation message, and for a type whose name
-is unknown.
+In: Relation and Type messages, and the id of the relation that a caller asks for. Out: this relation's last Relation
+message, with the names of its columns' types. Raises ProtocolError for a relation without a Relation message, and for
+a type whose name is unknown.
 
 Until a streamed transaction commits, the messages in it are valid only for this transaction. If the transaction
 aborts, they are dropped.

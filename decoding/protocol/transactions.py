@@ -131,7 +131,7 @@ class TransactionAssembler:
 
         `messages` is the result of `read_prepared_messages` in the earlier session.
         """
-        transaction = self._new_transaction()
+        transaction = self._make_transaction()
         for batch in messages:
             self._spool.append(transaction.spool_id, batch)
         self._keep_prepared(prepare, transaction)
@@ -213,13 +213,13 @@ class TransactionAssembler:
                 # pgsieve reads the spooled messages apart from the messages before and after them. So each of
                 # these parts needs its own descriptions.
                 self._descriptions.begin_slice()
-                self._transaction_in_preparation = message, self._new_transaction()
+                self._transaction_in_preparation = message, self._make_transaction()
             case Prepare():
                 # The server sends no Begin Prepare for some transactions that changed nothing, for example one that
                 # rolled back to a savepoint.
                 begin_message, transaction = self._transaction_in_preparation or (
                     message,
-                    self._new_transaction(),
+                    self._make_transaction(),
                 )
                 if (begin_message.xid, begin_message.gid) != (message.xid, message.gid):
                     _fail(message, "of another transaction than its Begin Prepare")
@@ -243,7 +243,7 @@ class TransactionAssembler:
             case _:  # pragma: no branch - assemble passes only the kinds above
                 _fail(message, "here")
 
-    def _new_transaction(self) -> _SpooledTransaction:
+    def _make_transaction(self) -> _SpooledTransaction:
         self._last_spool_id += 1
         return _SpooledTransaction(self._last_spool_id)
 
@@ -251,7 +251,7 @@ class TransactionAssembler:
         if message.first_segment:
             if message.xid in self._transaction_by_stream_xid:
                 _fail(message, "of a transaction that is streamed already")
-            self._transaction_by_stream_xid[message.xid] = self._new_transaction()
+            self._transaction_by_stream_xid[message.xid] = self._make_transaction()
         elif message.xid not in self._transaction_by_stream_xid:
             _fail(message, "of a transaction whose first block was never received")
         self._block_xid = message.xid
@@ -297,17 +297,17 @@ class TransactionAssembler:
         """Copy a transaction of the spool without its aborted subtransactions, and drop the original."""
         if not transaction.aborted_xids:
             return transaction
-        compacted_transaction = self._new_transaction()
+        compacted_transaction = self._make_transaction()
         compacted_transaction.xid_and_description_by_relation = {
             relation_id: (0, description)
             for relation_id, description in transaction.valid_descriptions.items()
         }
-        for batch in self._remaining_messages(transaction):
+        for batch in self._read_remaining_messages(transaction):
             self._spool.append(compacted_transaction.spool_id, batch)
         self._spool.drop(transaction.spool_id)
         return compacted_transaction
 
-    def _remaining_messages(self, transaction: _SpooledTransaction) -> Iterator[pa.RecordBatch]:
+    def _read_remaining_messages(self, transaction: _SpooledTransaction) -> Iterator[pa.RecordBatch]:
         aborted_xids = pa.array(sorted(transaction.aborted_xids), pa.int64())
         for batch in self._spool.read(transaction.spool_id):
             remaining_messages = batch.filter(pc.invert(pc.is_in(batch.column("xid"), aborted_xids)))
@@ -317,7 +317,7 @@ class TransactionAssembler:
     def _replay(self, transaction: _SpooledTransaction, begin: Begin, end_lsn: int) -> Iterator[pa.Array]:
         """Yield the messages of a committed transaction, between Begin and Commit; nothing if it has no messages."""
         has_begun = False
-        for batch in self._remaining_messages(transaction):
+        for batch in self._read_remaining_messages(transaction):
             if not has_begun:
                 yield _to_array(encode(begin))
                 has_begun = True

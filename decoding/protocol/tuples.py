@@ -106,7 +106,10 @@ def decode_changes(
     octets, count, column_count = Octets(data), len(data), len(columns.names)
     operations, marks = _read_headers(octets, column_count)
     is_old = (marks == _OLD_KEY) | (marks == _OLD_ROW)
-    old_indexes, new_indexes = _column_indexes(columns, old_columns), _column_indexes(columns, new_columns)
+    old_indexes, new_indexes = (
+        _find_column_indexes(columns, old_columns),
+        _find_column_indexes(columns, new_columns),
+    )
     positions = octets.starts + _HEADER_BYTES
     old_cells: list[_Cells] = []
     if is_old.any():
@@ -177,7 +180,7 @@ def _require(condition: bool | np.bool_, failure: str) -> None:
         raise ProtocolError(f"a message {failure}", sqlstate="08P01")
 
 
-def _column_indexes(columns: RelationColumns, names: Collection[str] | None) -> list[int]:
+def _find_column_indexes(columns: RelationColumns, names: Collection[str] | None) -> list[int]:
     """Return the indexes of the columns with these names, or of all columns if `names` is None."""
     return [index for index, name in enumerate(columns.names) if names is None or name in names]
 

@@ -325,9 +325,8 @@ def find_published_relation(
 
     Returns None if they send nothing. The publications can name different relations for the changes: the table
     itself or one of its ancestors. The topmost of these relations is sent. All publications contribute
-    their operations, but only those that name this relation contribute row filters and column lists
-    (get_rel_sync_entry()). Raises PublicationError if the column lists or the publish_generated_columns of the latter
-    differ.
+    their operations. Only those that name this relation contribute row filters and column lists (get_rel_sync_entry()).
+    Raises PublicationError if these differ in their column lists or in publish_generated_columns.
     """
     # Each publication, with the relation that it names in messages about the table, and the level of this relation.
     publications_and_relations = [
@@ -400,9 +399,9 @@ class ReplicatedTable:
           foreign. Such a key is unique in the whole tree, because equal keys are in the same leaf.
         - Otherwise the root's key.
 
-        If neither updates nor deletes are published, the key is always the root's key, because no old row is sent. If
-        the root has no key, a shared key would be wrong: a row that is deleted at the publisher stays in the replica,
-        and a later insert can repeat its key. If a column of the key is not published, there is no key.
+        If neither updates nor deletes are published, the key is always the root's key, because no old row is sent. A
+        row that is deleted at the publisher then stays in the replica, and a later insert can repeat the key that the
+        leaves share. If a column of the key is not published, there is no key.
         """
         root_key = self.table.key
         has_root_key = root_key and all(
@@ -465,19 +464,21 @@ def find_replicated_tables(
             row_filters=_find_distinct_filters(p.find_row_filter(table) for p in table_publications),
             publications=tuple(p.name for p in table_publications),
             operations=frozenset().union(*(p.operations for p in table_publications)),
-            leaves=(leaves := _tables_by_oid(table.leaves, catalog)),
-            partition_key_columns=_partition_key_columns(table, leaves, catalog),
+            leaves=(leaves := _find_tables_by_oid(table.leaves, catalog)),
+            partition_key_columns=_find_partition_key_columns(table, leaves, catalog),
         )
     return replicated_table_by_name
 
 
-def _tables_by_oid(oids: Iterable[int], catalog: Catalog) -> tuple[Table, ...]:
+def _find_tables_by_oid(oids: Iterable[int], catalog: Catalog) -> tuple[Table, ...]:
     return tuple(catalog.tables[oid] for oid in oids if oid in catalog.tables)
 
 
-def _partition_key_columns(root: Table, leaves: Iterable[Table], catalog: Catalog) -> frozenset[str]:
+def _find_partition_key_columns(root: Table, leaves: Iterable[Table], catalog: Catalog) -> frozenset[str]:
     """The columns in the partition keys of the root and of all partitioned tables between the root and its leaves."""
     partitioned_oids = {oid for leaf in leaves for oid in leaf.ancestors} - {*root.ancestors}
     return frozenset(
-        column for table in _tables_by_oid(partitioned_oids, catalog) for column in table.partition_columns
+        column
+        for table in _find_tables_by_oid(partitioned_oids, catalog)
+        for column in table.partition_columns
     )

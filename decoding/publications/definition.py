@@ -68,14 +68,14 @@ class DefinedPublication:
         """
         for error in self.list_errors(catalog, lambda _table, _where: None):
             raise error
-        entries: dict[int, PublicationTable] = {}
+        table_by_oid: dict[int, PublicationTable] = {}
         for entry, table in self._list_entries(catalog):
             columns = None if entry.columns is None else frozenset(entry.columns)
-            entries.setdefault(table.oid, PublicationTable(table.oid, entry.where, columns))
+            table_by_oid.setdefault(table.oid, PublicationTable(table.oid, entry.where, columns))
         return Publication(
             name=self.name,
             operations=self.operations,
-            tables=tuple(entries.values()),
+            tables=tuple(table_by_oid.values()),
             via_root=self.via_root,
             generated_columns=self.generated_columns,
             all_tables=self.all_tables,

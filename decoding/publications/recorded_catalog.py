@@ -1,8 +1,9 @@
 """Converts a catalog to JSON, and JSON to a catalog.
 
-pgsieve records this JSON in the lake, together with the LSN from which it is valid. Later changes are decoded and
-filtered by the recorded catalog, because the publisher's catalog may have changed meanwhile. The JSON contains only the
-publications that the caller names, the tables that they publish, and the partition trees of these tables.
+pgsieve records this JSON in the lake, together with the LSN from which it is valid. Changes from this LSN on are
+decoded and filtered by the recorded catalog, because the publisher's catalog may be newer than the changes. The JSON
+contains only the publications that the caller names, the tables that they publish, and the partition trees of these
+tables.
 """
 
 from __future__ import annotations

@@ -44,11 +44,11 @@ def find_publisher_errors(
     With publish_via_partition_root, the server compares the root's filter and column list with the names of
     the leaf's identity columns.
     """
-    target = find_publish_as_relation(publication, table, catalog)
+    relation_and_level = find_publish_as_relation(publication, table, catalog)
     operations = [o for o in _COMMAND_AND_ACTIVITY_BY_OPERATION if o in publication.operations]
-    if target is None or not operations:
+    if relation_and_level is None or not operations:
         return
-    problem = _find_coverage_problem(table, target[0], publication, catalog.server_version)
+    problem = _find_coverage_problem(table, relation_and_level[0], publication, catalog.server_version)
     for operation in operations:
         command, activity = _COMMAND_AND_ACTIVITY_BY_OPERATION[operation]
         if problem is not None:

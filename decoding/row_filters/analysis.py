@@ -1,9 +1,11 @@
 """Parses the text of a publication's WHERE clause into a typed tree.
 
 In: an expression as `pg_get_expr(prqual, prrelid)` prints it or as a user types it, and the relation's
-columns. Out: a `RowFilter` with its tree (`pgsieve.decoding.row_filters.nodes`). Raises
-UnsupportedFilterError if pgsieve cannot evaluate the filter exactly as PostgreSQL does, RowFilterSyntaxError
-if PostgreSQL rejects the filter, too, and UndefinedColumnError if the relation lacks a column of the filter.
+columns. Out: a `RowFilter` with its tree (`pgsieve.decoding.row_filters.nodes`). Raises:
+
+- UnsupportedFilterError if pgsieve cannot evaluate the filter exactly as PostgreSQL does
+- RowFilterSyntaxError if PostgreSQL rejects the filter, too
+- UndefinedColumnError if the relation lacks a column of the filter
 
 PostgreSQL documentation: Row Filters, Operator Precedence, Subquery Expressions, Row and Array Comparisons.
 """
@@ -136,10 +138,10 @@ class _Analysis:
 
     # The parts of a tree.
 
-    def _left_operand(self, parent: exp.Expr) -> exp.Expr:
+    def _unwrap_left_operand(self, parent: exp.Expr) -> exp.Expr:
         return grammar.unwrap_operand(parent, parent.this)
 
-    def _right_operand(self, parent: exp.Expr) -> exp.Expr:
+    def _unwrap_right_operand(self, parent: exp.Expr) -> exp.Expr:
         return grammar.unwrap_operand(parent, parent.expression, is_right=True)
 
     def _analyse_condition(self, part: exp.Expr) -> Node:
@@ -167,7 +169,7 @@ class _Analysis:
     def _analyse_parts(self, parts: Sequence[exp.Expr]) -> list[Node]:
         return [self._analyse_part(part) for part in parts]
 
-    def _row_fields(self, part: exp.Expr) -> _Row | None:
+    def _analyse_row_fields(self, part: exp.Expr) -> _Row | None:
         """Return the fields of ROW(a, b) or (a, b); None if the part is not a row constructor."""
         part = grammar.strip_parentheses(part)
         is_row = isinstance(part, exp.Tuple) or (
@@ -234,7 +236,7 @@ class _Analysis:
         return type_rules.make_cast(self._analyse_part(part.this), type_oid, modifier)
 
     def analyse_collate(self, part: exp.Collate) -> Node:
-        operand = type_rules.resolve_unknown_as_text(self._analyse_part(self._left_operand(part)))
+        operand = type_rules.resolve_unknown_as_text(self._analyse_part(self._unwrap_left_operand(part)))
         if operand.type_oid not in STRINGS:
             self._refuse(part, "its type does not support collations")
         identifier = part.expression
@@ -249,16 +251,16 @@ class _Analysis:
 
     def analyse_logical(self, connective: Literal["AND", "OR"], part: exp.Expr) -> Node:
         operands = [
-            self._analyse_condition(self._left_operand(part)),
-            self._analyse_condition(self._right_operand(part)),
+            self._analyse_condition(self._unwrap_left_operand(part)),
+            self._analyse_condition(self._unwrap_right_operand(part)),
         ]
         return functions.make_logical(connective, operands)
 
     def analyse_negation(self, part: exp.Not) -> Node:
-        return Not(self._analyse_condition(self._left_operand(part)))
+        return Not(self._analyse_condition(self._unwrap_left_operand(part)))
 
     def analyse_is(self, part: exp.Is) -> Node:
-        operand, test = self._left_operand(part), part.expression
+        operand, test = self._unwrap_left_operand(part), part.expression
         if isinstance(test, exp.Boolean):
             result: Node = IsTruth(self._analyse_condition(operand), bool(test.this))
         elif isinstance(test, exp.Null) and grammar.is_unknown(test):
@@ -272,7 +274,7 @@ class _Analysis:
     def _analyse_null_test(self, operand: exp.Expr, *, is_negated: bool) -> Node:
         # A row IS NULL if all its fields are NULL, and IS NOT NULL if none is (PostgreSQL documentation,
         # Comparison Functions and Operators).
-        row = self._row_fields(operand)
+        row = self._analyse_row_fields(operand)
         fields = (self._analyse_part(operand),) if row is None else row
         tests = [IsNull(type_rules.resolve_unknown_as_text(field)) for field in fields]
         return functions.make_logical("AND", [Not(test) if is_negated else test for test in tests])
@@ -282,17 +284,19 @@ class _Analysis:
         quantified_operand = grammar.find_quantified_operand(part.expression)
         if quantified_operand is not None:
             return self._compare_each_element(
-                self._left_operand(part), *quantified_operand, partial(type_rules.make_comparison, operator)
+                self._unwrap_left_operand(part),
+                *quantified_operand,
+                partial(type_rules.make_comparison, operator),
             )
-        left, right = self._left_operand(part), self._right_operand(part)
-        rows = self._row_pair(part, left, right)
+        left, right = self._unwrap_left_operand(part), self._unwrap_right_operand(part)
+        rows = self._analyse_row_pair(part, left, right)
         if rows is None:
             return type_rules.make_comparison(operator, self._analyse_part(left), self._analyse_part(right))
         return functions.compare_rows(operator, *rows, self._major_version)
 
-    def _row_pair(self, part: exp.Expr, left: exp.Expr, right: exp.Expr) -> tuple[_Row, _Row] | None:
+    def _analyse_row_pair(self, part: exp.Expr, left: exp.Expr, right: exp.Expr) -> tuple[_Row, _Row] | None:
         """Return the fields of both sides, or None if neither side is a row."""
-        rows = self._row_fields(left), self._row_fields(right)
+        rows = self._analyse_row_fields(left), self._analyse_row_fields(right)
         if rows[0] is None and rows[1] is None:
             return None
         if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]) or not rows[0]:
@@ -300,8 +304,8 @@ class _Analysis:
         return rows[0], rows[1]
 
     def analyse_distinct(self, part: exp.Expr) -> Node:
-        left, right = self._left_operand(part), self._right_operand(part)
-        rows = self._row_pair(part, left, right) or (
+        left, right = self._unwrap_left_operand(part), self._unwrap_right_operand(part)
+        rows = self._analyse_row_pair(part, left, right) or (
             (self._analyse_part(left),),
             (self._analyse_part(right),),
         )
@@ -312,7 +316,7 @@ class _Analysis:
 
     def analyse_between(self, part: exp.Between) -> Node:
         compare = type_rules.make_comparison
-        value = self._analyse_part(self._left_operand(part))
+        value = self._analyse_part(self._unwrap_left_operand(part))
         lower_bound, upper_bound = (
             self._analyse_part(grammar.unwrap_operand(part, part.args[end], is_right=True))
             for end in ("low", "high")
@@ -328,12 +332,12 @@ class _Analysis:
         return functions.make_logical("OR", [range_test, swapped_range_test])
 
     def analyse_in(self, part: exp.In) -> Node:
-        left, items = self._left_operand(part), part.expressions
+        left, items = self._unwrap_left_operand(part), part.expressions
         if not items:
             self._refuse(part, "only a list of values is supported, no subquery")
-        row = self._row_fields(left)
+        row = self._analyse_row_fields(left)
         if row is not None:
-            pairs = (self._row_pair(item, left, item) for item in items)
+            pairs = (self._analyse_row_pair(item, left, item) for item in items)
             equalities = [
                 functions.compare_rows("=", *pair, self._major_version) for pair in pairs if pair is not None
             ]
@@ -402,22 +406,22 @@ class _Analysis:
 
     def analyse_arithmetic(self, part: exp.Expr) -> Node:
         left, right = (
-            self._analyse_part(self._left_operand(part)),
-            self._analyse_part(self._right_operand(part)),
+            self._analyse_part(self._unwrap_left_operand(part)),
+            self._analyse_part(self._unwrap_right_operand(part)),
         )
         return functions.make_operation(operators.ARITHMETIC[type(part)], left, right)
 
     def analyse_operator(self, part: exp.Expr) -> Node:
-        operands = self._analyse_parts((self._left_operand(part), self._right_operand(part)))
+        operands = self._analyse_parts((self._unwrap_left_operand(part), self._unwrap_right_operand(part)))
         return functions.make_function_node(operators.OPERATORS[type(part)], operands)
 
     def analyse_prefix_operator(self, part: exp.Expr) -> Node:
         return functions.make_builtin_call(
-            operators.PREFIX_OPERATORS[type(part)], [self._analyse_part(self._left_operand(part))]
+            operators.PREFIX_OPERATORS[type(part)], [self._analyse_part(self._unwrap_left_operand(part))]
         )
 
     def analyse_minus(self, part: exp.Neg) -> Node:
-        operand = self._left_operand(part)
+        operand = self._unwrap_left_operand(part)
         if isinstance(operand, exp.Literal) and not operand.is_string:
             # The sign is part of the number, as in PostgreSQL's grammar. Otherwise a filter could not contain the
             # least integer.
@@ -429,15 +433,15 @@ class _Analysis:
     def analyse_like(self, part: exp.Expr, escape: str = "\\") -> Node:
         right, case_mappings = part.expression, self._case_mappings if isinstance(part, exp.ILike) else None
         if grammar.find_quantified_operand(right) is None:
-            right = self._right_operand(part)
+            right = self._unwrap_right_operand(part)
         if grammar.is_call(right, "like_escape", 2):
-            right, escape = right.expressions[0], self._text_constant(right.expressions[1])
+            right, escape = right.expressions[0], self._analyse_text_constant(right.expressions[1])
         return self._analyse_pattern_match(
             part, right, partial(patterns.make_like, escape=escape, case_mappings=case_mappings)
         )
 
     def analyse_escape(self, part: exp.Escape) -> Node:
-        escape = self._text_constant(part.expression)
+        escape = self._analyse_text_constant(part.expression)
         if isinstance(part.this, exp.SimilarTo):
             return self.analyse_similar(part.this, escape)
         if not isinstance(part.this, exp.Like | exp.ILike):
@@ -448,21 +452,24 @@ class _Analysis:
         case_mappings = self._case_mappings if isinstance(part, exp.RegexpILike) else None
         right = part.expression
         if grammar.find_quantified_operand(right) is None:
-            right = self._right_operand(part)
+            right = self._unwrap_right_operand(part)
         if grammar.is_call(right, "similar_to_escape", 1, 2):
-            pattern, *escapes = (self._text_constant(argument) for argument in right.expressions)
+            pattern, *escapes = (self._analyse_text_constant(argument) for argument in right.expressions)
             converted_pattern = filter_regex.similar_to_escape(pattern, escapes[0] if escapes else "\\")
             return patterns.make_regex(
-                self._analyse_part(self._left_operand(part)), Constant(converted_pattern, type_oid=TEXT)
+                self._analyse_part(self._unwrap_left_operand(part)),
+                Constant(converted_pattern, type_oid=TEXT),
             )
         return self._analyse_pattern_match(
             part, right, partial(patterns.make_regex, case_mappings=case_mappings)
         )
 
     def analyse_similar(self, part: exp.SimilarTo, escape: str = "\\") -> Node:
-        pattern = filter_regex.similar_to_escape(self._text_constant(self._right_operand(part)), escape)
+        pattern = filter_regex.similar_to_escape(
+            self._analyse_text_constant(self._unwrap_right_operand(part)), escape
+        )
         return patterns.make_regex(
-            self._analyse_part(self._left_operand(part)), Constant(pattern, type_oid=TEXT)
+            self._analyse_part(self._unwrap_left_operand(part)), Constant(pattern, type_oid=TEXT)
         )
 
     def _analyse_pattern_match(
@@ -474,14 +481,16 @@ class _Analysis:
         )
         if quantified_operand is None:
             comparison_node = compare(
-                self._analyse_part(self._left_operand(part)), self._analyse_part(pattern)
+                self._analyse_part(self._unwrap_left_operand(part)), self._analyse_part(pattern)
             )
             return Not(comparison_node) if is_negated else comparison_node
         # `x !~~ ANY (array)` is not the negation of `x ~~ ANY (array)`, so each comparison is negated by itself.
         compare_element = (lambda left, right: Not(compare(left, right))) if is_negated else compare
-        return self._compare_each_element(self._left_operand(part), *quantified_operand, compare_element)
+        return self._compare_each_element(
+            self._unwrap_left_operand(part), *quantified_operand, compare_element
+        )
 
-    def _text_constant(self, part: exp.Expr) -> str:
+    def _analyse_text_constant(self, part: exp.Expr) -> str:
         node = self._analyse_part(part)
         if not isinstance(node, Constant) or not isinstance(node.value, str):
             self._refuse(part, "only a constant is supported here")

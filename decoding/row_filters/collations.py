@@ -87,7 +87,9 @@ def _find_strongest_collations(nodes: Sequence[Node]) -> tuple[_Strength, frozen
 
 def element_collation(array: Node) -> str:
     """Return the name of the collation of an array's elements; '' for the default collation."""
-    return "" if _find_strongest_collations((array,))[0] == _Strength.DEFAULT else collation_name((array,))
+    return (
+        "" if _find_strongest_collations((array,))[0] == _Strength.DEFAULT else find_collation_name((array,))
+    )
 
 
 def _is_collatable(node: Node) -> bool:
@@ -99,14 +101,14 @@ def require_collation(nodes: Sequence[Node], *, needs_order: bool) -> None:
 
     With `needs_order`, also raise RefusedError for a collation that does not order strings by their bytes.
     """
-    name = collation_name(nodes)
+    name = find_collation_name(nodes)
     if needs_order and name not in _BYTE_ORDER_COLLATIONS:
         raise RefusedError(f"it depends on the collation {name}, and pgsieve orders text by bytes")
     if not _DETERMINISTIC_COLLATIONS.fullmatch(name):
         raise RefusedError(f"the collation {name} may treat different strings as equal")
 
 
-def collation_name(nodes: Sequence[Node]) -> str:
+def find_collation_name(nodes: Sequence[Node]) -> str:
     """Return the name of the collation that PostgreSQL uses for these strings.
 
     Raises RefusedError if their collations conflict.
@@ -124,7 +126,7 @@ def has_ascii_letters(nodes: Sequence[Node]) -> bool:
 
 def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappingFinder) -> CaseMapping:
     """Return the case mapping of the collation of these strings; raises RefusedError if it has no mapping."""
-    name = collation_name(nodes)
+    name = find_collation_name(nodes)
     mapping = mappings(name, function)
     if mapping is None or mapping.refusal:
         reason = f", and {mapping.refusal}" if mapping is not None else ""

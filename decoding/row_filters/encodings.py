@@ -109,9 +109,9 @@ def require_same_result(tree: Node, encoding: str) -> None:
     if encoding == UTF8:
         return
     traits = ENCODINGS.get(encoding, _UNKNOWN_ENCODING)
-    for construct in (_find_dependent_construct(node, traits) for node in _all_nodes(tree)):
+    for construct in (_find_dependent_construct(node, traits) for node in _iterate_nodes(tree)):
         if construct is not None:
-            raise _encoding_error(construct, encoding)
+            raise _make_encoding_error(construct, encoding)
 
 
 def require_characters(encoding: str) -> None:
@@ -120,17 +120,17 @@ def require_characters(encoding: str) -> None:
     The caller is about to shorten a text to a number of characters.
     """
     if not ENCODINGS.get(encoding, _UNKNOWN_ENCODING).has_same_characters:
-        raise _encoding_error("its length", encoding)
+        raise _make_encoding_error("its length", encoding)
 
 
-def _encoding_error(construct: str, encoding: str) -> RefusedError:
+def _make_encoding_error(construct: str, encoding: str) -> RefusedError:
     return RefusedError(f"{construct} depends on the database's encoding, which is {encoding}, not {UTF8}")
 
 
-def _all_nodes(node: Node) -> Iterator[Node]:
+def _iterate_nodes(node: Node) -> Iterator[Node]:
     yield node
     for child in children(node):
-        yield from _all_nodes(child)
+        yield from _iterate_nodes(child)
 
 
 def _find_dependent_construct(node: Node, traits: Encoding) -> str | None:

@@ -181,6 +181,7 @@ _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     exp.Collate: (12, 12, 13),
     exp.Neg: (13, 13, 13),
 }
+#: The same numbers for an expression that is not an operator.
 _PRIMARY_PRECEDENCE = (15, 0, 0)
 
 _ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}

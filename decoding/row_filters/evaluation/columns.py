@@ -118,7 +118,7 @@ def _compile(node: Node) -> ColumnFunction:
         case nodes.IsNull(operand=operand):
             return _compose(pc.is_null, _compile(operand))
         case nodes.Like(operand=operand, pattern=pattern):
-            return _compose(_like_matcher(pattern), _compile_text(operand))
+            return _compose(_make_like_matcher(pattern), _compile_text(operand))
         case nodes.Regex(operand=operand, pattern=pattern):
             return _compose(lambda text: pc.match_substring_regex(text, pattern), _compile_text(operand))
         case nodes.IsTruth(operand=operand, truth=truth):
@@ -127,7 +127,7 @@ def _compile(node: Node) -> ColumnFunction:
             raise NotColumnarError
 
 
-def _like_matcher(pattern: str) -> Callable[[Values], Values]:
+def _make_like_matcher(pattern: str) -> Callable[[Values], Values]:
     """Return a function that matches a LIKE pattern.
 
     A pattern with a backslash becomes a regular expression. Arrow's own LIKE would be wrong for it: in patterns of
@@ -146,7 +146,7 @@ def _compose(function: Callable[..., Values], *operands: ColumnFunction) -> Colu
 # --- values --------------------------------------------------------------------------------
 
 
-def _arrow_type(node: Node) -> pa.DataType:
+def _find_arrow_type(node: Node) -> pa.DataType:
     """Return the Arrow type in which the values of an expression are computed."""
     if node.type_oid == nodes.NUMERIC and node.digits is not None:
         return pa.decimal128(node.digits.precision, node.digits.scale)
@@ -156,7 +156,7 @@ def _arrow_type(node: Node) -> pa.DataType:
 
 
 def _compile_column(node: nodes.ColumnValue) -> ColumnFunction:
-    name, arrow_type = node.name, _arrow_type(node)
+    name, arrow_type = node.name, _find_arrow_type(node)
     if node.type_oid == nodes.BPCHAR:  # Comparisons ignore the padding.
         return lambda batch: pc.utf8_rtrim(batch.column(name), characters=" ")
     return lambda batch: batch.column(name).cast(arrow_type)
@@ -169,13 +169,13 @@ def _compile_constant(node: nodes.Constant) -> ColumnFunction:
 
 def _make_scalar(node: nodes.Constant) -> pa.Scalar:
     value = to_python_value(node.value)
-    arrow_type = _arrow_type(node) if node.type_oid != nodes.NUMERIC else _decimal_type(value)
+    arrow_type = _find_arrow_type(node) if node.type_oid != nodes.NUMERIC else _find_decimal_type(value)
     if node.type_oid == nodes.BPCHAR and value is not None:
         value = value.rstrip(" ")
     return pa.scalar(_INFINITIES.get(node.type_oid, {}).get(value, value), arrow_type)
 
 
-def _decimal_type(value: Decimal | None) -> pa.DataType:
+def _find_decimal_type(value: Decimal | None) -> pa.DataType:
     """Return the smallest decimal type that can hold a value; raises NotColumnarError if none can."""
     if value is None:
         return pa.decimal128(1, 0)
@@ -248,7 +248,7 @@ def _compile_sides(left: Node, right: Node) -> tuple[ColumnFunction, ColumnFunct
     if left.type_oid != nodes.NUMERIC:
         return _compile(left), _compile(right)
     decimal_types = [
-        _decimal_type(to_python_value(s.value)) if isinstance(s, nodes.Constant) else _arrow_type(s)
+        _find_decimal_type(to_python_value(s.value)) if isinstance(s, nodes.Constant) else _find_arrow_type(s)
         for s in (left, right)
     ]
     scale = max(decimal_type.scale for decimal_type in decimal_types)
@@ -295,7 +295,7 @@ def _compile_membership(node: nodes.Logical) -> list[ColumnFunction] | None:
             return None
         constants.append(operand.right)
     scalars = [scalar for scalar in map(_make_scalar, constants) if scalar.is_valid]
-    members = pa.array(scalars, _arrow_type(subject))
+    members = pa.array(scalars, _find_arrow_type(subject))
     has_null = len(scalars) < len(constants)
 
     def find_membership(value: Values) -> Values:

@@ -42,7 +42,7 @@ class Program:
     """A compiled tree.
 
     `columns` maps each column that the tree reads to the oid of its type. `evaluate` takes a list: the values of
-    these columns, then the items of `scratch_values`. It overwrites the latter with intermediate values.
+    these columns, then the items of `scratch_values`. It overwrites these items with intermediate values.
     """
 
     columns: dict[str, int]
@@ -58,7 +58,7 @@ class Program:
 
 def compile_tree(tree: Node) -> Program:
     """Compile a tree; raises RecursionError if it is nested too deeply."""
-    compiler = _Compiler(_TreeParts(tree))
+    compiler = _Compiler(_TreeFacts(tree))
     evaluate = compiler.compile(tree)
     return Program(compiler.columns, (_NOT_COMPUTED,) * compiler.scratch_size, evaluate)
 
@@ -67,7 +67,7 @@ _LEAVES: Final = (nodes.ColumnValue, nodes.Constant, nodes.Element)
 _NOT_COMPUTED: Final = object()
 
 
-class _TreeParts:
+class _TreeFacts:
     """What the compiler needs to know of a tree.
 
     - `columns` maps each column that the tree reads to the oid of its type.
@@ -116,11 +116,11 @@ _CONVERSIONS: Final = MappingProxyType(
 class _Compiler:
     """Compiles nodes into functions of a row."""
 
-    def __init__(self, parts: _TreeParts) -> None:
-        self.columns = parts.columns
+    def __init__(self, facts: _TreeFacts) -> None:
+        self.columns = facts.columns
         self.scratch_size = 0
-        self._shared_ids = parts.shared_ids
-        self._index_by_column = {name: index for index, name in enumerate(parts.columns)}
+        self._shared_ids = facts.shared_ids
+        self._index_by_column = {name: index for index, name in enumerate(facts.columns)}
         #: The functions by the id of the node. The key is not the node itself, because 1.5 and 1.50 are equal nodes
         #: with different display scales.
         self._function_by_node_id: dict[int, RowFunction] = {}
@@ -144,49 +144,53 @@ class _Compiler:
             case nodes.Element():
                 return itemgetter(self._index_by_element_id[id(node)])
             case nodes.Constant(value=value):
-                return _constant_function(to_python_value(value))
+                return _make_constant_function(to_python_value(value))
             case nodes.Array(elements=elements):
-                return _array_function(self._compile_all(elements))
+                return _make_array_function(self._compile_all(elements))
             case nodes.Cast():
                 return self._compile_cast(node)
             case nodes.Collate(operand=operand):
                 return self.compile(operand)
             case nodes.Comparison(operator=operator, left=left, right=right):
-                return _strict_function(_COMPARISONS[operator], self._compile_sides(left, right))
+                return _make_strict_function(_COMPARISONS[operator], self._compile_sides(left, right))
             case nodes.NotDistinct(left=left, right=right):
-                return _not_distinct_function(*self._compile_sides(left, right))
+                return _make_not_distinct_function(*self._compile_sides(left, right))
             case nodes.Logical():
                 return self._compile_logical(node)
             case nodes.Not(operand=operand):
-                return _strict_function(not_, [self.compile(operand)])
+                return _make_strict_function(not_, [self.compile(operand)])
             case nodes.IsNull(operand=operand):
-                return _null_test_function(self.compile(operand))
+                return _make_null_test_function(self.compile(operand))
             case nodes.IsTruth(operand=operand, truth=truth):
-                return _truth_test_function(self.compile(operand), truth)
+                return _make_truth_test_function(self.compile(operand), truth)
             case nodes.Like(operand=operand, pattern=pattern):
-                return _strict_function(strings.like_matcher(pattern), [self.compile(operand)])
+                return _make_strict_function(strings.like_matcher(pattern), [self.compile(operand)])
             case nodes.Regex(operand=operand, pattern=pattern):
-                return _strict_function(strings.regex_matcher(pattern), [self.compile(operand)])
+                return _make_strict_function(strings.regex_matcher(pattern), [self.compile(operand)])
             case nodes.Arithmetic(operator=operator, left=left, right=right):
-                return _strict_function(
+                return _make_strict_function(
                     numbers.arithmetic_function(operator, node.type_oid), self._compile_all((left, right))
                 )
             case nodes.FunctionCall():
                 return self._compile_call(node)
             case nodes.CaseChange(operand=operand, mapping=mapping):
-                return _strict_function(partial(mapping.change, node.function), [self.compile(operand)])
+                return _make_strict_function(partial(mapping.change, node.function), [self.compile(operand)])
             case nodes.EachElement():
                 return self._compile_each_element(node)
             case nodes.Coalesce(operands=operands):
-                return _coalesce_function(self._compile_all(operands))
+                return _make_coalesce_function(self._compile_all(operands))
             case nodes.Extreme(operands=operands):
                 choose = max if node.function == "GREATEST" else min
-                return _extreme_function(choose, self._compile_all(operands), rank_function(node.type_oid))
+                return _make_extreme_function(
+                    choose, self._compile_all(operands), rank_function(node.type_oid)
+                )
             case nodes.NullIf(left=left, right=right):
-                return _null_if_function(self._compile_all((left, right)), _rank_functions(left, right))
+                return _make_null_if_function(
+                    self._compile_all((left, right)), _find_rank_functions(left, right)
+                )
             case nodes.Case(conditions=conditions, results=results, default=default):
                 branches = list(zip(self._compile_all(conditions), self._compile_all(results), strict=True))
-                return _case_function(branches, self.compile(default))
+                return _make_case_function(branches, self.compile(default))
             case _:
                 raise TypeError(f"no rule evaluates {type(node).__name__}")
 
@@ -197,13 +201,13 @@ class _Compiler:
 
     def _compile_sides(self, left: Node, right: Node) -> list[RowFunction]:
         """Compile both sides of a comparison to functions that return the ranks to compare."""
-        sides = zip((left, right), _rank_functions(left, right), strict=True)
+        sides = zip((left, right), _find_rank_functions(left, right), strict=True)
         return [_compose_strictly(function, self.compile(side)) for side, function in sides]
 
     def _compile_logical(self, node: nodes.Logical) -> RowFunction:
         # The value of an operand that decides the result, whatever the other operands are.
         deciding_value = node.connective == "OR"
-        return self._compile_membership(node, deciding_value) or _connective_function(
+        return self._compile_membership(node, deciding_value) or _make_connective_function(
             self._compile_all(node.operands), deciding_value
         )
 
@@ -219,7 +223,7 @@ class _Compiler:
             return None
         find_rank = rank_function(subject.type_oid)
         ranks = [_compose_strictly(find_rank, self.compile(constant))([]) for constant in constants]
-        return _membership_function(
+        return _make_membership_function(
             _compose_strictly(find_rank, self.compile(subject)), ranks, deciding_value
         )
 
@@ -254,7 +258,7 @@ class _Compiler:
     def _compile_cast(self, node: nodes.Cast) -> RowFunction:
         operand, source_oid, target_oid = self.compile(node.operand), node.operand.type_oid, node.type_oid
         if node.modifier:
-            return _compose_strictly(_modifier_cast_function(target_oid, node.modifier), operand)
+            return _compose_strictly(_make_modifier_cast_function(target_oid, node.modifier), operand)
         if {source_oid, target_oid} <= set(nodes.STRINGS):
             return _compose_strictly(strings.conversion_function(source_oid, target_oid), operand)
         if source_oid == target_oid or (source_oid in ELEMENT_OIDS and target_oid in ELEMENT_OIDS):
@@ -267,22 +271,22 @@ class _Compiler:
         function_and_operands = datetimes.bind_constant(node)
         if function_and_operands is not None:
             function, operands = function_and_operands
-            return _strict_function(function, self._compile_all(operands))
+            return _make_strict_function(function, self._compile_all(operands))
         operands = node.operands
         if node.name in arrays.RANK_OPERATORS:
             rank_operands = [
-                _compose_strictly(_element_rank_function(o.type_oid), self.compile(o)) for o in operands
+                _compose_strictly(_make_element_rank_function(o.type_oid), self.compile(o)) for o in operands
             ]
-            return _strict_function(arrays.RANK_OPERATORS[node.name], rank_operands)
+            return _make_strict_function(arrays.RANK_OPERATORS[node.name], rank_operands)
         if node.name == "array_position":
             array, sought_item = self._compile_all(operands)
-            items = _compose_strictly(_element_rank_function(operands[0].type_oid), array)
-            return _array_position_function(
+            items = _compose_strictly(_make_element_rank_function(operands[0].type_oid), array)
+            return _make_array_position_function(
                 items, _compose_strictly(rank_function(operands[1].type_oid), sought_item)
             )
         if node.name not in _FUNCTIONS:
             raise TypeError(f"no rule evaluates the function {node.name}")
-        return _strict_function(_FUNCTIONS[node.name], self._compile_all(operands))
+        return _make_strict_function(_FUNCTIONS[node.name], self._compile_all(operands))
 
 
 # --- functions of a row ------------------------------------------------------------------
@@ -304,16 +308,16 @@ def _evaluate_once(function: RowFunction, index: int) -> RowFunction:
     return evaluate
 
 
-def _constant_function(value: Any) -> RowFunction:
+def _make_constant_function(value: Any) -> RowFunction:
     return lambda _row: value
 
 
 def _compose_strictly(function: Callable[[Any], Any] | None, operand: RowFunction) -> RowFunction:
     """Return a strict function of one operand; if `function` is None, return the operand itself."""
-    return operand if function is None else _strict_function(function, [operand])
+    return operand if function is None else _make_strict_function(function, [operand])
 
 
-def _strict_function(function: Callable[..., Any], operands: Sequence[RowFunction]) -> RowFunction:
+def _make_strict_function(function: Callable[..., Any], operands: Sequence[RowFunction]) -> RowFunction:
     """Return a strict function: it evaluates all operands, and returns NULL if one of them is NULL."""
     if len(operands) == 1:
         (only_operand,) = operands
@@ -339,7 +343,7 @@ def _strict_function(function: Callable[..., Any], operands: Sequence[RowFunctio
     return evaluate
 
 
-def _not_distinct_function(left: RowFunction, right: RowFunction) -> RowFunction:
+def _make_not_distinct_function(left: RowFunction, right: RowFunction) -> RowFunction:
     def evaluate(row: Row) -> bool:
         first, second = left(row), right(row)
         return first is second if first is None or second is None else bool(first == second)
@@ -347,7 +351,7 @@ def _not_distinct_function(left: RowFunction, right: RowFunction) -> RowFunction
     return evaluate
 
 
-def _connective_function(operands: Sequence[RowFunction], deciding_value: bool) -> RowFunction:
+def _make_connective_function(operands: Sequence[RowFunction], deciding_value: bool) -> RowFunction:
     """Return AND or OR of the operands.
 
     `deciding_value` is the value of an operand that decides the result: false for AND, true for OR. The operands after such
@@ -366,7 +370,9 @@ def _connective_function(operands: Sequence[RowFunction], deciding_value: bool) 
     return evaluate
 
 
-def _membership_function(subject: RowFunction, ranks: Sequence[Any], deciding_value: bool) -> RowFunction:
+def _make_membership_function(
+    subject: RowFunction, ranks: Sequence[Any], deciding_value: bool
+) -> RowFunction:
     members = frozenset(ranks) - {None}
     other_result = None if None in ranks else not deciding_value
 
@@ -379,26 +385,26 @@ def _membership_function(subject: RowFunction, ranks: Sequence[Any], deciding_va
     return evaluate
 
 
-def _null_test_function(operand: RowFunction) -> RowFunction:
+def _make_null_test_function(operand: RowFunction) -> RowFunction:
     return lambda row: operand(row) is None
 
 
-def _truth_test_function(operand: RowFunction, truth: bool) -> RowFunction:
+def _make_truth_test_function(operand: RowFunction, truth: bool) -> RowFunction:
     return lambda row: operand(row) is truth
 
 
-def _array_function(elements: Sequence[RowFunction]) -> RowFunction:
+def _make_array_function(elements: Sequence[RowFunction]) -> RowFunction:
     return lambda row: [element(row) for element in elements]
 
 
-def _coalesce_function(operands: Sequence[RowFunction]) -> RowFunction:
+def _make_coalesce_function(operands: Sequence[RowFunction]) -> RowFunction:
     def evaluate(row: Row) -> Any:
         return next((value for operand in operands if (value := operand(row)) is not None), None)
 
     return evaluate
 
 
-def _extreme_function(
+def _make_extreme_function(
     choose: Callable[..., Any], operands: Sequence[RowFunction], key: Callable[[Any], Any] | None
 ) -> RowFunction:
     """Return GREATEST or LEAST of the operands; of equal values it is the first, with its display scale."""
@@ -410,7 +416,7 @@ def _extreme_function(
     return evaluate
 
 
-def _null_if_function(
+def _make_null_if_function(
     operands: Sequence[RowFunction], functions: Sequence[Callable[[Any], Any] | None]
 ) -> RowFunction:
     left_rank, right_rank = (_identity if function is None else function for function in functions)
@@ -425,7 +431,9 @@ def _null_if_function(
     return evaluate
 
 
-def _case_function(branches: Sequence[tuple[RowFunction, RowFunction]], default: RowFunction) -> RowFunction:
+def _make_case_function(
+    branches: Sequence[tuple[RowFunction, RowFunction]], default: RowFunction
+) -> RowFunction:
     def evaluate(row: Row) -> Any:
         for condition, result in branches:
             if condition(row):
@@ -435,7 +443,7 @@ def _case_function(branches: Sequence[tuple[RowFunction, RowFunction]], default:
     return evaluate
 
 
-def _array_position_function(items: RowFunction, sought_item: RowFunction) -> RowFunction:
+def _make_array_position_function(items: RowFunction, sought_item: RowFunction) -> RowFunction:
     """Return array_position. It is the only function that is not strict: it can search for NULL."""
 
     def evaluate(row: Row) -> int | None:
@@ -448,7 +456,7 @@ def _array_position_function(items: RowFunction, sought_item: RowFunction) -> Ro
 # ------------------------------------------------------------------------------------------
 
 
-def _modifier_cast_function(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], Any]:
+def _make_modifier_cast_function(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], Any]:
     """Return the cast of a value of this type to `numeric(p,s)`, `varchar(n)` or `character(n)`."""
     if type_oid != nodes.NUMERIC:
         return strings.modifier_cast_function(type_oid, *modifier)
@@ -456,7 +464,7 @@ def _modifier_cast_function(type_oid: int, modifier: tuple[int, ...]) -> Callabl
     return lambda value: DECIMAL_FUNCTIONS["numeric"](value, precision, scale)
 
 
-def _rank_functions(
+def _find_rank_functions(
     left: Node, right: Node
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
     """Return the functions from both sides to their ranks; a date and a timestamp are compared as timestamps."""
@@ -466,7 +474,7 @@ def _rank_functions(
     return first, second
 
 
-def _element_rank_function(array_oid: int) -> Callable[[list[Any]], list[Any]]:
+def _make_element_rank_function(array_oid: int) -> Callable[[list[Any]], list[Any]]:
     find_rank = rank_function(ELEMENT_OIDS[array_oid])
 
     def rank_items(items: list[Any]) -> list[Any]:

@@ -160,26 +160,26 @@ def _subtract_with_overflow(left: float, right: float) -> float:
 # --- fields ------------------------------------------------------------------------------
 
 
-def _weekday(days: int) -> int:
+def _find_weekday(days: int) -> int:
     return (days + 3) % 7  # Monday is 0; 1970-01-01 was a Thursday
 
 
-def _day_of_year(days: int) -> int:
+def _find_day_of_year(days: int) -> int:
     return days - days_since_epoch(calendar_date(days)[0], 1, 1) + 1
 
 
-def _iso_week(days: int) -> int:
+def _find_iso_week(days: int) -> int:
     """Return the number of a day's ISO 8601 week. A week belongs to the year in which its Thursday lies."""
-    return (_day_of_year(days - _weekday(days) + 3) + 6) // 7
+    return (_find_day_of_year(days - _find_weekday(days) + 3) + 6) // 7
 
 
-def _year(days: int) -> int:
+def _find_year(days: int) -> int:
     year, _, _ = calendar_date(days)
     return year if year > 0 else year - 1  # PostgreSQL has no year 0, so the year before 1 is -1 (1 BC).
 
 
-def _iso_year(days: int) -> int:
-    return _year(days - _weekday(days) + 3)
+def _find_iso_year(days: int) -> int:
+    return _find_year(days - _find_weekday(days) + 3)
 
 
 def _find_year_span_number(span_years: int, days: int) -> int:
@@ -188,25 +188,25 @@ def _find_year_span_number(span_years: int, days: int) -> int:
     return (year + span_years - 1) // span_years if year > 0 else -((span_years - year) // span_years)
 
 
-def _decade(days: int) -> int:
+def _find_decade(days: int) -> int:
     year, _, _ = calendar_date(days)
     return year // 10 if year >= 0 else -((9 - year) // 10)
 
 
 _DAY_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
-        "year": _year,
-        "isoyear": _iso_year,
-        "decade": _decade,
+        "year": _find_year,
+        "isoyear": _find_iso_year,
+        "decade": _find_decade,
         "century": partial(_find_year_span_number, 100),
         "millennium": partial(_find_year_span_number, 1000),
         "quarter": lambda days: (calendar_date(days)[1] + 2) // 3,
         "month": lambda days: calendar_date(days)[1],
-        "week": _iso_week,
+        "week": _find_iso_week,
         "day": lambda days: calendar_date(days)[2],
         "dow": lambda days: (days + 4) % 7,
-        "isodow": lambda days: _weekday(days) + 1,
-        "doy": _day_of_year,
+        "isodow": lambda days: _find_weekday(days) + 1,
+        "doy": _find_day_of_year,
         "julian": lambda days: days + _JULIAN_EPOCH,
         "epoch": lambda days: days * (DAY_MICROS // _SECOND_MICROS),
     }
@@ -224,7 +224,7 @@ _CLOCK_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 )
 
 
-def _julian_day(micros: int) -> Decimal:
+def _compute_julian_day(micros: int) -> Decimal:
     days, micros_of_day = divmod(micros, DAY_MICROS)
     day_fraction = DECIMAL_FUNCTIONS["numeric_div"](Decimal(micros_of_day), Decimal(DAY_MICROS))
     return DECIMAL_FUNCTIONS["numeric_add"](Decimal(days + _JULIAN_EPOCH), day_fraction)
@@ -237,7 +237,7 @@ _FRACTIONAL_FIELDS: Final[Mapping[str, Callable[[int], Decimal]]] = MappingProxy
         "second": lambda micros: Decimal(micros % (60 * _SECOND_MICROS)).scaleb(-6),
         "milliseconds": lambda micros: Decimal(micros % (60 * _SECOND_MICROS)).scaleb(-3),
         "epoch": lambda micros: Decimal(micros).scaleb(-6),
-        "julian": _julian_day,
+        "julian": _compute_julian_day,
     }
 )
 _FRACTIONAL_FIELDS_AS_DOUBLE: Final[Mapping[str, Callable[[int], float]]] = MappingProxyType(
@@ -289,7 +289,7 @@ _MICROS_BY_UNIT: Final = MappingProxyType(
 #: Functions from a day to the first year of its decade, century or millennium.
 _FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
-        "decade": lambda days: _decade(days) * 10,
+        "decade": lambda days: _find_decade(days) * 10,
         "century": lambda days: _find_first_year(100, _find_year_span_number(100, days)),
         "millennium": lambda days: _find_first_year(1000, _find_year_span_number(1000, days)),
     }
@@ -310,7 +310,7 @@ def _truncate(field: str, micros: float) -> float:
     days = int(micros) // DAY_MICROS
     year, month, _ = calendar_date(days)
     if field == "week":
-        return _require_timestamp_range((days - _weekday(days)) * DAY_MICROS)
+        return _require_timestamp_range((days - _find_weekday(days)) * DAY_MICROS)
     first_month = month if field == "month" else (month - 1) // 3 * 3 + 1 if field == "quarter" else 1
     year = _FIRST_YEARS[field](days) if field in _FIRST_YEARS else year
     return _require_timestamp_range(days_since_epoch(year, first_month, 1) * DAY_MICROS)

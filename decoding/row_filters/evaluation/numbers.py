@@ -46,7 +46,7 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _division_by_zero_error() -> FilterValueError:
+def _make_division_by_zero_error() -> FilterValueError:
     return FilterValueError("division by zero", sqlstate="22012")
 
 
@@ -70,7 +70,7 @@ def _add_range_check(compute: Callable[..., int], type_oid: int) -> Callable[...
 def _divide_integers(left: int, right: int) -> int:
     """Divide integers, and round towards zero as C does. Python's `//` would round down."""
     if right == 0:
-        raise _division_by_zero_error()
+        raise _make_division_by_zero_error()
     magnitude = abs(left) // abs(right)
     return magnitude if (left < 0) == (right < 0) else -magnitude
 
@@ -78,7 +78,7 @@ def _divide_integers(left: int, right: int) -> int:
 def _find_remainder(left: int, right: int) -> int:
     """Return the remainder of a division. It has the sign of `left` as in C; Python's `%` would give the sign of `right`."""
     if right == 0:
-        raise _division_by_zero_error()
+        raise _make_division_by_zero_error()
     magnitude = abs(left) % abs(right)
     return -magnitude if left < 0 else magnitude
 
@@ -92,7 +92,7 @@ def _invert_bits(value: int) -> int:
     return ~value
 
 
-def _hexadecimal_printer(bits: int) -> Callable[[int], str]:
+def _make_hexadecimal_printer(bits: int) -> Callable[[int], str]:
     return lambda value: f"{value & ((1 << bits) - 1):x}"
 
 
@@ -115,7 +115,7 @@ def _fail_underflow() -> NoReturn:
     raise FilterValueError("value out of range: underflow", sqlstate="22003")
 
 
-def _float_adder(
+def _make_float_adder(
     compute: Callable[[float, float], float], round_result: Callable[[float], float]
 ) -> Callable[..., float]:
     """Return `compute`, an addition or a subtraction, with the server's check for overflow."""
@@ -129,7 +129,7 @@ def _float_adder(
     return compute_checked
 
 
-def _float_multiplier(round_result: Callable[[float], float]) -> Callable[..., float]:
+def _make_float_multiplier(round_result: Callable[[float], float]) -> Callable[..., float]:
     def compute_checked(left: float, right: float) -> float:
         result = round_result(left * right)
         if math.isinf(result) and not math.isinf(left) and not math.isinf(right):
@@ -141,12 +141,12 @@ def _float_multiplier(round_result: Callable[[float], float]) -> Callable[..., f
     return compute_checked
 
 
-def _float_divider(round_result: Callable[[float], float]) -> Callable[..., float]:
+def _make_float_divider(round_result: Callable[[float], float]) -> Callable[..., float]:
     def compute_checked(left: float, right: float) -> float:
         if math.isnan(left) or math.isnan(right):
             return math.nan
         if right == 0:
-            raise _division_by_zero_error()
+            raise _make_division_by_zero_error()
         result = round_result(left / right)
         if math.isinf(result) and not math.isinf(left):
             _fail_overflow()
@@ -157,20 +157,20 @@ def _float_divider(round_result: Callable[[float], float]) -> Callable[..., floa
     return compute_checked
 
 
-def _float_operators(type_oid: int) -> Mapping[str, Callable[..., float]]:
+def _make_float_operators(type_oid: int) -> Mapping[str, Callable[..., float]]:
     """Map each operator to its function for real or double precision. PostgreSQL has no `%` for these types."""
     # For real, Python computes in double precision, and the result is then rounded to single precision. Rounding twice
     # gives the same result as rounding once, because 53 bits of precision are more than 2 * 24 + 1.
     round_result = _round_to_single if type_oid == FLOAT4 else _identity
     return {
-        "+": _float_adder(add, round_result),
-        "-": _float_adder(sub, round_result),
-        "*": _float_multiplier(round_result),
-        "/": _float_divider(round_result),
+        "+": _make_float_adder(add, round_result),
+        "-": _make_float_adder(sub, round_result),
+        "*": _make_float_multiplier(round_result),
+        "/": _make_float_divider(round_result),
     }
 
 
-def _float_rounder(compute: Callable[[float], int]) -> Callable[[float], float]:
+def _make_float_rounder(compute: Callable[[float], int]) -> Callable[[float], float]:
     """Return a function that rounds by `compute`. It returns NaN, infinities and whole numbers unchanged."""
     return lambda value: float(compute(value)) if abs(value) < _MIN_DOUBLE_WITHOUT_FRACTION else value
 
@@ -200,7 +200,7 @@ def arithmetic_function(operator: str, type_oid: int) -> Callable[..., Any]:
     if type_oid in INTEGERS:
         return _add_range_check(_INTEGER_ARITHMETIC[operator], type_oid)
     if type_oid in FLOATS:
-        return _float_operators(type_oid)[operator]
+        return _make_float_operators(type_oid)[operator]
     return DECIMAL_FUNCTIONS[_NUMERIC_ARITHMETIC[operator]]
 
 
@@ -232,7 +232,7 @@ def _double_to_real(value: float) -> float:
     return result
 
 
-def _numeric_converter(convert: Callable[[Decimal], float]) -> Callable[[Decimal], float]:
+def _make_numeric_converter(convert: Callable[[Decimal], float]) -> Callable[[Decimal], float]:
     """Return a function that converts a numeric by `convert`, and checks the result as the server does.
 
     The function raises FilterValueError if a finite number becomes infinite, or if a number other than 0 becomes 0
@@ -260,8 +260,8 @@ def _list_conversions() -> dict[tuple[int, int], Callable[[Any], Any]]:
         (FLOAT8, FLOAT4): _double_to_real,
         (FLOAT4, NUMERIC): DECIMAL_FUNCTIONS["float4_numeric"],
         (FLOAT8, NUMERIC): DECIMAL_FUNCTIONS["float8_numeric"],
-        (NUMERIC, FLOAT4): _numeric_converter(_decimal_to_real),
-        (NUMERIC, FLOAT8): _numeric_converter(float),
+        (NUMERIC, FLOAT4): _make_numeric_converter(_decimal_to_real),
+        (NUMERIC, FLOAT8): _make_numeric_converter(float),
         (INT4, BOOL): bool,
         (BOOL, INT4): int,
     }
@@ -308,13 +308,13 @@ NUMBER_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         **dict.fromkeys(("int2or", "int4or", "int8or"), or_),
         **dict.fromkeys(("int2xor", "int4xor", "int8xor"), xor),
         **dict.fromkeys(("int2not", "int4not", "int8not"), _invert_bits),
-        "to_hex32": _hexadecimal_printer(32),
-        "to_hex64": _hexadecimal_printer(64),
+        "to_hex32": _make_hexadecimal_printer(32),
+        "to_hex64": _make_hexadecimal_printer(64),
         "dsign": _find_sign,
-        "dceil": _float_rounder(math.ceil),
-        "dfloor": _float_rounder(math.floor),
-        "dround": _float_rounder(round),
-        "dtrunc": _float_rounder(math.trunc),
+        "dceil": _make_float_rounder(math.ceil),
+        "dfloor": _make_float_rounder(math.floor),
+        "dround": _make_float_rounder(round),
+        "dtrunc": _make_float_rounder(math.trunc),
         "dsqrt": _find_square_root,
     }
 )

@@ -116,7 +116,7 @@ def _count_unpadded_characters(text: str) -> int:
     return len(text.rstrip(" "))
 
 
-def _first_code(text: str) -> int:
+def _find_first_code(text: str) -> int:
     return ord(text[0]) if text else 0
 
 
@@ -216,7 +216,7 @@ STRING_FUNCTIONS_BY_SOURCE: Final[Mapping[str, Callable[..., Any]]] = MappingPro
         "split_part": _split_part,
         "lpad": _pad_left,
         "rpad": _pad_right,
-        "ascii": _first_code,
+        "ascii": _find_first_code,
         "md5_text": lambda text: _md5(text.encode()),
         "md5_bytea": _md5,
         "sha256_bytea": lambda value: sha256(value).digest(),
