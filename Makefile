@@ -86,7 +86,7 @@ test-dagster-%: setup
 	    > $$(.venv/dagster-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/dagster-$*/bin/python -m pip install --quiet $(DAGSTER_$*)
 	@.venv/dagster-$*/bin/python -c 'import dagster; print("Dagster", dagster.__version__)'
-	@.venv/dagster-$*/bin/python -c "import sys, dagster, pytest; sys.exit(pytest.main(sys.argv[1:]))" $(DAGSTER_TESTS) -m 'not long' $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" .venv/dagster-$*/bin/python -c "import sys, dagster, pytest; sys.exit(pytest.main(sys.argv[1:]))" $(DAGSTER_TESTS) -m 'not long' $(ARGS)
 
 # Another Spark, in the same way; the S3 server is a program of .venv.
 SPARK_40 := .venv/spark-4.0/bin/python
