@@ -29,12 +29,12 @@ def group_paths(names: Iterable[TableName]) -> Mapping[TableName, GroupPath]:
     tables = sorted(set(names))
     if len(tables) <= _MAX_TABLES:
         return dict.fromkeys(tables, ())
-    schemas = defaultdict[str, list[TableName]](list)
+    tables_by_schema = defaultdict[str, list[TableName]](list)
     for name in tables:
-        schemas[name[0]].append(name)
+        tables_by_schema[name[0]].append(name)
     return {
-        name: (*((_encode_label(schema),) if len(schemas) > 1 else ()), *path)
-        for schema, members in schemas.items()
+        name: (*((_encode_label(schema),) if len(tables_by_schema) > 1 else ()), *path)
+        for schema, members in tables_by_schema.items()
         for name, path in _find_paths_by_prefix(members).items()
     }
 

@@ -64,8 +64,9 @@ def table_changes_asset(
                 changes, work = wait_for_prefetched_work(log)
         callbacks.add_work(work)
         callbacks.report(changes)
-        for table in (change for change in changes if change.problem):
-            context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
+        for change in changes:
+            if change.problem:
+                context.log.error(f"{quote_qualified(*change.name)}: {change.problem}")
         yield dg.MaterializeResult(
             metadata={**_make_metadata(changes), **work_metadata(work)}, data_version=_CONSTANT_DATA_VERSION
         )

@@ -18,12 +18,12 @@ Result = TypeVar("Result")
 
 PrefetchedWork = Callable[[Log], tuple[Result, Work]]
 
-#: While work is done for a later step: the function that receives its log records. None while a step does its own work.
+#: The function that receives the log records while work is done for a later step; None while a step does its own work.
 PREFETCH_LOG: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar(
     "prefetch_log", default=None
 )
 
 
-def finished_work(result: Result) -> PrefetchedWork[Result]:
+def make_finished_work(result: Result) -> PrefetchedWork[Result]:
     """Make a `PrefetchedWork` of a result. The lines of the work were already written to the log."""
     return lambda _: (result, Work())

@@ -84,9 +84,10 @@ class SlotStream:
         )
 
     def hold_lock(self, seconds: float | None = None) -> AbstractContextManager[AdvisoryLock]:
-        """Hold the lock for reading the slot within the block. It comes before the lock of a subscription.
+        """Hold the lock for reading the slot within the block.
 
-        Waits for the lock, and raises LockHeldError after `seconds`.
+        A process that also needs the lock of a subscription takes this one first. Waits for the lock, and raises
+        LockHeldError after `seconds`.
         """
         return self.source.hold_lock(f"slot {self.slot}", seconds)
 
@@ -188,7 +189,7 @@ class Subscription:
         entries = [
             p.find_table_entry(oid)
             for p in self.slot_stream.publications(catalog, self.name)
-            for oid in _tree(table)
+            for oid in _list_tree_oids(table)
         ]
         if (problem := self.metadata_problem(replicated)) is not None:
             raise problem
@@ -205,24 +206,26 @@ class Subscription:
         """Maps each kind of metadata that the replica of a table has to the name of its column."""
         layout = self.layout.find_table_layout((table.schema, table.name))
         names = layout.columns or {}
-        of_deletes = {
+        deleted_row_names = {
             kind: names.get(kind, name) for kind, name in DELETED_ROW_COLUMNS.items() if layout.keeps_deleted
         }
-        return {kind: name for kind, name in names.items() if kind not in DELETED_ROW_COLUMNS} | of_deletes
+        return {
+            kind: name for kind, name in names.items() if kind not in DELETED_ROW_COLUMNS
+        } | deleted_row_names
 
     def metadata_problem(self, replicated: ReplicatedTable) -> PgsieveError | None:
         """The reason why the replica of a table cannot have the metadata columns; None if it can."""
-        names_by_folded = {self.replica_name(name).lower(): name for name in replicated.columns}
+        name_by_folded_name = {self.replica_name(name).lower(): name for name in replicated.columns}
         metadata = self.metadata(replicated.table)
         for name in metadata.values():
-            if name.lower() in names_by_folded:
+            if name.lower() in name_by_folded_name:
                 return PgsieveError(
-                    f'table "{replicated.table.qualified_name}" has a column "{names_by_folded[name.lower()]}", which is the name of a'
+                    f'table "{replicated.table.qualified_name}" has a column "{name_by_folded_name[name.lower()]}", which is the name of a'
                     f' metadata column of subscription "{self.name}"',
                     hint=f'give it another name in `columns` of the layout of subscription "{self.name}" in pgsieve.yaml',
                     sqlstate="42701",
                 )
-            names_by_folded[name.lower()] = name
+            name_by_folded_name[name.lower()] = name
         if DELETED in metadata and not replicated.key and {"delete", "truncate"} & replicated.operations:
             return PgsieveError(
                 f'table "{replicated.table.qualified_name}" has no key, so an INSERT cannot find the deleted row that it revives',
@@ -239,7 +242,7 @@ class Subscription:
         return None
 
     def replica_name(self, column: str) -> str:
-        """The name in the replica of a column that is named as at the publisher. A name of the replica stays as it is."""
+        """The name that a column of the publisher has in the replica. If it is already that name, it stays as it is."""
         return to_snake_case(column) if self.layout.uses_plain_names else column
 
     def refuse_shared_names(self, table: Table) -> None:
@@ -298,7 +301,7 @@ class Subscription:
         )
 
 
-def _tree(table: Table) -> tuple[int, ...]:
+def _list_tree_oids(table: Table) -> tuple[int, ...]:
     return (table.oid, *table.ancestors, *table.leaves)
 
 
@@ -333,9 +336,11 @@ class History:
         - The former columns need Delta's column mapping and the new ones do not, or the reverse.
         """
         columns = tuple(columns)
-        by_name = {name.lower(): (name, spark) for name, spark in self.columns}
+        column_by_lower_name = {name.lower(): (name, spark) for name, spark in self.columns}
         is_mapped = bool(find_column_mapping_property(name for name, _ in columns))
-        is_same = all(by_name.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns)
+        is_same = all(
+            column_by_lower_name.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns
+        )
         if self.columns and not (
             is_same and is_mapped == bool(find_column_mapping_property(name for name, _ in self.columns))
         ):
@@ -392,16 +397,16 @@ class Definition:
         document = json.loads(text)
         former, record = document["former"], document["published"]
         return cls(
-            columns=_pairs(document["columns"]),
+            columns=_make_pairs(document["columns"]),
             key=tuple(document["key"]),
             layout=Layout.from_json(document["layout"]),
             listed=document["listed"],
-            metadata=_pairs(document.get("metadata", ())),
+            metadata=_make_pairs(document.get("metadata", ())),
             former=former
             and FormerLayout(Layout.from_json(former["layout"]), frozenset(former["key"]), former["until"]),
             history=History(
                 document["history"]["generation"],
-                _pairs(document["history"]["columns"]),
+                _make_pairs(document["history"]["columns"]),
                 document["history"].get("whole", False),
             ),
             published=record
@@ -451,7 +456,7 @@ class Definition:
         return frozenset(c.number for c in self.layout.columns if c.name in self.key)
 
 
-def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+def _make_pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
     return tuple((name, spark) for name, spark in read)
 
 
@@ -478,9 +483,9 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     if present.soft_delete_columns and former.key_numbers != present.key_numbers:
         raise SchemaChangedError("its key changed, and rows that were deleted may share the new one")
     # A column that marks rows, for example deleted ones, is false in all rows if the replica did not have it so far.
-    not_deleted = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAG_KINDS), "f")
+    false_by_flag_kind = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAG_KINDS), "f")
     metadata = (
-        ColumnSource(name, source, None if source else not_deleted.get(kind))
+        ColumnSource(name, source, None if source else false_by_flag_kind.get(kind))
         for name, kind in present.metadata
         for source in (former.metadata_column(kind),)
     )

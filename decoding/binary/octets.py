@@ -1,4 +1,4 @@
-"""Reads many messages or values at once.
+"""Reads many messages or values in one operation of numpy.
 
 In: an Arrow binary array, whose values are adjacent bytes of one buffer. Out: numpy arrays. No Python code runs per
 value. Raises ProtocolError for a message that is NULL, and for a value that does not have the width of its type. Raises

@@ -24,7 +24,7 @@ _COOKIE, _COOKIE_OF_RUNS = 12346, 12347
 #: two bytes each.
 _MAX_LISTED_NUMBERS = 4096
 _CONTAINER_SIZE = 1 << 16
-#: A bitmap with containers of runs has a list of the offsets of its containers if it has at least this number of them.
+#: A bitmap with containers of runs has a list of the offsets of its containers if they are at least this many.
 _MIN_CONTAINERS_WITH_OFFSETS = 4
 
 

@@ -60,9 +60,8 @@ class Writer:
     def cstr(self, text: str, field: str) -> None:
         """Write a string and a zero byte."""
         octets = b""
-        with suppress(
-            UnicodeEncodeError
-        ):  # Not every surrogate stands for a byte. The check below raises the error.
+        # Not every surrogate stands for a byte. For such a surrogate, the check below raises the error.
+        with suppress(UnicodeEncodeError):
             octets = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
         # Several surrogates can stand for bytes that together are UTF-8. The cursor would read these bytes as another
         # text.

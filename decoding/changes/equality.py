@@ -1,7 +1,7 @@
 """PostgreSQL's equality for Arrow.
 
-In: a column. Out: a column whose values Arrow treats as equal exactly if PostgreSQL treats the values of the first column
-as equal: when Arrow joins, groups or compares them. The result is only for comparisons. Raises Arrow's errors.
+In: a column. Out: a column for comparisons. When Arrow joins, groups or compares its values, they are equal exactly if
+the values of the given column are equal in PostgreSQL. Raises Arrow's errors.
 
 In PostgreSQL NaN equals NaN, and 0.0 equals -0.0. Arrow joins and groups values by their bits, compares NaN as unequal
 to NaN, and cannot join or group lists. So all NaN get the same bits, all zeros get the same bits, a float becomes the

@@ -43,8 +43,8 @@ class Extent:
 
     - `slices` has the slices of the batch, the oldest first.
     - `since_lsn` is the LSN from which the batch applies changes. If a table is copied again after the changes
-      of a slice were decoded and filtered, the slice has changes that the copy contains already. These committed
-      before this LSN.
+      of a slice were decoded and filtered, the slice has changes that the copy contains already. Such changes
+      committed before this LSN.
     - `truncated_at` is the order key (commit LSN, ordinal) of the last TRUNCATE, or None. Only changes after this
       TRUNCATE have an effect.
     """

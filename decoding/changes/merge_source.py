@@ -21,7 +21,7 @@ class MergeSource:
     """What a MERGE does for each of `keys`. Each array has one element per key.
 
     - `actions` is "delete", "update", "upsert", or "end" if the replica retains ended rows (rows that were
-      deleted, but stay). The action end changes only the metadata of a row.
+      deleted, but stay). The action "end" changes only the metadata of a row.
     - `last_changes` is, for each key, the change that has the new row.
     - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
       the column's value for each key, or to `NONE` if no change has it.

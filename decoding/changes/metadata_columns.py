@@ -4,7 +4,7 @@ In: the kinds of metadata that the user chose (`TYPE_OID_BY_KIND`), and changes 
 of the relation's columns). Out: values of the metadata columns for the new rows of changes, and for deleted rows that
 the replica retains. Raises nothing.
 
-A copied row has the LSN and the time of its snapshot (`copy_lsn`, `copy_time`), and no LSN and time of a commit. The
+A copied row has the LSN and the time of its snapshot (`copy_lsn`, `copy_time`), but neither the LSN nor the time of a commit. The
 first change of the row sets the LSN and the time of its commit, and clears those of the snapshot. The time at which a
 row is applied is not known here. The step that applies changes adds it (`Stamp`).
 """

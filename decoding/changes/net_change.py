@@ -481,9 +481,9 @@ def _replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges
 
 
 def has_lost_moves(changes: KeyChanges, has_row_before: Mask) -> bool:
-    """Whether a move finds no row. If moves are given as LEAVE and INSERT, all of them are supposed to find a row.
+    """Whether a move finds no row. If moves are given as LEAVE and INSERT, they are understood to find rows.
 
-    The first move that finds none is noticed also then, because all moves before it have found a row.
+    Even then the first move that finds no row is noticed, because all moves before it have found rows.
     """
     tenures = _find_tenures(changes)
     is_without_row = (tenures.origins == _NOTHING) | (

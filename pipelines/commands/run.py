@@ -138,7 +138,7 @@ def select_enabled(
     """Return the subscriptions that are enabled. Raises SubscriptionDisabledError if none is enabled."""
     lake = project.lake.open()
     subscriptions_with_states = failures.for_each(
-        subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).state_in_same_folders())
+        subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).require_same_folders())
     )
     subscriptions_to_run = [
         subscription for subscription, state in subscriptions_with_states if state.enabled

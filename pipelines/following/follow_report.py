@@ -23,7 +23,7 @@ from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import split_tables
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, combine_results
-from pgsieve.assets.steps.prefetched import finished_work
+from pgsieve.assets.steps.prefetched import make_finished_work
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.slot_consumption.reading import DrainResult
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
@@ -128,7 +128,7 @@ class FollowReport:
                     table_changes_asset(
                         subscription,
                         DEFAULT_NAMES,
-                        wait_for_prefetched_work=finished_work(transformed_changes),
+                        wait_for_prefetched_work=make_finished_work(transformed_changes),
                     )
                 )
                 tables_of_subscription = find_published_tables(self._project, [subscription])[
@@ -142,7 +142,7 @@ class FollowReport:
                             changed_tables,
                             DEFAULT_NAMES,
                             unchanged_tables=unchanged_tables,
-                            wait_for_prefetched_work=finished_work((None, result)),
+                            wait_for_prefetched_work=make_finished_work((None, result)),
                         )
                     )
             task = f"follow {self._slot_stream.slot}"

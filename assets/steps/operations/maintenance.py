@@ -61,7 +61,7 @@ RECORD_RETENTION = timedelta(hours=2)
 class Retention:
     """How long changes are retained after they were applied. None means for ever, and zero means no time.
 
-    `versions` is how long old versions of tables are retained, and the cuts that name them.
+    `versions` is how long old versions of tables, and the cuts that name them, are retained.
     """
 
     change_log: timedelta | None
@@ -137,7 +137,7 @@ def maintain_subscription(
     """
     with _open_maintainer(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
         # Raises an error if the replicas are in other folders than `folders` in the layout says. The state is not used.
-        SubscriptionRecord(lake, subscription.name).state_in_same_folders()
+        SubscriptionRecord(lake, subscription.name).require_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).read_newest()
         states_to_maintain = {
@@ -181,7 +181,7 @@ class _SubscriptionTables:
         record = SubscriptionRecord(self.lake, name)
         # If the record has no LSN for deleted changes, earlier maintenance may have deleted any change that was applied.
         possibly_deleted_lsn = applied_lsn if record.read_state().deleted_up_to is None else 0
-        record.note_deleted(max((*end_by_path.values(), possibly_deleted_lsn)))
+        record.record_deleted_lsn(max((*end_by_path.values(), possibly_deleted_lsn)))
         for path, end in end_by_path.items():
             maintainer.maintain(path, f"slice <= {end:d}" if end else None, is_record=False)
         for path in list_history_paths(self.lake.paths.row_versions, name, states):
@@ -305,8 +305,8 @@ def make_superseded_condition(current_versions: Collection[int]) -> str | None:
     """Make an SQL condition for the rows of a record table that newer rows have superseded.
 
     `current_versions` are the Delta versions of the rows that are not superseded. All rows of these versions stay, and so
-    do rows without a version, which were written before the column `version` existed. The result is None if there are no
-    such versions. A superseded row stays superseded, because rows are only added with later versions.
+    do rows without a version, which were written before the column `version` existed. Without `current_versions`
+    the result is None. A superseded row stays superseded, because rows are only added with later versions.
     """
     versions = sorted(version for version in current_versions if version >= 0)
     if not versions:
@@ -337,8 +337,9 @@ class _Maintainer:
                 applied_lsn,
                 make_table_maintenance(self._lake, path).find_last_slice_before(self._start_time - retention),
             )
-        # Here the result is the end of a slice, not `applied_lsn`. The caller records it as the LSN up to which changes are
-        # deleted, and a subscription that lacks deleted changes is copied again. Without slices nothing is deleted.
+        # No time is retained. The result is the end of an existing slice, and not `applied_lsn`, because the caller
+        # records it as the LSN up to which changes are deleted. A subscription that has not reached that LSN is copied
+        # again.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 
     def make_expired_cuts_condition(self, path: str, since: datetime) -> str | None:
@@ -404,7 +405,7 @@ class _Maintainer:
 
 @contextmanager
 def _open_maintainer(
-    slot_stream: SlotStream, activity: str, lake: Lake, retention: Retention
+    slot_stream: SlotStream, maintained_name: str, lake: Lake, retention: Retention
 ) -> Iterator[_Maintainer]:
     """Yield a maintainer. During the `with` block, a lock keeps other processes from doing the same work.
 
@@ -412,6 +413,6 @@ def _open_maintainer(
     """
     with ExitStack() as stack:
         with suppress(SourceUnreachableError):
-            stack.enter_context(slot_stream.source.hold_lock(f"maintenance of {activity}"))
+            stack.enter_context(slot_stream.source.hold_lock(f"maintenance of {maintained_name}"))
             refuse_other_publisher_if_it_answers(slot_stream, lake)
         yield _Maintainer(lake, retention)

@@ -1,11 +1,11 @@
 """Refilters: makes the replicas of a subscription from replicas that the lake already has, without a copy.
 
-They may be replicas of the same subscription, or of another one.
+The existing replicas may belong to the same subscription, or to another one.
 
 In: - a subscription that is new, or that has other publications, row filters or column lists than before
     - the present catalog, and other subscriptions of the same source
 Out: - for each table, the subscription from whose replica it can be made, or the reason why there is none
-     - the new replicas, which equal copies at that subscription's LSN
+     - the new replicas, each with the rows of a copy at the LSN of that subscription
 
 A replica is used only if it is certain that it has all rows of a copy (`Definition.unaltered`). Raises PgsieveError.
 """
@@ -95,7 +95,7 @@ class Refilter:
     """Makes replicas of a subscription. Each is made from a replica of the first of `sources` that has all wanted rows.
 
     `catalog` is the present catalog, with the publications of the subscription. Each source comes with the present
-    catalog that has the publications of the source.
+    catalog, with the publications of the source.
     """
 
     subscription: Subscription
@@ -273,9 +273,9 @@ class Refilter:
     def _make_replica(self, name: Name, usable_replica: _UsableReplica) -> int:
         """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table.
 
-        Raises OvertakenError if another process has decoded and filtered changes meanwhile, or has marked the table of
-        the source or of the target as to be copied. A process that reads the slot marks a table if the server cannot
-        send a transaction.
+        Raises OvertakenError if another process has decoded and filtered changes meanwhile, or has recorded that
+        the source's or the new table has to be copied. A process that reads the slot records that if the server cannot
+        send a transaction of the table.
         """
         lake, source = self.lake, usable_replica.source
         states, record = (

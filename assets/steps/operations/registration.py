@@ -67,7 +67,8 @@ class Registration:
             taken_names = [
                 entry_name for entry_name in path_by_missing_name if entry_name not in path_by_new_name
             ]
-            # After a crash the first record says that the names are pgsieve's own, and the next run registers the others.
+            # This record says that the names are pgsieve's own. So after a crash the next run registers those that are
+            # missing.
             record.note(list(path_by_new_name.items()), is_registered=None)
             for entry_name, path in path_by_new_name.items():
                 if not is_location_of(catalog.read_location(entry_name), path):
@@ -85,10 +86,11 @@ class Registration:
     def _make_room(
         self, catalog: SparkCatalog, name: CatalogName, path: str, recorded_path: str | None
     ) -> bool:
-        """True if a name can be registered for a path, or pgsieve has done that: no other entry of the catalog has it.
+        """Make a name of the catalog free for a path, if it is not. Returns false if another entry keeps the name.
 
-        `recorded_path` is the path for which pgsieve has recorded the name. If it has no table any more, the lake was moved.
-        Then the entry for this path is removed. If the lake was copied, the entry stays with the other lake.
+        `recorded_path` is the path for which pgsieve has recorded the name; None if there is none. If the entry has this
+        path, and no table is there any more, the lake was moved, and the entry is removed. If a table is there, the lake
+        was copied, and the entry stays with the other lake.
         """
         location = catalog.read_location(name)
         if location is None or recorded_path is None:
@@ -101,7 +103,7 @@ class Registration:
         return True
 
     def _may_exist(self, path: str) -> bool:
-        """True if there is a table at this path of a lake, or if its store does not say so."""
+        """True if there is a table at this path of a lake, or if that cannot be found out."""
         try:
             return self.lake.records.exists(path)
         except LakeError:

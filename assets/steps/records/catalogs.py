@@ -100,7 +100,7 @@ def _list_server_publications(slot_stream: SlotStream) -> list[str]:
 def _add_configuration(slot_stream: SlotStream, fingerprint: CatalogFingerprint) -> CatalogFingerprint:
     """Add the stream's subscriptions and the publications of pgsieve.yaml to the digest of a fingerprint.
 
-    Like an alteration of the server's catalog, an alteration of these changes what is replicated.
+    If the configuration is altered, other changes are replicated, as after an alteration of the server's catalog.
     """
     configuration = [
         dict(slot_stream.subscriptions),
@@ -126,7 +126,7 @@ def _find_covered_oids(slot_stream: SlotStream, catalog: Catalog) -> list[int]:
 
 
 def can_publisher_decide(slot_stream: SlotStream, subscription: str) -> bool:
-    """True if pgsieve may ask the publisher which changes a subscription gets, as its own records may not suffice.
+    """True if pgsieve may ask the publisher which changes a subscription gets, where the recorded catalog does not say.
 
     False if the publisher already filters the stream's changes. Also false if the subscription has a publication that
     pgsieve.yaml defines, because the publisher does not know that publication.
@@ -227,7 +227,7 @@ class Catalogs:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def find_validity(self, connection: psycopg.Connection[Any], position: int) -> "CatalogValidity | None":
-        """The transactions and relations for whose changes after `position` one recorded catalog is valid.
+        """Find the transactions and relations for whose changes after `position` one recorded catalog is valid.
 
         None if there is no record up to `position`, or if the catalog was altered since the newest of them, so that no
         record is proven valid.

@@ -167,8 +167,8 @@ class Cuts:
     def make_cut(self, lsn: int, tables: Mapping[Name, int], states: int | None, last_cut: Cut | None) -> Cut:
         """Make a cut at an LSN with these versions of the replicas and of the table states, without recording it.
 
-        Everything else is taken from `last_cut`, the newest cut. The sizes of log entries are read only for versions that
-        are new.
+        The other versions and positions are those of `last_cut`, the newest cut. The sizes of log entries are read only
+        for versions that are new.
         """
         entries = {}
         for name, version in tables.items():
@@ -190,7 +190,7 @@ class Cuts:
         )
 
     def append(self, cut: Cut) -> None:
-        """Record a cut, after the versions in it were synced to disk."""
+        """Sync the versions in a cut to disk, and then record the cut."""
         self.lake.access.make_durable()
         versions, entries, histories, versioned, scd2 = (
             [(_join_name(name), number) for name, number in numbers.items()]

@@ -30,7 +30,7 @@ def record_database(connection: psycopg.Connection[Any], record: SubscriptionRec
     Raises OtherDatabaseError if they are of another one.
     """
     present_database = read_present_database(connection)
-    _refuse_other_database(connection, record, present_database)
+    _refuse_replicas_of_other_database(connection, record, present_database)
     record.change_state(lambda state: replace(state, database=str(present_database)))
 
 
@@ -40,10 +40,10 @@ def refuse_other_database(
     """Raise OtherDatabaseError if a subscription has replicas of another database than the connection's."""
     present_database = read_present_database(connection)
     for name in subscriptions:
-        _refuse_other_database(connection, SubscriptionRecord(lake, name), present_database)
+        _refuse_replicas_of_other_database(connection, SubscriptionRecord(lake, name), present_database)
 
 
-def _refuse_other_database(
+def _refuse_replicas_of_other_database(
     connection: psycopg.Connection[Any], record: SubscriptionRecord, connected_database: Database
 ) -> None:
     """Raise OtherDatabaseError if the replicas of a subscription are of another database that still exists."""

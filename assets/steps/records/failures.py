@@ -49,7 +49,8 @@ _TRANSIENT_ERRORS = (
     LockedTableError,
 )
 
-#: Errors of a damaged or refused table. The next copy replaces the table, so the user need not do what the hint says.
+#: Errors of a table that is damaged, or that Spark or delta-rs refuses. The next copy replaces the table, so the user
+#: need not do what the hint says.
 CURED_BY_COPY = (DamagedTableError, RefusedTableError)
 
 #: Errors that the data or the definition of a table may cause. Any other error is a fault, and ends the run.

@@ -49,11 +49,11 @@ class PreparedTransactions:
         return self.lake.records.position(self.path)
 
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
-        """Give the transactions in the table to the assembler of a session's transactions; returns them.
+        """Give the transactions in the table to an assembler; returns them.
 
-        The assembler waits for their second phase.
+        The assembler puts transactions together from messages. It waits for the second phase of these transactions.
         """
-        delta_rs = self._local_records()
+        delta_rs = self._require_delta_rs_records()
         with self.lake.access.translate_errors(self.path):
             if not delta_rs.exists(self.path):
                 return ()
@@ -79,7 +79,7 @@ class PreparedTransactions:
         `former_transactions` are the transactions that the table has now. If they are the same, only the position is
         written.
         """
-        delta_rs, prepared_transactions = self._local_records(), assembler.prepared_transactions
+        delta_rs, prepared_transactions = self._require_delta_rs_records(), assembler.prepared_transactions
         # The change log is synced to disk before. Otherwise this table could be ahead of it after a power cut.
         self.lake.access.make_durable()
         with self.lake.access.translate_errors(self.path):
@@ -92,14 +92,14 @@ class PreparedTransactions:
 
     def begin(self, position: int) -> None:
         """Begin the table, before anything is read from the slot."""
-        self._local_records().write(
+        self._require_delta_rs_records().write(
             self.path, PREPARED_SCHEMA.empty_table(), Commit(position, overwrite=True)
         )
         # The table is synced to disk before the change log begins. Otherwise, after a power cut, the change log could have
         # a position without this table, which `take_slot` refuses.
         self.lake.access.make_durable()
 
-    def _local_records(self) -> DeltaRsRecords:
+    def _require_delta_rs_records(self) -> DeltaRsRecords:
         return self.lake.require_delta_rs(
             PgsieveError(
                 f'source "{self.slot_stream.source.name}": replication slot "{self.slot_stream.slot}" sends prepared transactions, which cannot be'
@@ -111,9 +111,9 @@ class PreparedTransactions:
 
 
 def _make_rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
-    """The rows of all prepared transactions: for each one without a message, and then one for each message.
+    """The rows of all prepared transactions. Each transaction has one row without a message, and one for each message.
 
-    The row without a message is needed because a transaction may have no messages.
+    The row without a message comes first. It is needed because a transaction may have no messages.
     """
     row_count = 0
     for prepare in assembler.prepared_transactions:

@@ -1,7 +1,8 @@
 """The table `_registered` of a subscription: the names that pgsieve has registered in Spark's catalog.
 
-pgsieve changes no other names in the catalog. A name is recorded before it is registered, with NULL as `registered`, and
-after that with true. After a name was removed from the catalog, it is recorded with false. The newest row of a name counts.
+pgsieve changes no other names in the catalog. A name is recorded twice: before it is registered, with NULL as
+`registered`, and afterwards with true. After a name was removed from the catalog, it is recorded with false. The newest
+row of a name counts.
 """
 
 import json

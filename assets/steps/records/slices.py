@@ -22,7 +22,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 
 #: A row has the summary of a slice: the bytes of its messages, the oids of the relations with changes, and its Relation
-#: and Truncate messages. They are needed to decode the other messages.
+#: and Truncate messages. A Relation message is needed to decode the changes of its relation.
 SLICE_SCHEMA = pa.schema(
     {
         "slice": pa.int64(),

@@ -16,7 +16,8 @@ from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_ver
 from pgsieve.resources.lake.lake import Lake
 
 #: There are two kinds of rows. A row of the first kind has `system_identifier`, `timeline` and `given_up`, which is
-#: true if the slot was dropped. A row of the second kind has `deleted_up_to`. Of each kind the newest row counts.
+#: true if the slot was dropped. The newest of these rows counts. A row of the second kind has `deleted_up_to`. The
+#: greatest of these LSNs counts.
 FEED_SCHEMA = pa.schema(
     {
         "at": pa.timestamp("us", "UTC"),

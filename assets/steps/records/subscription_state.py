@@ -142,8 +142,8 @@ class SubscriptionRecord:
         """Record a state, whatever the newest one is."""
         self.change_state(lambda _: state)
 
-    def note_deleted(self, end_lsn: int) -> None:
-        """Record up to which LSN slices of change histories will be deleted. Moments before that can no longer be read."""
+    def record_deleted_lsn(self, end_lsn: int) -> None:
+        """Record up to which LSN slices of change histories will be deleted, so that `read_at` does not miss them."""
         self.change_state(lambda state: replace(state, deleted_up_to=max(end_lsn, state.deleted_up_to or 0)))
 
     def disable(self, reason: str) -> None:
@@ -156,11 +156,11 @@ class SubscriptionRecord:
 
     def record_folders(self) -> None:
         """Record the template of the replicas' folders. Raises FoldersChangedError if there are replicas with another one."""
-        state, folders = self.state_in_same_folders(), self.lake.paths.folder_template(self.subscription)
+        state, folders = self.require_same_folders(), self.lake.paths.folder_template(self.subscription)
         if (state.folders or DEFAULT_FOLDER_TEMPLATE) != folders:
             self.change_state(lambda newest_state: replace(newest_state, folders=folders))
 
-    def state_in_same_folders(self) -> SubscriptionState:
+    def require_same_folders(self) -> SubscriptionState:
         """The state. Raises FoldersChangedError if there are replicas in other folders.
 
         These are folders of another template than the lake has now.
@@ -184,9 +184,9 @@ class SubscriptionRecord:
     def require_enabled(self) -> SubscriptionState:
         """Return the state of an enabled subscription. Raises SubscriptionDisabledError if it is disabled.
 
-        Also raises the errors of `state_in_same_folders`.
+        Also raises the errors of `require_same_folders`.
         """
-        state = self.state_in_same_folders()
+        state = self.require_same_folders()
         if not state.enabled:
             raise disabled_error(self.subscription, state)
         return state

@@ -216,7 +216,7 @@ class TableStates:
         """Maps each table of the subscription to its newest state.
 
         The states are read from the lake only if `_table_states` has changed since they were read last, or if finding that
-        out would take as long.
+        out would take as long as reading them.
         """
         with self.lake.consistent_read():
             # The version is read before the rows. If rows are written in between, the recorded version is too old, and

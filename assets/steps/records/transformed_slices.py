@@ -66,8 +66,8 @@ class TableChanges:
     - `key_change_count`: the number of UPDATEs that give a row another key
     - `unsent_columns`: the columns whose values some change did not send, because they had not changed (TOAST)
     - `problem`: the reason why the changes cannot be transformed
-    - `partition_names`: the partitions through which the changes came, if the table is a partition root and the publisher says
-      so
+    - `partition_names`: the partitions through which the changes came, if the table is a partition root and the publisher names
+      them
     """
 
     slice_end: int
@@ -160,7 +160,7 @@ class TransformedSlices:
         return self.lake.records.position(self.path) or 0
 
     def append(self, slice_end: int, changes: Sequence[TableChanges], base_version: int) -> None:
-        """Record the changes of a slice, after they were synced to disk.
+        """Sync the changes of a slice to disk, and then record them.
 
         Raises OvertakenError if `base_version` is not the present version of `_transformed`.
         """

@@ -292,13 +292,14 @@ def _append_by_executor(
         if not has_changes(connection, slot_stream.source.name, slot_stream.slot, peek.query(end, limit=1)):
             return False
     with name_jobs(slot_stream.name, f"slot {slot_stream.slot}, slice {format_lsn(end)}"):
-        return _append_by_spark(lake, peek, begin, end, former_position, base_version)
+        _append_by_spark(lake, peek, begin, end, former_position, base_version)
+    return True
 
 
 def _append_by_spark(
     lake: Lake, peek: Peek, begin: int, end: int, former_position: int, base_version: int | None
-) -> bool:
-    """Let Spark append the slice of a slot that has changes. Returns true."""
+) -> None:
+    """Let Spark append the slice of a slot that has changes."""
     slot_stream = peek.slot_stream
     noted_rows = read_slice_by_executor(lake.spark, peek.conninfo, peek.query(end), begin, end)
     path, commit = (
@@ -309,9 +310,8 @@ def _append_by_spark(
     # If Spark does not return the summary, it is made when the slice is read.
     if summary is not None:
         Slices(lake, slot_stream).append(end, join_summaries(summary))
-    return True
 
 
 def make_peek_options(slot_stream: SlotStream, publications: Sequence[str]) -> PgoutputOptions:
-    """The options of pgoutput for a peek. It does not stream, because a peek returns nothing before everything is decoded."""
+    """The options of pgoutput for a peek. Streaming is off, because a peek returns nothing before everything is decoded."""
     return replace(slot_stream.options, publications=tuple(publications), streaming="off")

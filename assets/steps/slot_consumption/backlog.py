@@ -1,4 +1,4 @@
-"""Decides how much WAL is read from a slot at once, and divides what is read into slices.
+"""Decides how much WAL one query reads from a slot, and divides what is read into slices.
 
 A slice is the changes from one position of the slot to another. A reading is what one query fetches from the slot.
 

@@ -31,7 +31,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain_slot, log_missing_
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResult
 from pgsieve.assets.steps.slot_consumption.ready import ensure_publications, prepare_slot
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
-from pgsieve.assets.steps.slot_consumption.slot import present_slot
+from pgsieve.assets.steps.slot_consumption.slot import read_present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.binary.octets import Octets
@@ -56,7 +56,7 @@ SLICE_SECONDS = 1.0
 #: waits until everything is confirmed (WalSndDone in src/backend/replication/walsender.c).
 IDLE_SECONDS = 10.0
 
-#: A follower checks once in this time whether another process waits for the lock of the slot.
+#: The process that follows a slot checks once in this time whether another process waits for the lock of the slot.
 TURN_SECONDS = 1.0
 
 _MESSAGES = pa.schema([("data", pa.binary())])
@@ -88,9 +88,9 @@ class FollowedSlotStream:
                 log_missing_publications(slot_stream, catalog, log)
                 publications = ensure_publications(connection, slot_stream, lake, catalog, publications)
                 refresh_sequences(connection, slot_stream, lake)
-                state = present_slot(connection, slot_stream)
+                state = read_present_slot(connection, slot_stream)
             self._slot_stream, self._lake, self._log = slot_stream, lake, log
-            self._leaves_by_root = slot_stream.leaves_captured(catalog)
+            self._captured_leaf_sets = slot_stream.leaves_captured(catalog)
             self._has_two_phase = is_two_phase(slot_stream, state)
             options = replace(slot_stream.options, publications=tuple(publications))
             log_position = ChangeLog(lake, slot_stream).read_position()
@@ -108,7 +108,8 @@ class FollowedSlotStream:
             self._session = _Session(self._is_parallel)
             self._prepared_transactions: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
-            self._is_altered = self._is_ended = False
+            #: True if a drain has to read on: after an alteration, or if the server cannot send a change.
+            self._needs_drain = self._is_ended = False
             #: How many bytes of messages have arrived.
             self.received_bytes = 0
             self._has_begun = False
@@ -156,9 +157,9 @@ class FollowedSlotStream:
             if not self._has_begun or not is_decoding_error(error):
                 raise
             # It may be that the server cannot send one transaction. A drain (`drain_slot`) reads past it, or raises the
-            # cause.
+            # server's error.
             self._log(error.message)
-            self._is_altered = True
+            self._needs_drain = True
             yield self.position
 
     def _read_items(self) -> Iterator[int]:
@@ -180,7 +181,7 @@ class FollowedSlotStream:
                             return
                     if self._is_lock_awaited():
                         self.stop()
-        # If nothing arrived, the reason may be that something was altered at the publisher. `_end_slice` finds that out.
+        # Even if nothing has committed, something may have been altered at the publisher. `_end_slice` finds that out.
         if self._session.waiting_transactions.end_lsn or self.position > self._durable_lsn:
             yield from self._end_slice()
 
@@ -192,21 +193,21 @@ class FollowedSlotStream:
                     connection, self._durable_lsn
                 )
                 waiting_transactions = self._session.waiting_transactions
-                self._is_altered = (
+                self._needs_drain = (
                     catalog_validity is None
                     or not catalog_validity.covers(
                         waiting_transactions.xids, waiting_transactions.relation_ids
                     )
-                    or (bool(self._leaves_by_root) and waiting_transactions.has_truncate)
+                    or (bool(self._captured_leaf_sets) and waiting_transactions.has_truncate)
                 )
-                if not self._is_altered:
+                if not self._needs_drain:
                     refresh_sequences(connection, self._slot_stream, self._lake)
         except (SourceUnreachableError, TransientError) as error:
             # A server that is shutting down accepts no new connections, and waits until this stream has ended.
             self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable_lsn)}")
             self._stream.request_restart()
             return
-        if self._is_altered or self._session.waiting_transactions.end_lsn:
+        if self._needs_drain or self._session.waiting_transactions.end_lsn:
             yield self._session.waiting_transactions.end_lsn or self.position
         else:
             ChangeLog(self._lake, self._slot_stream).record_position(self.position, self._durable_lsn)
@@ -218,7 +219,7 @@ class FollowedSlotStream:
         After an alteration at the publisher, or if the server cannot send a change, the stream ends, and a drain reads
         the slot up to the present (`pgsieve.assets.steps.records.catalogs`).
         """
-        if self._is_altered:
+        if self._needs_drain:
             return self._drain_slot()
         begin, end = self._durable_lsn, self._session.waiting_transactions.end_lsn
         self._session.relation_descriptions.begin_slice()
@@ -312,9 +313,10 @@ class WaitingTransactions:
         self._last_drop_time = -math.inf
         #: The LSN at which the last commit record ends; 0 if none has arrived.
         self.end_lsn = 0
-        #: Whether there is a TRUNCATE, the identifiers of the transactions, and the oids of the relations with changes.
         self.has_truncate = False
+        #: The identifiers of the transactions.
         self.xids: set[int] = set()
+        #: The oids of the relations with changes.
         self.relation_ids: set[int] = set()
 
     def add(self, messages: pa.Array) -> None:

@@ -32,12 +32,12 @@ def read_slice_by_executor(
     The slice has the transactions whose commit LSN is at or after `begin` and before `slice_end`.
     """
 
-    def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def make_rows(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             if batch.num_rows:
                 summary = SliceSummary()
 
-                def note(summary: SliceSummary = summary) -> str:
+                def make_note(summary: SliceSummary = summary) -> str:
                     summary.refuse_undescribed_relations()
                     return summary.to_json()
 
@@ -50,10 +50,10 @@ def read_slice_by_executor(
                         relations.insert_missing_descriptions, transactions.take_before(None)
                     )
                     rows = make_change_log_rows(chain.from_iterable(described_messages), slice_end)
-                    yield from with_note(summary.collect(rows), CHANGE_LOG_SCHEMA, note)
+                    yield from with_note(summary.collect(rows), CHANGE_LOG_SCHEMA, make_note)
 
     note_schema = to_spark_schema(schema_with_note(CHANGE_LOG_SCHEMA))
-    return NotedRows(spark.range(0, 1, 1, 1).mapInArrow(drain, note_schema))
+    return NotedRows(spark.range(0, 1, 1, 1).mapInArrow(make_rows, note_schema))
 
 
 def make_change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:

@@ -75,7 +75,9 @@ def publish_set_aside_tables(
         )
 
 
-def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
+def find_peek_past_filters(
+    connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int
+) -> Peek | None:
     """Find out how to read the slot up to `end` without the tables that are set aside.
 
     Returns None if the server refuses that, too; if there is no publication for it; or if a table in the publication is no
@@ -107,7 +109,7 @@ def peek_past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lak
 
 def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
     """Find the table of the subscription whose row filter fails before `end`. None if that is not certain."""
-    if (text := find_failing_table(connection, peek.query(end))) is None:
+    if (failing_name := find_failing_table(connection, peek.query(end))) is None:
         return None
     (subscription,) = peek.slot_stream.subscriptions
     catalog = read_present_catalog(connection)
@@ -115,7 +117,7 @@ def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end
     names = {
         (relation.publish_as.schema, relation.publish_as.name)
         for oid, relation in relations_by_oid.items()
-        if catalog.tables[oid].qualified_name == text
+        if catalog.tables[oid].qualified_name == failing_name
     }
     return names.pop() if len(names) == 1 else None
 
@@ -123,7 +125,7 @@ def find_failing_table_name(connection: psycopg.Connection[Any], peek: Peek, end
 def _find_set_aside_tables(
     slot_stream: SlotStream, lake: Lake, catalog: Catalog
 ) -> Mapping[Name, ReplicatedTable]:
-    """Map the tables that are set aside, and are still published, to their definitions."""
+    """Map the name of each table that is set aside, and is still published, to the table."""
     (subscription,) = slot_stream.subscriptions
     states = TableStates(lake, subscription).read_newest()
     set_aside_tables = {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}

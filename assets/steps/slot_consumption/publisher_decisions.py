@@ -42,7 +42,7 @@ def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream
 def make_publisher_slot_streams(lake: Lake, slot_stream: SlotStream) -> tuple[SlotStream, ...]:
     """Make the streams that have to be read, too, after an alteration.
 
-    There is one for each subscription that the publisher can decide. As long as a prepared transaction waits for COMMIT
+    There is one for each subscription for which the publisher can decide. As long as a prepared transaction waits for COMMIT
     PREPARED or ROLLBACK PREPARED, there are none, because that transaction was received with the capture publications.
     """
     path = PreparedTransactions(lake, slot_stream).path
@@ -116,7 +116,7 @@ def append_empty_slice(lake: Lake, subscription_slot_stream: SlotStream, end: in
 def record_altered_slice(
     lake: Lake, slot_stream: SlotStream, subscription_slot_stream: SlotStream, begin: int, end: int
 ) -> None:
-    """List a slice that the publisher has decided for a subscription. The subscription's own change log already has it."""
+    """List a slice for which the publisher has decided. The subscription's own change log already has the slice."""
     (subscription,) = subscription_slot_stream.subscriptions
     AlteredSlices(lake, slot_stream).append(subscription, begin, end)
     lake.access.make_durable()

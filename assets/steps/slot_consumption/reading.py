@@ -39,7 +39,7 @@ from pgsieve.assets.steps.slot_consumption.publisher_decisions import (
     prepare_base_version,
     read_greatest_end,
 )
-from pgsieve.assets.steps.slot_consumption.slot import present_slot
+from pgsieve.assets.steps.slot_consumption.slot import read_present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase, recover_prepared_transactions
 from pgsieve.assets.steps.slot_consumption.unsendable_changes import Fallback, find_refusal
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
@@ -85,7 +85,7 @@ class DrainResult:
 class ReadySlot:
     """A slot that is ready to be read into a lake: a session of its server, and the publications to read it with.
 
-    `leaves_by_root` has a set for each root whose leaf partitions are captured: the oids of these leaves. A TRUNCATE of
+    `captured_leaf_sets` has the oids of leaf partitions: one set for each root whose leaves are captured. A TRUNCATE of
     such a root looks the same as a TRUNCATE of all its leaves.
     """
 
@@ -93,7 +93,7 @@ class ReadySlot:
     slot_stream: SlotStream
     lake: Lake
     publications: Sequence[str]
-    leaves_by_root: Sequence[frozenset[int]] = ()
+    captured_leaf_sets: Sequence[frozenset[int]] = ()
 
 
 def read_slot_to(
@@ -138,7 +138,7 @@ class _SlotReader:
             slot.connection.info.server_version,
         )
         state, log_position = (
-            present_slot(slot.connection, slot.slot_stream),
+            read_present_slot(slot.connection, slot.slot_stream),
             self._change_log.read_position(),
         )
         #: The LSN before which all transactions are in the change log.
@@ -151,7 +151,7 @@ class _SlotReader:
             slot.connection, self.position
         )
         self._is_catalog_unproven = False
-        self._keeps_prepared = is_two_phase(slot.slot_stream, state)
+        self._has_two_phase = is_two_phase(slot.slot_stream, state)
         self._stride = Stride(SLICE_BYTES)
         self._can_advance_copies = True
 
@@ -183,7 +183,7 @@ class _SlotReader:
 
     def _continue_from(self, lsn: int) -> None:
         """Go on from the LSN up to which another process has read the slot."""
-        if self._keeps_prepared:
+        if self._has_two_phase:
             recover_prepared_transactions(
                 self._slot_stream, self._lake, self._slot.publications, self._peek.server_version, lsn
             )
@@ -197,7 +197,7 @@ class _SlotReader:
         """
         begin = self.position
         publisher_decides = self._catalog_validity is None or self._is_catalog_unproven
-        is_single = publisher_decides or self._keeps_prepared or self._lake.is_reached_by_spark_only
+        is_single = publisher_decides or self._has_two_phase or self._lake.is_reached_by_spark_only
         ends = self._stride.next_ends(begin, self._target_lsn, is_single=is_single)
         self._end_lsn = ends[-1]
         publisher_decides = publisher_decides or self._must_publisher_decide()
@@ -217,7 +217,7 @@ class _SlotReader:
             begin,
             ends,
             ends_of_second_session,
-            records_prepared=self._keeps_prepared,
+            records_prepared=self._has_two_phase,
             catalog_validity=catalog_validity,
         )
         is_continued = self._append_reading(
@@ -225,7 +225,7 @@ class _SlotReader:
             base_version,
             must_record_position=self._must_record_position or bool(subscription_slot_streams),
         )
-        # All slices of the reading are confirmed at once, because the server decodes from restart_lsn for each
+        # One confirmation covers all slices of the reading, because the server decodes from restart_lsn for each
         # confirmation.
         if begin < self.position:
             self._confirm()
@@ -309,7 +309,7 @@ class _SlotReader:
         """Read the slot past a change that the server cannot send."""
         self._confirm()
         fallback = Fallback(
-            self._connection, self._lake, self._peek, self._log, has_two_phase=self._keeps_prepared
+            self._connection, self._lake, self._peek, self._log, has_two_phase=self._has_two_phase
         )
         try:
             self.position = fallback.read_past_change(fault, self.position, self._end_lsn)
@@ -370,7 +370,7 @@ class _SlotReader:
 
         Only the publisher can say whether it was a TRUNCATE of the root itself.
         """
-        if not self._slot.leaves_by_root:
+        if not self._slot.captured_leaf_sets:
             return False
         query = self._peek.query(self._end_lsn)
         truncated_relations_of_slice = find_truncated_relations(
@@ -379,7 +379,7 @@ class _SlotReader:
         return any(
             leaves <= relation_ids
             for relation_ids in truncated_relations_of_slice
-            for leaves in self._slot.leaves_by_root
+            for leaves in self._slot.captured_leaf_sets
         )
 
 

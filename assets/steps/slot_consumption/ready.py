@@ -75,31 +75,31 @@ def prepare_slot(
     names = sound_stream.slot_publications(server_catalog)
     created_names = [name for name in names if name not in server_catalog.publications]
     try:
-        is_recorded = catalogs.is_recorded(fingerprint)
+        must_record = not catalogs.is_recorded(fingerprint)
         is_begun = state is not None and log_position is not None and not catalogs.find_unread_subscriptions()
         publisher_decides = (
-            is_begun and not is_recorded and (copier is None or can_publisher_decide(sound_stream, copier))
+            is_begun and must_record and (copier is None or can_publisher_decide(sound_stream, copier))
         )
         if slot_stream.filtered:
             publish_set_aside_tables(connection, sound_stream, lake, server_catalog, no_log)
         elif not _make_capture(connection, sound_stream, server_catalog, publisher_decides=publisher_decides):
-            names, is_recorded = tuple(name for name in names if name not in created_names), True
-        if not is_recorded:  # The catalog that is recorded has to include the new capture publications.
+            names, must_record = tuple(name for name in names if name not in created_names), False
+        if must_record:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
-            is_recorded = _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
+            must_record = not _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
         capture_lsn, next_xid = read_inserted_lsn(connection), read_next_xid(connection)
         if state is None:
             begin_slot(connection, slot_stream, lake)
         else:
             _align_positions(connection, slot_stream, lake, state, log_position, names)
-        if not is_recorded:
+        if must_record:
             if log_position is not None and connection.info.server_version < 180000:
                 _read_older_wal(connection, slot_stream, lake, names)
             # If a subscription was missing in pgsieve.yaml for a while, its tables have not got the changes of that time.
             forget_copies(lake, catalogs.find_unread_subscriptions())
             restart_lsn = capture_lsn if state is None else state.restart_lsn
             catalogs.append(capture_lsn, next_xid, fingerprint, catalog, restart_lsn)
-            # This record decides all changes that are read later, so it is synced to disk before the slot is read.
+            # pgsieve filters all later changes by this record, so it is synced to disk before the slot is read.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
@@ -142,8 +142,8 @@ def ensure_publications(
 ) -> tuple[str, ...]:
     """Return the publications with which a stream is read.
 
-    A stream needs a publication. If nothing is captured, for example because only sequences are published, an empty
-    publication is created.
+    The replication protocol needs at least one. If nothing is captured, for example because only sequences are
+    published, an empty publication is created.
     """
     if publications:
         return publications

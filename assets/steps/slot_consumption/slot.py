@@ -49,7 +49,9 @@ class OtherClusterError(PgsieveError):
     """The source is another cluster than the one whose changes the lake has, so their LSNs cannot be compared."""
 
 
-def present_slot(connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream) -> SlotState:
+def read_present_slot(
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream
+) -> SlotState:
     """The state of the stream's slot. Raises SourceError if it does not exist."""
     state = read_slot_state(connection, slot_stream.slot)
     if state is None:
@@ -84,7 +86,7 @@ def take_slot(
         raise SlotStreamLostError(
             f'source "{slot_stream.source.name}": "{SlotStreamRecord(lake, slot_stream).path}" is gone, the record of the'
             " change log's cluster and of its deleted slices",
-            hint=_recovery_hint(slot_stream),
+            hint=_make_recovery_hint(slot_stream),
             sqlstate="55000",
         )
     if log_position is not None and recorded_timeline not in {None, timeline}:
@@ -109,7 +111,7 @@ def take_slot(
         )
     if slot_stream.failover and not state.has_failover:
         enable_failover(slot_stream.source, slot_stream.slot)
-    _note_cluster(connection, SlotStreamRecord(lake, slot_stream), newest_row, timeline)
+    _update_cluster_record(connection, SlotStreamRecord(lake, slot_stream), newest_row, timeline)
     return state
 
 
@@ -121,7 +123,7 @@ class SlotStreamLostError(SlotError):
     """The record of the cluster is gone, but there are a change log and replicas. They may be of another server."""
 
 
-def _recovery_hint(slot_stream: SlotStream) -> str:
+def _make_recovery_hint(slot_stream: SlotStream) -> str:
     commands = " and ".join(f"`pgsieve resync {name}`" for name in slot_stream.subscriptions)
     return f"restore it from a backup, or copy every table again: {commands}"
 
@@ -130,7 +132,7 @@ def _make_change_log_error(lake: Lake, slot_stream: SlotStream, problem: str) ->
     return ChangeLogLostError(
         f'source "{slot_stream.source.name}": the change log "{ChangeLog(lake, slot_stream).path}" {problem}: its changes that no'
         " replica has are lost",
-        hint=_recovery_hint(slot_stream),
+        hint=_make_recovery_hint(slot_stream),
         sqlstate="55000",
     )
 
@@ -221,20 +223,20 @@ def claim_slot(
     """
     refuse_other_cluster(connection, slot_stream, lake)
     refuse_other_database(connection, lake, slot_stream.subscriptions)
-    _record_cluster(connection, slot_stream, lake)
+    _ensure_cluster_record(connection, slot_stream, lake)
 
 
-def _record_cluster(
+def _ensure_cluster_record(
     connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> None:
     """Record the cluster of the slot, if none is recorded."""
     record = SlotStreamRecord(lake, slot_stream)
     if not (newest_row := record.read_newest_cluster()):
-        _note_cluster(connection, record, newest_row, read_current_timeline(connection))
+        _update_cluster_record(connection, record, newest_row, read_current_timeline(connection))
         lake.access.make_durable()
 
 
-def _note_cluster(
+def _update_cluster_record(
     connection: psycopg.Connection[tuple[object, ...]],
     record: SlotStreamRecord,
     newest_row: Mapping[str, Any],
@@ -308,7 +310,7 @@ def begin_slot(
             sqlstate="55000",
         )
     forget_copies(lake, slot_stream.subscriptions)
-    _record_cluster(connection, slot_stream, lake)
+    _ensure_cluster_record(connection, slot_stream, lake)
     with limit_wait(slot_stream.source, connection, PATIENT_SECONDS):
         start = create_slot(
             connection,
@@ -322,7 +324,9 @@ def begin_slot(
         # Another process may have copied tables since the call above, at a snapshot from before the slot.
         forget_copies(lake, slot_stream.subscriptions)
         record = SlotStreamRecord(lake, slot_stream)
-        _note_cluster(connection, record, record.read_newest_cluster(), read_current_timeline(connection))
+        _update_cluster_record(
+            connection, record, record.read_newest_cluster(), read_current_timeline(connection)
+        )
         if slot_stream.options.two_phase:
             PreparedTransactions(lake, slot_stream).begin(start)
         ChangeLog(lake, slot_stream).record_position(start)

@@ -3,8 +3,7 @@
 The server cannot send a change, for example, if a row filter fails, if a text has more than 1 GB, or if an output
 function fails.
 
-A peek reads the slot without confirming anything. In: a reading of the slot (by one query) that has ended with an error
-of the server
+In: a peek (a query that reads the slot without confirming anything) that has ended with an error of the server
 Out: slices (changes from one position of the slot to another) up to an LSN from which the slot can be read again
 
 pgoutput sends a transaction as a whole or not at all. So a transaction that cannot be sent is left out, after its
@@ -30,7 +29,7 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices
 from pgsieve.assets.steps.slot_consumption.past_filters import (
     find_failing_table_name,
-    peek_past_filters,
+    find_peek_past_filters,
     publish_set_aside_tables,
 )
 from pgsieve.assets.steps.slot_consumption.publisher_decisions import (
@@ -111,9 +110,9 @@ class Fallback:
         """Append the changes before the first transaction that cannot be sent, and return the new position.
 
         If there are no changes before this transaction, the transaction itself is appended, as far as it can be sent. If
-        everything can be sent except the changes of tables that are set aside (`peek_past_filters`), all other changes up
+        everything can be sent except the changes of tables that are set aside (`find_peek_past_filters`), all other changes up
         to `end` are appended. The slot is at `position`, and cannot be read up to `end`. Raises `fault` if the server can
-        send everything, or nothing at all.
+        send everything, or refuses the query even if it has nothing to send.
         """
         # It is not proven that a recorded catalog is valid for this slice, so the publisher decides.
         subscription_slot_streams = make_publisher_slot_streams(self.lake, self.peek.slot_stream)
@@ -126,7 +125,7 @@ class Fallback:
         refusal = find_refusal_before(end)
         if refusal is None:
             raise fault
-        if (accepted_peek := peek_past_filters(self.connection, self.peek, self.lake, end)) is not None:
+        if (accepted_peek := find_peek_past_filters(self.connection, self.peek, self.lake, end)) is not None:
             self._append_captured_changes(accepted_peek, position, end, None)
             return end
         new_position = _find_last_sendable_lsn(
@@ -201,7 +200,7 @@ class Fallback:
     def _prepare_base_version(
         self, subscription_slot_streams: Sequence[SlotStream], begin: int, end: int
     ) -> int | None:
-        """Find the version that the change log needs before a slice that other streams get too (`prepare_base_version`)."""
+        """Find the version that the change log must have before a slice that the subscriptions' streams get, too."""
         path = ChangeLog(self.lake, self.peek.slot_stream).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:
@@ -271,7 +270,8 @@ class Fallback:
     def _refuse_prepared_transactions(self, begin: int, refusal: SourceError) -> None:
         """Raise an error if transactions are prepared.
 
-        The transaction that cannot be sent may be one of them. It would commit after its tables are copied.
+        The transaction that cannot be sent may be one of them. It would commit after its tables are copied, and the
+        copies would lack its changes.
         """
         if not self.has_two_phase:
             return
@@ -377,12 +377,12 @@ class Fallback:
                 relation_by_oid = find_routes(catalog, publications)
                 known_relation_ids |= relation_by_oid.keys()
                 names |= {
-                    _name_table(relation_by_oid[oid].publish_as)
+                    _get_name(relation_by_oid[oid].publish_as)
                     for oid in changed_relation_ids
                     if oid in relation_by_oid
                 }
                 partitioned_tables |= {
-                    _name_table(relation.publish_as)
+                    _get_name(relation.publish_as)
                     for relation in relation_by_oid.values()
                     if relation.publish_as.kind == "p"
                 }
@@ -400,7 +400,7 @@ class Fallback:
         )
 
 
-def _name_table(table: Table) -> Name:
+def _get_name(table: Table) -> Name:
     return table.schema, table.name
 
 

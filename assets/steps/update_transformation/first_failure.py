@@ -1,8 +1,8 @@
-"""Finds the first transaction with which the transformation of a window fails, by trying it without writing anything.
+"""Finds the first transaction with which the transformation of a window fails, by transforming without writing.
 
 A slice is the changes from one position of the slot to another. Its messages are transformed: decoded and filtered.
 
-In: the tables and messages of a window (the part of a slice that is transformed at once)
+In: the tables and messages of a window (the part of a slice that is transformed in one go)
 Out: the commit LSN of the transaction, which the user can pass to `pgsieve skip`, and the reason
 
 Raises LakeError if the lake itself fails.

@@ -1,10 +1,10 @@
-"""Messages of the change log: reads them in this process if they are few, else by executors or by Spark.
+"""Messages of the change log: reads them into memory if they are few, else by row groups of files, or by Spark.
 
 The change log is a Delta table that has the messages of a replication slot as pgoutput sends them, one per row.
 
 In: slices of a change log (changes from one position of the slot to another), and filters that choose some messages
-Out: an Arrow table in the order of the messages, or row groups of files, or a DataFrame. If Spark is not the only reader,
-     a session is started only when the DataFrame is used.
+Out: an Arrow table in the order of the messages, or row groups of files, or a DataFrame. A Spark session is
+     started at the first use of the DataFrame, or by `open_messages` if only Spark can read the messages.
 
 Raises LakeError if a slice cannot be read.
 """

@@ -228,31 +228,28 @@ def _find_present_columns(
 
     The missing columns were added to the table after the relation version. ADD COLUMN gives their values.
     """
-    relation, former_definition, layout = (
+    relation, former, layout = (
         published_version.version.relation,
         definition.former,
         definition.layout,
     )
     names = tuple(subscription.replica_name(column.name) for column in relation.columns)
-    if former_definition is None or published_version.version.begin >= (former_definition.until, 0):
+    if former is None or published_version.version.begin >= (former.until, 0):
         return names, ()
     table = published_version.published_relation.publish_as
     try:
         names = find_present_names(
             [(name, column.type_oid) for name, column in zip(names, relation.columns, strict=True)],
             relation.relation_id,
-            former_definition.layout,
+            former.layout,
             layout,
         )
         newer_columns = [
-            column
-            for column in layout.list_added_columns(former_definition.layout)
-            if column.name in definition.names
+            column for column in layout.list_added_columns(former.layout) if column.name in definition.names
         ]
         missing_columns = [column for column in newer_columns if column.name not in names]
         columns_and_values = [
-            (column, find_missing_value(column, former_definition.layout, layout))
-            for column in missing_columns
+            (column, find_missing_value(column, former.layout, layout)) for column in missing_columns
         ]
     except SchemaChangedError as error:
         raise _make_copy_error(published_version, error.message) from None
@@ -274,7 +271,7 @@ def _refuse_another_identity(
     These are the columns of its key, or all columns if it has no key. Leaf partitions have replica identities of their
     own, for which there is `_refuse_altered_leaves`.
     """
-    relation, former_definition = published_version.version.relation, definition.former
+    relation, former = published_version.version.relation, definition.former
     if relation.relation_id != published_version.published_relation.publish_as.oid or _has_key_of_leaves(
         published_version, definition
     ):
@@ -282,9 +279,9 @@ def _refuse_another_identity(
     identity_columns = {name for name, column in zip(names, relation.columns, strict=True) if column.is_key}
     has_lost_key = (
         not definition.key
-        and former_definition is not None
-        and former_definition.key
-        and published_version.version.begin < (former_definition.until, 0)
+        and former is not None
+        and former.key
+        and published_version.version.begin < (former.until, 0)
         and relation.replica_identity != "f"
     )
     if has_lost_key or not set(definition.key) <= identity_columns:

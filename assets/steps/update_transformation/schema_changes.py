@@ -102,7 +102,7 @@ class SchemaChanges:
         present_definition: Definition,
         states_version: int,
     ) -> None:
-        """Make one replica follow its present definition. `states_version` is that of the table of states with `state`.
+        """Make one replica follow its present definition. `states_version` is the Delta version of the states.
 
         Raises SchemaChangedError if the table has to be copied again.
         """

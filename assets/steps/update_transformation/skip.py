@@ -1,7 +1,7 @@
 """Skips a transaction by its commit LSN, as ALTER SUBSCRIPTION … SKIP (lsn = …) does. PostgreSQL calls it the finish LSN.
 
 A slice is the changes from one position of the slot to another. A window is the part of a slice that is transformed
-(decoded and filtered) at once.
+(decoded and filtered) in one go.
 
 As in PostgreSQL, the LSN is cleared by the next transaction that has changes, even if it is not the transaction that
 the user has named (clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for
@@ -63,39 +63,39 @@ class Skip:
             )
         self._record.change_state(lambda state: replace(state, skip_lsn=lsn, notice=None))
 
-    def clear(self, skip: int | None, window: Window, log: Log, *, has_changes: bool) -> int | None:
+    def clear(self, skip_lsn: int | None, window: Window, log: Log, *, has_changes: bool) -> int | None:
         """Clear the LSN to skip after the window that contains it, or after a window that has changes (`has_changes`).
 
         Returns the LSN that still has to be skipped; None if there is none.
         """
-        if skip is None:
+        if skip_lsn is None:
             return None
-        if window.skipped_lsn is not None and self._is_in(window):
-            notice = f"skipped the transaction finished at {format_lsn(skip)}"
+        if window.skipped_lsn is not None and self._has_skipped_transaction(window):
+            notice = f"skipped the transaction finished at {format_lsn(skip_lsn)}"
         elif has_changes or window.skipped_lsn is not None:
-            notice = (
-                f"warning: skip LSN {format_lsn(skip)} cleared: it is not where the next transaction finished"
-            )
+            notice = f"warning: skip LSN {format_lsn(skip_lsn)} cleared: it is not where the next transaction finished"
         else:
-            return skip
+            return skip_lsn
         # If the LSNs differ, the user has chosen another transaction meanwhile.
         self._record.change_state(
-            lambda state: replace(state, skip_lsn=None, notice=notice) if state.skip_lsn == skip else state
+            lambda state: (
+                replace(state, skip_lsn=None, notice=notice) if state.skip_lsn == skip_lsn else state
+            )
         )
         log(f"{self.subscription.name}: {notice}")
         return None
 
-    def _is_in(self, window: Window) -> bool:
+    def _has_skipped_transaction(self, window: Window) -> bool:
         """True if the slice of the window has a transaction whose commit LSN is the LSN to skip."""
         lake, slot_stream = self.lake, self.subscription.slot_stream
         size = read_slice_contents(lake, slot_stream, window.slice_end).size
         messages = open_messages(lake, ChangeLog(lake, slot_stream).path, [window.slice_end], size)
         assert window.skipped_lsn is not None
-        of_transaction = MessageFilter(
+        transaction_filter = MessageFilter(
             after_order=(window.skipped_lsn, FIRST_ORDINAL),
             before_order=(window.skipped_lsn + 1, FIRST_ORDINAL),
         )
-        return bool(messages.apply_filter(of_transaction).read_commit_lsns())
+        return bool(messages.apply_filter(transaction_filter).read_commit_lsns())
 
 
 def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:

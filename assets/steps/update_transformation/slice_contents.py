@@ -86,7 +86,9 @@ def slices_to_read(
     the slice, None is yielded instead of a subscription.
     """
     slot_stream, name = subscription.slot_stream, subscription.name
-    decided_subscription = replace(subscription, slot_stream=make_publisher_slot_stream(slot_stream, name))
+    subscription_as_published = replace(
+        subscription, slot_stream=make_publisher_slot_stream(slot_stream, name)
+    )
     with lake.consistent_read():
         # A slice is listed in `altered` before it is in the change log. So the change log is read before `altered`, and no
         # slice is read that is about to be listed.
@@ -95,7 +97,7 @@ def slices_to_read(
         appended_ends = lake.records.slices(ChangeLog(lake, slot_stream).path, after_lsn=since_lsn)
     for end in sorted({*appended_ends, *(end for end in altered_ends if end > since_lsn)}):
         if end in altered_ends:
-            yield end, decided_subscription, present_catalog
+            yield end, subscription_as_published, present_catalog
         elif can_publisher_decide(slot_stream, name) and (
             recorded_catalog := Catalogs(lake, slot_stream).read_for_slice(end)
         ):

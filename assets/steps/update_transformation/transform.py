@@ -255,9 +255,8 @@ class _SliceTransformation:
                 raise error
             problem = describe_waiting_reason(error)
             return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
-        describe_error(
-            lake, error
-        )  # If the lake itself has failed, and not only this table, the error is raised.
+        # If the lake itself has failed, and not only this table, the error is raised.
+        describe_error(lake, error)
         if not is_damage(error):
             if subscription.disable_on_error:
                 raise error

@@ -1,4 +1,4 @@
-"""Windows: a window is the part of a slice that is transformed (decoded and filtered) at once.
+"""Windows: a window is the part of a slice that is transformed (decoded and filtered) in one go.
 
 Mostly it is the whole slice.
 
@@ -195,10 +195,8 @@ def _read_small_tables(
         for versions in relation_versions_by_table.values()
         for published_version in versions
     }:
-        return (
-            {},
-            None,
-        )  # All changes of the slice are of one table, so no table has only a small part of them.
+        # All changes of the slice are of one table, so no table has only a small part of them.
+        return {}, None
     change_counts = messages.count_changes()
     relations_of_table = {
         name: frozenset(published_version.version.relation.relation_id for published_version in versions)

@@ -10,7 +10,7 @@ import pytest
 
 from pgsieve.assets.outcome import run_as_step
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.prefetched import PREFETCH_LOG, finished_work
+from pgsieve.assets.steps.prefetched import PREFETCH_LOG, make_finished_work
 from pgsieve.pipelines.commands.prefetched_work import prefetch_work
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.resource import LakeResource
@@ -39,7 +39,7 @@ def test_each_step_gets_its_result_its_messages_and_its_error_in_any_order(lake:
             done["b"](messages.append)
         assert done["a"](messages.append)[0] == "A"
     assert messages == ["c begins", "c ends", "b begins", "a begins", "a ends"]
-    assert finished_work(7)(messages.append) == (7, Work())
+    assert make_finished_work(7)(messages.append) == (7, Work())
 
 
 def test_log_messages_are_in_the_log_of_their_own_step(lake: Lake) -> None:

@@ -111,7 +111,7 @@ def test_what_another_process_records_of_a_subscription_meanwhile_stays(
         return state
 
     monkeypatch.setattr(SubscriptionRecord, "read_state", read_and_be_overtaken)
-    changes = {"deleted": partial(record.note_deleted, 9), "clustered": clusterings.save}
+    changes = {"deleted": partial(record.record_deleted_lsn, 9), "clustered": clusterings.save}
     one = Subscription("sub", FEED)
     changes.get(change, partial(Skip(one, lake).set_lsn, None))()
     assert record.read_state().reason == "an error"
