@@ -367,7 +367,7 @@ class PluginDriver:
         xid = message.xid
         self._relations.end_stream(xid, committed=True)
         if not self._plugin.can_decode_prepare(xid, message.gid):
-            return  # The transaction stays buffered until COMMIT PREPARED or ROLLBACK PREPARED.
+            return  # The transaction stays as it is until COMMIT PREPARED or ROLLBACK PREPARED.
         txn = _make_prepared_transaction(message)
         if buffered_transaction := self._buffer_by_xid.pop(xid, None):
             open_txn = _OpenTransaction(txn, "begin_prepare")
