@@ -5,7 +5,7 @@ NumericError with PostgreSQL's message and SQLSTATE if the server raises an erro
 SQLSTATE if the result depends on the server's version.
 
 The rules are those of src/backend/utils/adt/numeric.c. The scale of a sum is the greater scale of its operands. The
-scale of a product is the sum of their scales. `_quotient_scale` has the rule for quotients. Results are rounded half
+scale of a product is the sum of their scales. `_choose_quotient_scale` has the rule for quotients. Results are rounded half
 away from zero.
 """
 
@@ -41,11 +41,11 @@ class NumericError(PgsieveError):
     """PostgreSQL raises an error for a numeric expression, or its result depends on PostgreSQL's version."""
 
 
-def _division_by_zero_error() -> NumericError:
+def _make_division_by_zero_error() -> NumericError:
     return NumericError("division by zero", sqlstate="22012")
 
 
-def _overflow_error() -> NumericError:
+def _make_overflow_error() -> NumericError:
     return NumericError("value overflows numeric format", sqlstate="22003")
 
 
@@ -77,7 +77,7 @@ def _require_range(value: Decimal) -> Decimal:
     if not value:
         return value.copy_abs()
     if value.is_finite() and value.adjusted() >= _MAX_INTEGRAL_DIGITS:
-        raise _overflow_error()
+        raise _make_overflow_error()
     return value
 
 
@@ -108,7 +108,7 @@ def _multiply(left: Decimal, right: Decimal) -> Decimal:
     return _to_scale(product, _MAX_SCALE) if exceeds_scale else product
 
 
-def _first_base_digit(value: Decimal) -> tuple[int, int]:
+def _find_first_base_digit(value: Decimal) -> tuple[int, int]:
     """Return the weight and the value of the first base 10000 digit that is not zero; (0, 0) for zero."""
     if not value:
         return 0, 0
@@ -116,12 +116,15 @@ def _first_base_digit(value: Decimal) -> tuple[int, int]:
     return weight, int(abs(value).scaleb(-weight * _DIGITS_PER_BASE_DIGIT, _EXACT_CONTEXT))
 
 
-def _quotient_scale(left: Decimal, right: Decimal) -> int:
+def _choose_quotient_scale(left: Decimal, right: Decimal) -> int:
     """Return the scale of a quotient.
 
     The quotient gets at least 16 significant digits, and at least the scale of each operand (select_div_scale()).
     """
-    (left_weight, left_digit), (right_weight, right_digit) = _first_base_digit(left), _first_base_digit(right)
+    (left_weight, left_digit), (right_weight, right_digit) = (
+        _find_first_base_digit(left),
+        _find_first_base_digit(right),
+    )
     weight = left_weight - right_weight - (left_digit <= right_digit)
     scale = max(
         _MIN_SIGNIFICANT_DIGITS - weight * _DIGITS_PER_BASE_DIGIT, _find_scale(left), _find_scale(right), 0
@@ -129,11 +132,11 @@ def _quotient_scale(left: Decimal, right: Decimal) -> int:
     return min(scale, _MAX_DISPLAY_SCALE)
 
 
-def _scaled_integer(value: Decimal, scale: int) -> int:
+def _to_scaled_integer(value: Decimal, scale: int) -> int:
     return int(value.scaleb(scale, _EXACT_CONTEXT))
 
 
-def _rounded_ratio(left: int, right: int) -> int:
+def _divide_rounded(left: int, right: int) -> int:
     """Divide two integers, and round the quotient half away from zero."""
     quotient, remainder = divmod(abs(left), abs(right))
     quotient += 2 * remainder >= abs(right)
@@ -145,15 +148,15 @@ def _divide(left: Decimal, right: Decimal) -> Decimal:
         if right.is_infinite():
             return Decimal("NaN")
         if not right:
-            raise _division_by_zero_error()
+            raise _make_division_by_zero_error()
         return left if right > 0 else left.copy_negate()
     if right.is_infinite():
         return Decimal(0)
     if not right:
-        raise _division_by_zero_error()
-    scale, common_scale = _quotient_scale(left, right), max(_find_scale(left), _find_scale(right))
-    ratio = _rounded_ratio(
-        _scaled_integer(left, common_scale) * 10**scale, _scaled_integer(right, common_scale)
+        raise _make_division_by_zero_error()
+    scale, common_scale = _choose_quotient_scale(left, right), max(_find_scale(left), _find_scale(right))
+    ratio = _divide_rounded(
+        _to_scaled_integer(left, common_scale) * 10**scale, _to_scaled_integer(right, common_scale)
     )
     return Decimal(ratio).scaleb(-scale, _EXACT_CONTEXT)
 
@@ -161,14 +164,14 @@ def _divide(left: Decimal, right: Decimal) -> Decimal:
 def _modulo(left: Decimal, right: Decimal) -> Decimal:
     if left.is_infinite():
         if not right:
-            raise _division_by_zero_error()
+            raise _make_division_by_zero_error()
         return Decimal("NaN")
     if right.is_infinite():
         return left
     if not right:
-        raise _division_by_zero_error()
+        raise _make_division_by_zero_error()
     common_scale = max(_find_scale(left), _find_scale(right))
-    dividend, divisor = _scaled_integer(left, common_scale), abs(_scaled_integer(right, common_scale))
+    dividend, divisor = _to_scaled_integer(left, common_scale), abs(_to_scaled_integer(right, common_scale))
     remainder = abs(dividend) % divisor
     return Decimal(-remainder if dividend < 0 else remainder).scaleb(-common_scale, _EXACT_CONTEXT)
 
@@ -177,9 +180,9 @@ def _divide_truncated(left: Decimal, right: Decimal) -> Decimal:
     if not left.is_finite() or not right.is_finite():
         return _divide(left, right)
     if not right:
-        raise _division_by_zero_error()
+        raise _make_division_by_zero_error()
     common_scale = max(_find_scale(left), _find_scale(right))
-    dividend, divisor = _scaled_integer(left, common_scale), _scaled_integer(right, common_scale)
+    dividend, divisor = _to_scaled_integer(left, common_scale), _to_scaled_integer(right, common_scale)
     quotient = abs(dividend) // abs(divisor)
     return Decimal(quotient if (dividend < 0) == (divisor < 0) else -quotient)
 
@@ -188,9 +191,9 @@ def _greatest_common_divisor(left: Decimal, right: Decimal) -> Decimal:
     if not (left.is_finite() and right.is_finite()):
         return Decimal("NaN")
     common_scale = max(_find_scale(left), _find_scale(right))
-    return Decimal(gcd(_scaled_integer(left, common_scale), _scaled_integer(right, common_scale))).scaleb(
-        -common_scale, _EXACT_CONTEXT
-    )
+    return Decimal(
+        gcd(_to_scaled_integer(left, common_scale), _to_scaled_integer(right, common_scale))
+    ).scaleb(-common_scale, _EXACT_CONTEXT)
 
 
 def _least_common_multiple(left: Decimal, right: Decimal) -> Decimal:
@@ -198,8 +201,8 @@ def _least_common_multiple(left: Decimal, right: Decimal) -> Decimal:
         return Decimal("NaN")
     common_scale = max(_find_scale(left), _find_scale(right))
     left_integer, right_integer = (
-        abs(_scaled_integer(left, common_scale)),
-        abs(_scaled_integer(right, common_scale)),
+        abs(_to_scaled_integer(left, common_scale)),
+        abs(_to_scaled_integer(right, common_scale)),
     )
     multiple = (
         left_integer // gcd(left_integer, right_integer) * right_integer
@@ -231,7 +234,7 @@ def _compute_root(value: Decimal, scale: int) -> int:
     return (isqrt(shifted_value) + 5) // 10
 
 
-def _integer_rounder(rounding: str) -> Callable[[Decimal], Decimal]:
+def _make_integer_rounder(rounding: str) -> Callable[[Decimal], Decimal]:
     return lambda value: _to_scale(value, 0, rounding) if value.is_finite() else value
 
 
@@ -243,7 +246,7 @@ def _sign(value: Decimal) -> Decimal:
 _MAX_ROUNDING_DIGITS: Final = 2_000
 
 
-def _scale_rounder(rounding: str) -> Callable[[Decimal, int], Decimal]:
+def _make_scale_rounder(rounding: str) -> Callable[[Decimal, int], Decimal]:
     def apply(value: Decimal, scale: int) -> Decimal:
         if not value.is_finite():
             return value
@@ -285,15 +288,15 @@ def _handle_nan_and_range(function: Callable[..., Decimal]) -> Callable[..., Dec
     return apply
 
 
-def _scale_or_null(value: Decimal) -> int | None:
+def _find_scale_or_null(value: Decimal) -> int | None:
     return _find_scale(value) if value.is_finite() else None
 
 
-def _min_scale_or_null(value: Decimal) -> int | None:
+def _find_min_scale_or_null(value: Decimal) -> int | None:
     return _find_scale(_trim_scale(value)) if value.is_finite() else None
 
 
-def _integer_converter(bits: int, name: str) -> Callable[[Decimal], int]:
+def _make_integer_converter(bits: int, name: str) -> Callable[[Decimal], int]:
     def convert(value: Decimal) -> int:
         if not value.is_finite():
             kind = "NaN" if value.is_nan() else "infinity"
@@ -308,13 +311,13 @@ def _integer_converter(bits: int, name: str) -> Callable[[Decimal], int]:
 
 def _apply_modifier(value: Decimal, precision: int, scale: int) -> Decimal:
     """Cast a numeric to `numeric(precision, scale)`; raises NumericError if it does not fit."""
-    rounded_value = value if value.is_infinite() else _scale_rounder(ROUND_HALF_UP)(value, scale)
+    rounded_value = value if value.is_infinite() else _make_scale_rounder(ROUND_HALF_UP)(value, scale)
     if value.is_infinite() or (rounded_value and rounded_value.adjusted() >= precision - scale):
         raise NumericError("numeric field overflow", sqlstate="22003")
     return rounded_value
 
 
-def _float_converter(significant_digits: int) -> Callable[[float], Decimal]:
+def _make_float_converter(significant_digits: int) -> Callable[[float], Decimal]:
     """Return the conversion of real or double precision to numeric.
 
     PostgreSQL keeps 6 significant digits of a real, and 15 of a double precision number.
@@ -342,29 +345,29 @@ DECIMAL_FUNCTIONS: Final[Mapping[str, Callable[..., Decimal]]] = MappingProxyTyp
         "numeric_uminus": _handle_nan_and_range(Decimal.copy_negate),
         "numeric_uplus": _handle_nan_and_range(Decimal.__copy__),
         "numeric_sign": _handle_nan_and_range(_sign),
-        "numeric_ceil": _handle_nan_and_range(_integer_rounder(ROUND_CEILING)),
-        "numeric_floor": _handle_nan_and_range(_integer_rounder(ROUND_FLOOR)),
+        "numeric_ceil": _handle_nan_and_range(_make_integer_rounder(ROUND_CEILING)),
+        "numeric_floor": _handle_nan_and_range(_make_integer_rounder(ROUND_FLOOR)),
         "numeric_round": _handle_nan_and_range(
-            lambda value, scale=0: _scale_rounder(ROUND_HALF_UP)(value, scale)
+            lambda value, scale=0: _make_scale_rounder(ROUND_HALF_UP)(value, scale)
         ),
         "numeric_trunc": _handle_nan_and_range(
-            lambda value, scale=0: _scale_rounder(ROUND_DOWN)(value, scale)
+            lambda value, scale=0: _make_scale_rounder(ROUND_DOWN)(value, scale)
         ),
         "numeric_trim_scale": _handle_nan_and_range(_trim_scale),
         "numeric": _handle_nan_and_range(_apply_modifier),
-        "float4_numeric": _float_converter(6),
-        "float8_numeric": _float_converter(15),
+        "float4_numeric": _make_float_converter(6),
+        "float8_numeric": _make_float_converter(15),
     }
 )
 """The functions whose result is numeric, by `prosrc`."""
 
 DECIMAL_TO_INTEGER: Final[Mapping[str, Callable[[Decimal], int | None]]] = MappingProxyType(
     {
-        "numeric_scale": _scale_or_null,
-        "numeric_min_scale": _min_scale_or_null,
-        "numeric_int2": _integer_converter(16, "smallint"),
-        "numeric_int4": _integer_converter(32, "integer"),
-        "numeric_int8": _integer_converter(64, "bigint"),
+        "numeric_scale": _find_scale_or_null,
+        "numeric_min_scale": _find_min_scale_or_null,
+        "numeric_int2": _make_integer_converter(16, "smallint"),
+        "numeric_int4": _make_integer_converter(32, "integer"),
+        "numeric_int8": _make_integer_converter(64, "bigint"),
     }
 )
 """The functions from a numeric to an integer, by `prosrc`. Their result can be NULL."""

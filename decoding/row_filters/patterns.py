@@ -64,7 +64,7 @@ def make_like(
     text = str(pattern.value)
     if len(escape) > 1:
         raise InvalidConstantError("invalid escape string", "22025")
-    canonical_text = _canonical_pattern(text, escape)
+    canonical_text = _make_canonical_pattern(text, escape)
     # PostgreSQL replaces the escape character by a backslash (like_escape) before it changes the case.
     final_text = "".join(_escape_with_backslash(text, escape)) if canonical_text is None else canonical_text
     if mapping is not None:
@@ -89,7 +89,7 @@ def _escape_with_backslash(pattern: str, escape: str) -> Iterator[str]:
             yield "\\\\" if character == "\\" else character
 
 
-def _canonical_pattern(pattern: str, escape: str) -> str | None:
+def _make_canonical_pattern(pattern: str, escape: str) -> str | None:
     """Return the same pattern with a backslash only before a literal %, _ or backslash.
 
     Returns None if the pattern ends with its escape character.

@@ -123,7 +123,7 @@ def _fold_constants(node: Node) -> Node:
         case NullIf(left=left, right=right) if is_null(left) or is_null(right):
             return left
         case NullIf(left=left, right=right) if _can_become_null(left) and _can_fail_for_a_row(right):
-            raise _undecided_error()
+            raise _make_undecided_error()
         case _ if _is_strict(node):
             return _fold_strict(node)
         case _:
@@ -135,13 +135,13 @@ def _decide_null_test(node: Node) -> Node:
         case IsNull(operand=operand) if _depends_on_row(operand):
             is_nonnullable = _is_nonnullable(operand)
             if is_nonnullable is None:
-                raise _undecided_error()
+                raise _make_undecided_error()
             return Constant(False, type_oid=BOOL) if is_nonnullable else node
         case NotDistinct(left=left, right=right) if is_null(left) or is_null(right):
             return _decide_null_test(_fold_constants(IsNull(right if is_null(left) else left)))
         case NotDistinct(left=left, right=right) if _can_become_null(left) or _can_become_null(right):
             if _can_fail_for_a_row(node):
-                raise _undecided_error()
+                raise _make_undecided_error()
             return node
         case _:
             return node
@@ -227,11 +227,11 @@ def _is_same_object(left: Any, right: Any) -> bool:
 def _fold_strict(node: Node) -> Node:
     operands = tuple(children(node))
     if any(map(is_null, operands)):
-        return _null_constant(node)
+        return _make_null_constant(node)
     for index, operand in enumerate(operands):
         other_operands = (*operands[:index], *operands[index + 1 :])
         if _can_become_null(operand) and any(map(_can_fail_for_a_row, other_operands)):
-            raise _undecided_error()
+            raise _make_undecided_error()
     return node
 
 
@@ -247,7 +247,7 @@ def _fold_logical(node: Logical) -> Node:
             case Constant():  # NULL neither decides the result nor can be left out.
                 remaining_operands.append(operand)
             case _ if _can_become_constant(operand) and any(map(_can_fail_for_a_row, remaining_operands)):
-                raise _undecided_error()
+                raise _make_undecided_error()
             case _:
                 remaining_operands.append(operand)
     if not remaining_operands:
@@ -286,7 +286,7 @@ def _fold_coalesce(node: Coalesce) -> Node:
         if isinstance(operand, Constant):
             break
     if not remaining_operands:
-        return _null_constant(node)
+        return _make_null_constant(node)
     if isinstance(remaining_operands[0], Constant):
         return replace(remaining_operands[0], digits=node.digits)
     return _replace_operands(node, operands=tuple(remaining_operands))
@@ -298,7 +298,7 @@ def _is_strict(node: Node) -> bool:
     )
 
 
-def _null_constant(node: Node) -> Constant:
+def _make_null_constant(node: Node) -> Constant:
     return Constant(None, type_oid=node.type_oid, digits=node.digits)
 
 
@@ -366,7 +366,7 @@ def _is_never_null(node: Node) -> bool:
             return False
 
 
-def _undecided_error() -> RefusedError:
+def _make_undecided_error() -> RefusedError:
     return RefusedError(
         "a constant expression decides whether PostgreSQL evaluates another part, and that part can fail: "
         "write the value of the constant expression instead"

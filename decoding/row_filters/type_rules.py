@@ -107,7 +107,7 @@ def coerce(node: Node, type_oid: int) -> Node:
     """
     if isinstance(node, Constant):
         if node.type_oid == UNKNOWN:
-            return _constant_of_type(None if node.value is None else str(node.value), type_oid)
+            return _make_constant_of_type(None if node.value is None else str(node.value), type_oid)
         if node.type_oid != type_oid:
             converted_constant = _convert_constant(partial(convert_constant, node, type_oid))
             if converted_constant is not None:
@@ -121,7 +121,7 @@ def coerce(node: Node, type_oid: int) -> Node:
     return Cast(node, type_oid=type_oid, digits=_find_cast_digits(node, type_oid))
 
 
-def _constant_of_type(text: str | None, type_oid: int) -> Node:
+def _make_constant_of_type(text: str | None, type_oid: int) -> Node:
     """Return what the type's input function makes of a quoted constant."""
     if type_oid not in ELEMENT_OIDS:
         return constant_from_text(text, type_oid)
@@ -288,11 +288,11 @@ def make_arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, righ
     if operator == "%" and type_oid in FLOATS:
         raise RefusedError(f"type {type_name(type_oid)} has no operator %")
     left, right = coerce(left, type_oid), coerce(right, type_oid)
-    digits = _result_digits(operator, left.digits, right.digits) if type_oid == NUMERIC else None
+    digits = _find_result_digits(operator, left.digits, right.digits) if type_oid == NUMERIC else None
     return Arithmetic(operator, left, right, type_oid=type_oid, digits=digits)
 
 
-def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> Digits | None:
+def _find_result_digits(operator: str, left: Digits | None, right: Digits | None) -> Digits | None:
     """Return digits that fit all results; None for a quotient, because its scale depends on the values."""
     if operator == "/" or left is None or right is None:
         return None

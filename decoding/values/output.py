@@ -59,7 +59,7 @@ def print_binary(
     `defined_types` has the users' types that the type may consist of.
     """
     if type_oid in PADDED_LSN and type_oid in defined_types:
-        return _distinct_printer(output_values.print_padded_lsn)(values)
+        return _make_distinct_printer(output_values.print_padded_lsn)(values)
     if type_oid in _PRINTER_BY_OID:
         return _PRINTER_BY_OID[type_oid](values)
     derived_type = DERIVED_TYPES.get(type_oid) or defined_types.get(type_oid)
@@ -98,7 +98,7 @@ def _print_text(values: pa.Array) -> pa.Array:
     return values.cast(pa.binary()).cast(pa.string())
 
 
-def _distinct_printer(print_value: Callable[[bytes], str]) -> ColumnPrinter:
+def _make_distinct_printer(print_value: Callable[[bytes], str]) -> ColumnPrinter:
     """Return an output function of columns that calls `print_value` once for each distinct value."""
 
     def print_column(values: pa.Array) -> pa.Array:
@@ -110,7 +110,7 @@ def _distinct_printer(print_value: Callable[[bytes], str]) -> ColumnPrinter:
     return print_column
 
 
-def _integer_printer(layout: str) -> ColumnPrinter:
+def _make_integer_printer(layout: str) -> ColumnPrinter:
     def print_column(values: pa.Array) -> pa.Array:
         numbers, is_valid = read_fixed_width(values.cast(pa.binary()), layout)
         return pa.array(numbers, mask=~is_valid).cast(pa.string())
@@ -118,7 +118,7 @@ def _integer_printer(layout: str) -> ColumnPrinter:
     return print_column
 
 
-def _float_printer(layout: str, print_number: Callable[[float], str]) -> ColumnPrinter:
+def _make_float_printer(layout: str, print_number: Callable[[float], str]) -> ColumnPrinter:
     def print_column(values: pa.Array) -> pa.Array:
         numbers, valid = read_fixed_width(values.cast(pa.binary()), layout)
         pairs = zip(numbers.tolist(), valid.tolist(), strict=True)
@@ -177,48 +177,48 @@ _PRINTER_BY_OID: Mapping[int, ColumnPrinter] = MappingProxyType(
     {
         **dict.fromkeys(_TEXT_OIDS, _print_text),
         16: _print_booleans,
-        17: _distinct_printer(output_values.print_bytea),
-        18: _distinct_printer(output_values.print_char),
-        20: _integer_printer(">i8"),
-        21: _integer_printer(">i2"),
+        17: _make_distinct_printer(output_values.print_bytea),
+        18: _make_distinct_printer(output_values.print_char),
+        20: _make_integer_printer(">i8"),
+        21: _make_integer_printer(">i2"),
         22: _print_vectors,
-        23: _integer_printer(">i4"),
-        26: _integer_printer(">u4"),
-        27: _distinct_printer(output_values.print_tid),
-        28: _integer_printer(">u4"),
-        29: _integer_printer(">u4"),
+        23: _make_integer_printer(">i4"),
+        26: _make_integer_printer(">u4"),
+        27: _make_distinct_printer(output_values.print_tid),
+        28: _make_integer_printer(">u4"),
+        29: _make_integer_printer(">u4"),
         30: _print_vectors,
-        600: _distinct_printer(output_values.print_point),
-        601: _distinct_printer(output_values.print_lseg),
-        602: _distinct_printer(output_values.print_path),
-        603: _distinct_printer(output_values.print_box),
-        604: _distinct_printer(output_values.print_polygon),
-        628: _distinct_printer(output_values.print_line),
-        650: _distinct_printer(output_values.print_inet),
-        700: _float_printer(">f4", print_float4),
-        701: _float_printer(">f8", print_float8),
-        718: _distinct_printer(output_values.print_circle),
-        774: _distinct_printer(output_values.print_macaddr),
-        829: _distinct_printer(output_values.print_macaddr),
-        869: _distinct_printer(output_values.print_inet),
-        1082: _distinct_printer(output_datetimes.print_date),
-        1083: _distinct_printer(output_datetimes.print_time),
-        1114: _distinct_printer(output_datetimes.print_timestamp),
-        1184: _distinct_printer(output_datetimes.print_timestamptz),
-        1186: _distinct_printer(output_datetimes.print_interval),
-        1266: _distinct_printer(output_datetimes.print_timetz),
-        1560: _distinct_printer(output_values.print_bit),
-        1562: _distinct_printer(output_values.print_bit),
+        600: _make_distinct_printer(output_values.print_point),
+        601: _make_distinct_printer(output_values.print_lseg),
+        602: _make_distinct_printer(output_values.print_path),
+        603: _make_distinct_printer(output_values.print_box),
+        604: _make_distinct_printer(output_values.print_polygon),
+        628: _make_distinct_printer(output_values.print_line),
+        650: _make_distinct_printer(output_values.print_inet),
+        700: _make_float_printer(">f4", print_float4),
+        701: _make_float_printer(">f8", print_float8),
+        718: _make_distinct_printer(output_values.print_circle),
+        774: _make_distinct_printer(output_values.print_macaddr),
+        829: _make_distinct_printer(output_values.print_macaddr),
+        869: _make_distinct_printer(output_values.print_inet),
+        1082: _make_distinct_printer(output_datetimes.print_date),
+        1083: _make_distinct_printer(output_datetimes.print_time),
+        1114: _make_distinct_printer(output_datetimes.print_timestamp),
+        1184: _make_distinct_printer(output_datetimes.print_timestamptz),
+        1186: _make_distinct_printer(output_datetimes.print_interval),
+        1266: _make_distinct_printer(output_datetimes.print_timetz),
+        1560: _make_distinct_printer(output_values.print_bit),
+        1562: _make_distinct_printer(output_values.print_bit),
         1700: numeric.print_binary,
         2950: _print_uuids,
-        2970: _distinct_printer(output_values.print_snapshot),
-        3220: _distinct_printer(output_values.print_lsn),
-        3614: _distinct_printer(output_values.print_tsvector),
-        3615: _distinct_printer(output_values.print_tsquery),
+        2970: _make_distinct_printer(output_values.print_snapshot),
+        3220: _make_distinct_printer(output_values.print_lsn),
+        3614: _make_distinct_printer(output_values.print_tsvector),
+        3615: _make_distinct_printer(output_values.print_tsquery),
         3802: _print_json,
         4072: _print_json,
-        5038: _distinct_printer(output_values.print_snapshot),
-        5069: _integer_printer(">u8"),
-        6437: _integer_printer(">u8"),
+        5038: _make_distinct_printer(output_values.print_snapshot),
+        5069: _make_integer_printer(">u8"),
+        6437: _make_integer_printer(">u8"),
     }
 )

@@ -117,7 +117,7 @@ def redirect_output(file: TextIO) -> Iterator[None]:
         _OUTPUT_FILE.reset(token)
 
 
-def _stdout_console() -> Console:
+def _make_stdout_console() -> Console:
     """A console on stdout. If stdout is a pipe or a file, a table is as wide as its contents."""
     output = _OUTPUT_FILE.get() or sys.stdout
     width = None if output.isatty() else 10_000
@@ -141,7 +141,7 @@ def stderr_console(*, is_terminal: bool | None = None) -> Console:
 
 def print_out(*renderables: RenderableType) -> None:
     """Print texts and tables on stdout. Each text is one line, however long it is."""
-    console = _stdout_console()
+    console = _make_stdout_console()
     for renderable in renderables:
         console.print(renderable, soft_wrap=not isinstance(renderable, Table))
 

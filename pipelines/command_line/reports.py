@@ -317,7 +317,7 @@ def print_check(report: CheckReport) -> None:
     result_table = make_table(*columns, right_aligned=("publisher", "replica"))
     for table in report.tables:
         result = (
-            Text("equal", style="green") if table.equal else Text(_difference_label(table), style="bold red")
+            Text("equal", style="green") if table.equal else Text(_label_difference(table), style="bold red")
         )
         rows = (table.rows_publisher, table.rows_replica) if table.is_compared else (None, None)
         add_row(
@@ -351,7 +351,7 @@ def print_check(report: CheckReport) -> None:
 _NOT_COMPARED = "not compared"
 
 
-def _difference_label(table: CheckedTable) -> str:
+def _label_difference(table: CheckedTable) -> str:
     return "differs" if table.is_compared else _NOT_COMPARED
 
 
