@@ -16,19 +16,26 @@ from pgsieve.decoding.publications.evolution import (
 )
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.servers import own_database
 
 Connection = psycopg.Connection[tuple[object, ...]]
 
 
-@pytest.fixture
-def connection(publisher_server: EmbeddedServer) -> Iterator[Connection]:
-    """A new database with the table t and two rows."""
-    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as administrator:
-        administrator.execute("DROP DATABASE IF EXISTS evolution")
-        administrator.execute("CREATE DATABASE evolution TEMPLATE template0")
-    with psycopg.connect(publisher_server.conninfo(dbname="evolution"), autocommit=True) as made:
-        made.execute("CREATE TABLE t (id int PRIMARY KEY, a text, b int); INSERT INTO t VALUES (1), (2)")
+@pytest.fixture(scope="module")
+def database(publisher_server: EmbeddedServer) -> Iterator[Connection]:
+    """A database for all tests: to create one takes longer than a test."""
+    with own_database(publisher_server, "evolution") as made:
         yield made
+
+
+@pytest.fixture
+def connection(database: Connection) -> Connection:
+    """A database with the table t and two rows, and nothing else."""
+    database.execute(
+        "DROP SCHEMA public CASCADE; CREATE SCHEMA public;"
+        "CREATE TABLE t (id int PRIMARY KEY, a text, b int); INSERT INTO t VALUES (1), (2)"
+    )
+    return database
 
 
 def layout(connection: Connection, table: str = "t") -> Layout:
