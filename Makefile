@@ -45,8 +45,9 @@ test-long: setup ## for the night: all drawn and long tests, other writers and e
 	@PGSIEVE_SHOW_DRAWN=1 PGSIEVE_DAGSTER=all PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-120} \
 	    $(PYTEST) $(SHARED) $(RANDOM) -m 'not long' $(ARGS)
 
+# Many containers set PYTHONDONTWRITEBYTECODE. Then each process compiles all modules that it imports.
 test-fast: setup ## the tests that need no JVM, and get none
-	@JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not drawn and not long' --numprocesses auto --dist loadfile $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not drawn and not long' --numprocesses auto --dist loadfile $(ARGS)
 
 # The server's version decides what can be published and is sent, not how changes are applied.
 SAME_IN_ALL_VERSIONS := large or test_basic_changes or test_lakes or test_names or types or test_truncate \
