@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # On a busy machine an example may take any time.
 settings.register_profile("any load", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any load")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than processors, for `--numprocesses auto`: tests wait for servers and stores a quarter of their time."""
+    return (os.cpu_count() or 1) + 1
+
 
 pytest_plugins = [
     "tests.fixtures.chromium",
