@@ -108,7 +108,7 @@ class SlotStream:
         return catalog.select_publications(self.subscriptions[subscription])
 
     def without_missing_publications(self, catalog: Catalog) -> "SlotStream":
-        """The stream without those subscriptions that have a publication that is missing or cannot be resolved."""
+        """The stream without the subscriptions to a publication that is missing or cannot be resolved."""
         subscriptions = {}
         for name, publications in self.subscriptions.items():
             with suppress(PublicationError):

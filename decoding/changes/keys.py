@@ -18,9 +18,9 @@ from pgsieve.decoding.changes.digests import HASH_FACTOR, encode_as_words
 from pgsieve.decoding.changes.equality import is_text_or_binary, to_comparable
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 
-#: Integer keys are looked up in an array with an element for each integer from the least to the greatest, of the keys or
-#: of the rows in which they are sought. The array has at most 16 elements per key or row, plus a fixed number of
-#: elements. If it would be larger, a hash table is used instead, which takes several times as long.
+#: Integer keys are looked up in an array with an element for each integer between two bounds. The bounds are those of
+#: the keys, or of the rows in which the keys are sought. The array has at most 16 elements per key or row, plus a fixed
+#: number of elements. If it would be larger, a hash table is used instead, which takes several times as long.
 _ARRAY_ELEMENTS_PER_VALUE, _EXTRA_ARRAY_ELEMENTS = 16, 1 << 20
 #: This many integers are looked up at a time, so that arrays of this length stay in a core's cache.
 _LOOKUP_LENGTH = 1 << 17

@@ -282,7 +282,7 @@ class Catalogs:
         return None if newest_row is None else (newest_row["lsn"], catalog_from_json(newest_row["catalog"]))
 
     def _read_newest_row(self, lsn: int | None = None) -> dict[str, Any] | None:
-        """The row of the catalog that was recorded last, up to an LSN if one is given; None if there is none."""
+        """Read the newest row; with `lsn`, the newest row up to this LSN. None if there is none."""
         return max(
             (row for row in self.lake.records.rows(self.path) if lsn is None or row["lsn"] <= lsn),
             key=lambda row: (int(row["lsn"]), get_commit_version(row)),
@@ -297,7 +297,7 @@ def _is_same(row: dict[str, Any], fingerprint: CatalogFingerprint) -> bool:
 
 
 def _find_certainly_removed_rows(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:
-    """The removed catalog rows of a fingerprint that were certainly removed before the catalog was recorded.
+    """Find the catalog rows of a fingerprint that were certainly removed before the catalog was recorded.
 
     These are the rows in the record's column `gone`. The rows in its column `unsure` are added once all transactions
     before the record's `transaction` have ended.
@@ -367,7 +367,7 @@ class AlteredSlices:
         self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED_SCHEMA))
 
     def read_ends(self, subscription: str, max_end: int) -> set[int]:
-        """The ends of the slices for which the publisher decided which changes a subscription gets, up to `max_end`.
+        """Read the ends, up to `max_end`, of the slices for which the publisher decided what a subscription gets.
 
         If several slices have the same begin, only the last end counts. The other slices were listed by runs that were
         killed before they committed the slice itself.

@@ -106,7 +106,7 @@ def describe_error(lake: Lake, error: Exception) -> str:
 def describe_error_fully(
     lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None
 ) -> str:
-    """The result of `describe_error`, with the transaction that fails, and with what the user has to do before the table is copied again.
+    """Describe an error as `describe_error` does. Add the transaction, and what the user has to do before the next copy.
 
     Raises the same errors as `describe_error`.
     """

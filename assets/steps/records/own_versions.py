@@ -26,7 +26,7 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def list_slot_stream_records(lake: Lake, slot_stream: SlotStream) -> list[str]:
-    """The paths of the record tables of a stream whose versions are in a cut.
+    """List the paths of those record tables of a stream whose versions are in a cut.
 
     The change log is not among them. Its position is compared with the position of the slot instead.
     """
@@ -34,7 +34,7 @@ def list_slot_stream_records(lake: Lake, slot_stream: SlotStream) -> list[str]:
 
 
 def list_subscription_records(lake: Lake, name: str) -> list[str]:
-    """The paths of the record tables of a subscription whose versions are in a cut, except `_table_states`.
+    """List the paths of those record tables of a subscription whose versions are in a cut, except `_table_states`.
 
     The version of `_table_states` is in a column of its own in the cut.
     """

@@ -305,7 +305,7 @@ class TableStates:
         )
 
     def find_counting_versions(self, kept_versions: Iterable[int]) -> set[int]:
-        """The Delta versions of the rows that count: for each table the newest row, and the newest row with a definition.
+        """Find the Delta versions of the rows that count: each table's newest row, and its newest row with a definition.
 
         `kept_versions` are earlier Delta versions of `_table_states`. The rows that counted at these versions count, too.
         """

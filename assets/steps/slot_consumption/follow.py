@@ -108,7 +108,7 @@ class FollowedSlotStream:
             self._session = _Session(self._is_parallel)
             self._prepared_transactions: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
-            #: True if a drain has to read on: after an alteration, or if the server cannot send a change.
+            #: True if `drain_slot` has to read on: after an alteration, or if the server cannot send a change.
             self._needs_drain = self._is_ended = False
             #: How many bytes of messages have arrived.
             self.received_bytes = 0

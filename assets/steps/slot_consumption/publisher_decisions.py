@@ -32,9 +32,9 @@ from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT_SQL
 
 
 def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream]) -> int:
-    """The greatest end of a slice that an interrupted run has already appended to one of these streams.
+    """Read the greatest position of the change logs of these streams. The next slice must not end before it.
 
-    The next slice must not end before it.
+    An interrupted run may already have appended the slice up to this position.
     """
     return max(ChangeLog(lake, each).read_position() or 0 for each in subscription_slot_streams)
 
@@ -99,7 +99,7 @@ def append_publisher_slice(lake: Lake, peek: Peek, slot_stream: SlotStream, begi
 
 
 def make_publisher_peek(peek: Peek, subscription_slot_stream: SlotStream) -> Peek:
-    """Make the peek at the slot with the publications of one subscription."""
+    """Make the peek (a reading that confirms nothing) at the slot with the publications of one subscription."""
     (publications,) = subscription_slot_stream.subscriptions.values()
     options = replace(make_peek_options(peek.slot_stream, publications), binary=peek.options.binary)
     return replace(peek, slot_stream=subscription_slot_stream, options=options)

@@ -1,4 +1,4 @@
-"""Reads a slot up to an LSN in a loop. The messages are appended as slices, and confirmed after that.
+"""Drains a slot: reads it up to an LSN in a loop. The messages are appended as slices, and confirmed after that.
 
 A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
 
@@ -107,7 +107,7 @@ def read_slot_to(
     """Append and confirm the transactions that commit before `target_lsn`.
 
     With `must_record_position`, the position is recorded even if nothing was read. It is also recorded if one of the
-    `subscriptions` needs it for its next cut.
+    `subscriptions` needs it for its next cut (`_has_later_copy`).
     """
     reader = _SlotReader(slot, target_lsn, log, subscriptions, must_record_position=must_record_position)
     begin_lsn = reader.position
