@@ -64,8 +64,8 @@ def group_by_distinct_names(
 ) -> list[dict[dg.AssetKey, TableName]]:
     """Divide assets into few groups, so that no group has two assets to which Dagster gives the same name.
 
-    In a check, Dagster makes the name of the output from the asset's key with `__` between the parts, and the name of
-    the input with `_`. Neither may occur twice in a group.
+    For a check, Dagster makes two names from the asset's key: the name of the output has `__` between the parts of the
+    key, and the name of the input has `_`. Neither name may occur twice in a group.
     """
     groups_with_names: list[tuple[dict[dg.AssetKey, TableName], set[str]]] = []
     for key, table in table_by_key.items():

@@ -1,8 +1,8 @@
 """The assets of the replicas. Their step applies changes to all replicas of a subscription, and then writes a cut.
 
 A replica is the copy of one of the publisher's tables. A cut is a version of each replica of a subscription, so that
-together they equal the publisher at one LSN. Before this step, the UPDATE transformation has given the changes of
-partitions to the replica of the root of their partition tree
+together they equal the publisher at one LSN. Before this step, the UPDATE transformation has routed the changes of
+partitions: to the replica of the partition, or to that of the ancestor as which the partition is published
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
 If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the cut, and report the
@@ -54,7 +54,7 @@ from pgsieve.assets.outcome import (
 from pgsieve.assets.published import PublishedTable, Tables, format_filter
 from pgsieve.assets.runless_events import (
     cut_data_version,
-    find_failed_checks,
+    find_assets_with_failed_check,
     lag_metadata,
     make_unplanned_event,
     measure_freshness,
@@ -268,7 +268,7 @@ class _RunReport:
             else {}
         )
         self._states_to_report = self._choose_states(
-            former_cut, find_failed_checks(instance, set(request.key_by_table.values()))
+            former_cut, find_assets_with_failed_check(instance, set(request.key_by_table.values()))
         )
         self._freshness = measure_freshness(self._subscription, lake, result.cut)
         #: The metadata entries that all assets of the run get.

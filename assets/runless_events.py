@@ -119,7 +119,9 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
         )
 
 
-def find_failed_checks(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
+def find_assets_with_failed_check(
+    dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]
+) -> set[dg.AssetKey]:
     """Find the assets among `keys` with a failed check `sync_state`. Only the last result of the check counts.
 
     The table of such an asset may be ready by now. For example, a run of another Dagster instance may have copied it.

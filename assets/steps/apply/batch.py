@@ -153,8 +153,9 @@ class Batch:
         changes_by_table: dict[Name, list[TableChanges]] = {}
         for change in self.changes:
             changes_by_table.setdefault(change.name, []).append(change)
-        # The heads are read before the states. A process that changes a state writes to the replica afterwards. So if
-        # a state changes after its head was read, the head's version is outdated, and the commit of this plan fails.
+        # The heads are read before the states. A process that copies or alters a replica makes its table ready only after
+        # the replica's commit. So if the process was at work when the head was read, and the table is ready when the state
+        # is read, then the head's version is outdated, and the commit of this plan fails.
         head_by_table = read_heads(lake, name, changes_by_table)
         state_by_table = TableStates(lake, name).read_newest()
         plans, head_by_advanced_table = [], {}

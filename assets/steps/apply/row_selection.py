@@ -4,8 +4,8 @@ A batch is the changes that one commit applies. The place of a change is a numbe
 (`pgsieve.decoding.changes.extent`).
 
 In: columns of a change history (the Delta table with all changes of a table), from a row group of a file or from a
-batch of Spark. Out: the rows of the changes at chosen places. A change may not send an unchanged TOAST value, and then
-the row gets this value from an earlier change or from the replica. Raises Arrow's errors.
+batch of Spark. Out: the rows of the changes at chosen places. If a change does not send an unchanged TOAST value, the
+row gets this value from an earlier change or from the replica. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence

@@ -244,8 +244,8 @@ class InitialCopy:
     def _copy_batch(self, names: Sequence[Name], states_version: int, progress: str) -> BatchResult:
         """Copy a batch of tables while this process holds the subscription's lock.
 
-        Without the lock another process could decode and filter a slice (some changes from the slot) during the copy,
-        and leave out the changes of these tables, since they are not ready. A table is not copied if another process
+        Without the lock another process could decode and filter a slice (some changes from the slot) during the copy. It
+        would leave out the changes of these tables, since they are not ready. A table is not copied if another process
         has made it ready after `states_version`, a version of the table of states.
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.wait_seconds)

@@ -105,7 +105,7 @@ def write_rows_to_files(
 def read_with_retries(read: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
     """Read all rows of a chunk. After a transient fault, read them again.
 
-    If the snapshot is lost, or the table is locked, the error is raised at once.
+    If the snapshot is lost, or the table is locked, the error is raised without another attempt.
     """
     for attempt in range(_MAX_ATTEMPTS - 1):
         try:

@@ -30,9 +30,9 @@ class MomentError(PgsieveError):
 class Moment:
     """A moment: the LSN at which the replicas of a subscription are read.
 
-    `complete_lsn` is an LSN up to which everything was read from the slot, as the caller has found out. The last slice
-    (changes between two positions of the slot) and the last cut (versions of all replicas at one LSN) may end before
-    this LSN, if nothing has changed since then.
+    `complete_lsn` is an LSN up to which everything was read from the slot, as the caller has found out. If nothing has
+    changed lately, this LSN is beyond the last slice (changes between two positions of the slot) and beyond the last cut
+    (versions of all replicas at one LSN).
     """
 
     lake: Lake

@@ -1,7 +1,8 @@
 """Copies the changes of a slice that committed before an LSN into the change history of a clone.
 
-In: a slice (the changes from one position of the slot to another) of a table's change history (the Delta table with its
-changes) in one lake
+A table's change history is the Delta table with its changes. A slice has those from one position of the slot to another.
+
+In: a slice of a table's change history in one lake
 Out: the same rows in another lake, and the record about them that a run would have written
 
 This process writes the files, one row group at a time. If Delta maps the names of columns, Spark writes them instead.
