@@ -339,13 +339,24 @@ def node_can_fail(node: Node) -> bool:
     """Whether this node itself can raise an error, such as an overflow; its operands do not count."""
     match node:
         case Arithmetic(operator=operator):
-            return node.type_oid != NUMERIC or operator in "/%"
+            return node.type_oid != NUMERIC or operator in "/%" or not _is_short(node)
         case FunctionCall():
             return node.can_fail
         case Cast(operand=operand):
             return _cast_can_fail(operand, node)
         case _:
             return False
+
+
+def _is_short(node: Node) -> bool:
+    """Whether each value of a numeric node has far fewer digits than the range of numeric allows."""
+    match node:
+        case Arithmetic(left=left, right=right):
+            return _is_short(left) and _is_short(right)
+        case Cast(operand=operand):
+            return node.digits is not None or operand.type_oid in INTEGERS
+        case _:
+            return node.digits is not None or isinstance(node, Constant)
 
 
 def tree_can_fail(node: Node) -> bool:

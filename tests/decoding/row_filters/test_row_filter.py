@@ -432,10 +432,18 @@ def test_refused(expression: str, part: str, reason: str) -> None:
         ("10 / a > 1 OR NOT false", True),
         ("(10 / a > CASE WHEN false THEN a END) IS NULL", True),
         ("COALESCE(NULL, 10 / a > 1 AND false)", False),
+        # A product of numerics without a precision may be out of the range of numeric.
+        ("big * big > 1 AND false", False),
+        ("NULL > big + 1", None),
     ],
 )
 def test_deciding_constants_leave_no_part_that_can_fail(expression: str, decided: bool | None) -> None:
     assert tree(expression) == Constant(decided, type_oid=BOOL)
+
+
+def test_arithmetic_of_numerics_with_a_precision_cannot_fail() -> None:
+    assert not tree_can_fail(tree("n * n + w - 1 > a"))
+    assert tree_can_fail(tree("big - 1 > n"))
 
 
 @pytest.mark.parametrize(
