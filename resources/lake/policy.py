@@ -81,8 +81,8 @@ class Policy:
       marks the rows in deletion vectors. With -1 it rewrites files only in tables whose rows it may not mark.
     - `wants_vectors`: whether the user wants deletion vectors in large tables
     - `min_parted_changes`: if a table has at least this many changes, the runner computes the rows that result from
-      the changes. Each part of this work is for some of the keys. With fewer changes the driver (pgsieve's own
-      process) computes these rows.
+      the changes. Each part of this work is for some of the keys, or of the digests of rows without a key. With fewer
+      changes the driver (pgsieve's own process) computes these rows.
     """
 
     access: LakeAccess

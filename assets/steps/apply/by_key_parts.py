@@ -1,7 +1,8 @@
 """Applies very many changes to one replica table. The keys are divided into parts, and a task decides each part.
 
 A task decides a part: it computes from the changes of these keys which rows come and go. A batch is the changes that are
-applied in one commit.
+applied in one commit. In a table without a key, the digest of the whole row takes the place of the key
+(`pgsieve.decoding.changes.digests`).
 
 In: a batch's changes in the files of the change history (the Delta table that has all changes). Out: `TableResult`,
 after one commit; None if the table or the changes cannot be divided by keys. In that case `by_files` applies them, with
@@ -25,6 +26,7 @@ from pgsieve.assets.steps.apply.key_part_tasks import (
     BatchParts,
     KeyDecider,
     KeyReader,
+    MultisetDecider,
     PartWriter,
     ReplicaFile,
 )
@@ -32,6 +34,7 @@ from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import SIDES
+from pgsieve.decoding.changes.digests import DIGEST_SCHEMA
 from pgsieve.decoding.changes.keys import is_orderable
 from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.resources.lake.delta.deletion_vectors import (
@@ -52,6 +55,8 @@ _PART_CHANGES = 125_000
 #: If the replica's files have more rows per change, `by_files` applies the batch. It looks the keys up in each file, and
 #: this takes less time per row than to divide the rows by keys.
 _MAX_ROWS_PER_CHANGE = 16
+#: The same without a key. `by_files` digests only the rows that may be wanted, but a division by digests digests all.
+_MAX_KEYLESS_ROWS_PER_CHANGE = 8
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class KeyPartsWriter:
         """Apply the changes; None if they cannot be applied by parts of the keys.
 
         For example, a change gives a row the key of another row, or an UPDATE that changes the key does not find its
-        row.
+        row. Or in a table without a key, a change does not find its row.
         """
         if not self._is_divisible:
             return None
@@ -85,14 +90,30 @@ class KeyPartsWriter:
 
         If an UPDATE changes the key, its two keys may be in different parts, and a part does not know the values that
         the row has under its former key. In a replica that keeps deleted rows, a TRUNCATE ends rows of all keys.
+        INSERTs into a table without a key need no decision.
         """
         pending, definition = self.pending, self.definition
         return (
             _count_changes(pending) >= self.lake.policy.min_parted_changes
-            and bool(definition.key)
+            and bool(definition.key or pending.count("update", "delete"))
             and not (definition.soft_delete_columns and pending.truncated_at is not None)
             and not (pending.key_change_count and pending.unsent_columns)
         )
+
+    def _list_bounds(self, stored_changes: ManyChanges, key_schema: pa.Schema) -> list[Mapping[str, Bounds]]:
+        """List bounds of the keys, so that only files with a key within some of them are searched.
+
+        Without a key, any file may have the rows, unless a TRUNCATE removes all files.
+        """
+        if not self.definition.key:
+            return [] if stored_changes.empties_replica else [{}]
+        with self.lake.access.translate_errors(self.changes_path):
+            change_files = dict.fromkeys(group.file for group in stored_changes.groups)
+            bounds = [
+                _read_bounds(stored_changes.committer.delta_rs.store, file, key_schema)
+                for file in change_files
+            ]
+        return [file_bounds for file_bounds in bounds if file_bounds is not None]
 
     def _plan(self, stored_changes: ManyChanges, key_schema: pa.Schema) -> "_FilesPlan | None":
         """Find the replica's files that may have one of the keys, and decide how to remove rows from them.
@@ -105,12 +126,10 @@ class KeyPartsWriter:
             self.definition.names,
             stored_changes.committer,
         )
-        with self.lake.access.translate_errors(self.changes_path):
-            change_files = dict.fromkeys(group.file for group in stored_changes.groups)
-            bounds = [_read_bounds(committer.delta_rs.store, file, key_schema) for file in change_files]
-        table, max_rows = committer.delta_rs.open_table(path), _MAX_ROWS_PER_CHANGE * _count_changes(pending)
-        files = find_stored_files(table, [file_bounds for file_bounds in bounds if file_bounds is not None])
-        if sum(file.row_count or 0 for file in files) > max_rows:
+        table = committer.delta_rs.open_table(path)
+        max_rows_per_change = _MAX_ROWS_PER_CHANGE if self.definition.key else _MAX_KEYLESS_ROWS_PER_CHANGE
+        files = find_stored_files(table, self._list_bounds(stored_changes, key_schema))
+        if sum(file.row_count or 0 for file in files) > max_rows_per_change * _count_changes(pending):
             return None
         deletion = RowDeletion(self.lake, committer, path, columns, pending.size_bytes)
         # In a replica that keeps deleted rows, an INSERT may replace a deleted row.
@@ -150,7 +169,8 @@ class KeyPartsWriter:
             stored_changes.committer,
             stored_changes.schema,
         )
-        key_schema = pa.schema([schema.field(name) for name in self.definition.key])
+        key, is_emptied = self.definition.key, stored_changes.empties_replica
+        key_schema = pa.schema([schema.field(name) for name in key]) if key else DIGEST_SCHEMA
         plan = self._plan(stored_changes, key_schema)
         if plan is None:
             return None
@@ -162,16 +182,18 @@ class KeyPartsWriter:
         change_parts = divide_groups(stored_changes.groups, runner.parallelism)
         key_part_count = max(runner.parallelism, -(-_count_changes(pending) // _PART_CHANGES))
         file_part_count = min(len(files), 2 * runner.parallelism)
-        unsent_columns = sorted(pending.unsent_columns)
+        # The old row of an UPDATE without a key has all values, so the new row lacks none.
         batch_parts = BatchParts(
             key_schema,
-            unsent_columns,
+            sorted(pending.unsent_columns) if key else (),
             pending.extent,
             len(change_parts),
             len(files),
             self.definition.soft_delete_columns,
-            has_moves=pending.key_change_count > 0,
+            has_moves=not key or pending.key_change_count > 0,
+            row_schema=None if key else schema,
         )
+        decider = (KeyDecider if key else MultisetDecider)(batch_parts, is_emptied)
         selection = RowSelection(pending.extent, Stamp(stored_changes.stamp_column))
         replica_schema, target_file_bytes = (
             committer.delta_rs.arrow_schema(path),
@@ -182,7 +204,7 @@ class KeyPartsWriter:
             KeyReader(batch_parts, store, path, change_parts, files, file_part_count, key_part_count),
             len(change_parts) + file_part_count,
             [
-                Receivers(key_part_count, KeyDecider(batch_parts, stored_changes.empties_replica)),
+                Receivers(key_part_count, decider),
                 Receivers(
                     batch_parts.writer_count,
                     PartWriter(

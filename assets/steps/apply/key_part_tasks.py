@@ -5,6 +5,9 @@ To decide the changes of a key is to find out which row comes and which row goes
 receiver, gets the messages with its number (`pgsieve.resources.parts`). A batch is the changes that one commit applies.
 A place, in this module, is a number that orders the changes of a batch. So it tells which change has a new row.
 
+In a table without a key, the digest of the whole row is the key, and a `MultisetDecider` decides each part: several rows
+may have the same digest.
+
 In: row groups of a change history (the Delta table with all changes of a table), and files of a replica. Out: rows that
 describe new files, and results as JSON texts (counts, changed files). `by_key_parts` starts the tasks, and commits what
 they have written. Raises OSError, and Arrow's errors.
@@ -15,7 +18,7 @@ they have written. Raises OSError, and Arrow's errors.
 """
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,18 +31,29 @@ from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings, make_co
 from pgsieve.assets.steps.apply.keyed_changes import (
     ChangesOutcome,
     KeyedChanges,
-    UnorderedChanges,
     extract_changes,
-    join_changes,
     list_change_columns,
     split_moves,
 )
+from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, iterate_digests
+from pgsieve.assets.steps.apply.part_messages import (
+    ENDED_ROWS,
+    ROWS,
+    TRUNCATES_SENDER,
+    PartMatches,
+    ReceivedChanges,
+    label_keys,
+    pack,
+    unpack_rows,
+)
 from pgsieve.assets.steps.apply.row_selection import is_in
 from pgsieve.decoding.changes.deleted_rows import DELETED
+from pgsieve.decoding.changes.digests import compute_row_digests
 from pgsieve.decoding.changes.extent import Extent
-from pgsieve.decoding.changes.keys import SoughtKeys, assign_key_parts
+from pgsieve.decoding.changes.keys import assign_key_parts
 from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, mask_living_rows
-from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers, has_lost_moves
+from pgsieve.decoding.changes.multiset import compute_complete_change, mask_first_occurrences
+from pgsieve.decoding.changes.net_change import NONE, Numbers, has_lost_moves
 from pgsieve.resources.lake.delta.deletion_vectors import (
     read_vector,
     write_vector,
@@ -53,12 +67,6 @@ from pgsieve.resources.parts import Guard, Message, make_message
 #: The columns that tasks return: a row per new file, or a row with only `result`, a JSON text (counts, changed files).
 RESULT_SCHEMA = FILE_SCHEMA.append(pa.field("result", pa.string()))
 _NO_ROWS = np.empty(0, np.int64)
-#: Stands in a message for the sender's number, and says that the message has TRUNCATEs.
-_TRUNCATES_SENDER = -1
-#: Stand for the sender's number in messages to writers, and say which rows a message has: rows to write or to remove, or
-#: rows that have ended but are kept, with their metadata.
-_ROWS, _ENDED_ROWS = range(2)
-_TRUNCATE_SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,7 @@ class BatchParts:
     - `file_count`: the number of files of the replica
     - `soft_delete_columns`: the metadata columns, if the replica keeps deleted rows
     - `has_moves`: whether an UPDATE may move a row to another key
+    - `row_schema`: the columns of a row if the table has no key; the digest of the whole row is then the key
 
     The receivers that write are numbered in this order: one for each part of the changes, which writes the new rows of the
     part; one for each file of the replica; and one that sums up the counts.
@@ -94,6 +103,7 @@ class BatchParts:
     file_count: int
     soft_delete_columns: Metadata = ()
     has_moves: bool = False
+    row_schema: pa.Schema | None = None
 
     @property
     def deleted_column(self) -> str | None:
@@ -108,7 +118,9 @@ class BatchParts:
 
 @dataclass(frozen=True)
 class KeyReader:
-    """Reads the keys of the changes and of the replica's files, and sends each key to the `KeyDecider` of its part.
+    """Reads the keys of the changes and of the replica's files, and sends each key to the decider of its part.
+
+    The decider is a `KeyDecider`, or for a table without a key a `MultisetDecider`.
 
     `file_task_count` is the number of tasks that read files of the replica. `key_part_count` is the number of parts of
     the keys.
@@ -134,15 +146,14 @@ class KeyReader:
         batch_parts = self.batch_parts
         columns = (batch_parts.key_schema, batch_parts.unsent_columns)
         metadata = batch_parts.soft_delete_columns
-        names = list_change_columns(*columns, metadata)
-        for _, read in self.store.iterate_group_readers(self.change_parts[number]):
-            changes = extract_changes(read(names), *columns, batch_parts.extent, metadata)
+        for table in self._read_changes(number):
+            changes = extract_changes(table, *columns, batch_parts.extent, metadata)
             # The two keys of a move may be in different parts.
             changes = split_moves(changes) if batch_parts.has_moves else changes
             if changes.truncates.num_rows:
                 for part in range(self.key_part_count):
-                    yield make_message(part, _TRUNCATES_SENDER, _pack(changes.truncates))
-            rows = _label_keys(changes.keys).append_column("place", pa.array(changes.places))
+                    yield make_message(part, TRUNCATES_SENDER, pack(changes.truncates))
+            rows = label_keys(changes.keys).append_column("place", pa.array(changes.places))
             rows = rows.append_column("operation", pa.array(changes.operations))
             for column, is_sent in enumerate(changes.sent_masks):
                 rows = rows.append_column(f"sent{column}", pa.array(is_sent))
@@ -153,20 +164,37 @@ class KeyReader:
                 rows = rows.append_column("ordinal", pa.array(changes.ordinals))
             yield from self._make_messages(number, changes.keys, rows)
 
+    def _read_changes(self, number: int) -> Iterator[pa.Table]:
+        """Read the columns of the changes that `extract_changes` needs."""
+        batch_parts, groups = self.batch_parts, self.change_parts[number]
+        if batch_parts.row_schema is not None:
+            for batch in iterate_digests(self.store, groups, batch_parts.row_schema):
+                yield pa.Table.from_batches([batch])
+            return
+        names = list_change_columns(
+            batch_parts.key_schema, batch_parts.unsent_columns, batch_parts.soft_delete_columns
+        )
+        for _, read in self.store.iterate_group_readers(groups):
+            yield read(names)
+
     def _send_rows(self, file_index: int) -> Iterator[pa.RecordBatch]:
         file, begin = self.files[file_index], 0
         deleted_numbers = read_vector(self.store, self.path, file.deletion_vector)
-        key_schema, deleted_column = self.batch_parts.key_schema, self.batch_parts.deleted_column
-        schema = (
-            key_schema if deleted_column is None else key_schema.append(pa.field(deleted_column, pa.bool_()))
-        )
+        deleted_column, row_schema = self.batch_parts.deleted_column, self.batch_parts.row_schema
+        schema = self.batch_parts.key_schema if row_schema is None else row_schema
+        if deleted_column is not None:
+            schema = schema.append(pa.field(deleted_column, pa.bool_()))
         for batch in self.store.read_batches(join_path(self.path, file.name), schema):
             row_numbers = np.arange(begin, begin + batch.num_rows)
-            rows, begin = pa.Table.from_batches([batch]), begin + batch.num_rows
+            rows, begin = batch, begin + batch.num_rows
             if (is_deleted := is_in(row_numbers, deleted_numbers)).any():
                 rows, row_numbers = rows.filter(pa.array(~is_deleted)), row_numbers[~is_deleted]
-            keys = rows.select(key_schema.names)
-            labelled_rows = _label_keys(keys).append_column("row", pa.array(row_numbers))
+            keys = (
+                pa.Table.from_batches([rows]).select(self.batch_parts.key_schema.names)
+                if row_schema is None
+                else compute_row_digests(rows)
+            )
+            labelled_rows = label_keys(keys).append_column("row", pa.array(row_numbers))
             labelled_rows = labelled_rows.append_column("is_living", mask_living_rows(rows, deleted_column))
             yield from self._make_messages(len(self.change_parts) + file_index, keys, labelled_rows)
 
@@ -179,7 +207,7 @@ class KeyReader:
         ends = np.cumsum(np.bincount(parts_of_rows, minlength=self.key_part_count)).tolist()
         for receiver, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             if begin < end:
-                yield make_message(receiver, sender, _pack(rows.slice(begin, end - begin)))
+                yield make_message(receiver, sender, pack(rows.slice(begin, end - begin)))
 
 
 @dataclass(frozen=True)
@@ -204,37 +232,17 @@ class KeyDecider:
         yield from guard(self._decide(messages))
 
     def _decide(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
-        batch_parts, tables_by_sender = self.batch_parts, defaultdict[int, list[pa.Table]](list)
-        change_part_count = batch_parts.change_part_count
-        for sender, content in messages:
-            tables_by_sender[sender].append(_unpack(content))
-        truncates = pa.concat_tables(
-            [_TRUNCATE_SCHEMA.empty_table(), *tables_by_sender.pop(_TRUNCATES_SENDER, [])]
-        )
-        changes = [
-            (sender, table)
-            for sender, tables in tables_by_sender.items()
-            if sender < change_part_count
-            for table in tables
-        ]
-        if not changes:
+        batch_parts = self.batch_parts
+        received = ReceivedChanges.unpack(messages, batch_parts.change_part_count)
+        if not received.changes:
             return
-        keyed_changes = join_changes(
-            [_unpack_changes([table for _, table in changes], truncates)],
-            batch_parts.unsent_columns,
-            batch_parts.soft_delete_columns,
-        )
-        matches = _find_matches(
-            SoughtKeys.from_keys(_label_keys(keyed_changes.keys)),
-            {sender: tables for sender, tables in tables_by_sender.items() if sender >= change_part_count},
-        )
+        keyed_changes = received.join(batch_parts.unsent_columns, batch_parts.soft_delete_columns)
+        matches = received.find_matches(keyed_changes.keys)
         outcome = keyed_changes.decide(
             (match.living_keys for match in matches.values()), empties_replica=self.empties_replica
         )
         for kind, places, rows in self._describe_new_rows(keyed_changes, outcome, matches):
-            receivers = _find_parts(places, changes)
-            for receiver in np.unique(receivers).tolist():
-                yield make_message(receiver, kind, _pack(rows.filter(pa.array(receivers == receiver))))
+            yield from received.make_place_messages(kind, places, rows)
         if not self.empties_replica:
             yield from self._describe_removed_rows(keyed_changes, outcome, matches)
         is_refused = outcome.conflict is not None or (
@@ -244,10 +252,10 @@ class KeyDecider:
             "refused": int(is_refused),
             "changes": int(outcome.has_row_changes),
         }
-        yield make_message(batch_parts.writer_count - 1, _ROWS, json.dumps(counts).encode())
+        yield make_message(batch_parts.writer_count - 1, ROWS, json.dumps(counts).encode())
 
     def _describe_new_rows(
-        self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, "_PartMatches"]
+        self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, PartMatches]
     ) -> Iterator[tuple[int, Numbers, pa.Table]]:
         """Yield what the writers of new rows need: the kind of message, the places of new rows, and a row for each place."""
         net_change = outcome.net
@@ -256,14 +264,14 @@ class KeyDecider:
             net_change,
             outcome.has_row & (net_change.last_changes != NONE),
         )
-        yield _ROWS, new_rows.places, self._find_sources(new_rows, matches)
+        yield ROWS, new_rows.places, self._find_sources(new_rows, matches)
         if self.batch_parts.soft_delete_columns:
             endings = RowEndings(keyed_changes, net_change, outcome.has_row, ())
             places, metadata = endings.find_ended_new_rows()
-            yield _ENDED_ROWS, places, metadata.append_column("place", pa.array(places))
+            yield ENDED_ROWS, places, metadata.append_column("place", pa.array(places))
 
     def _describe_removed_rows(
-        self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, "_PartMatches"]
+        self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, PartMatches]
     ) -> Iterator[pa.RecordBatch]:
         """Yield messages to the writers of files. A writer has the number with which `KeyReader` sent the file's rows."""
         retain_ended = bool(self.batch_parts.soft_delete_columns)
@@ -275,15 +283,15 @@ class KeyDecider:
             if not is_removed.any():
                 continue
             row_numbers = match.row_numbers[is_removed]
-            yield make_message(number, _ROWS, _pack(pa.table({"row": row_numbers})))
+            yield make_message(number, ROWS, pack(pa.table({"row": row_numbers})))
             if metadata_by_key is not None:
                 metadata_rows = metadata_by_key[match.keys[is_removed]]
                 is_ended = metadata_rows != NONE
                 metadata = endings.metadata.take(pa.array(metadata_rows[is_ended]))
                 ended_rows = metadata.append_column("row", pa.array(row_numbers[is_ended]))
-                yield make_message(number, _ENDED_ROWS, _pack(ended_rows))
+                yield make_message(number, ENDED_ROWS, pack(ended_rows))
 
-    def _find_sources(self, rows: NetRows, matches: Mapping[int, "_PartMatches"]) -> pa.Table:
+    def _find_sources(self, rows: NetRows, matches: Mapping[int, PartMatches]) -> pa.Table:
         """Return the places of the changes that have new rows.
 
         If some changes lack values, also return where these values are: in other changes, or in a row of a file.
@@ -303,6 +311,56 @@ class KeyDecider:
             files = np.where(base_rows_in_file == NONE, files, file_index)
             base_rows = np.maximum(base_rows, base_rows_in_file)
         return pa.table({**columns, "file": files, "row": base_rows})
+
+
+@dataclass(frozen=True)
+class MultisetDecider:
+    """Decides the changes of a part of the digests of a table without a key. Two equal rows have the same digest.
+
+    Sends the places of the changes that have new rows, for each file the numbers of the rows to remove from it, and the
+    counts of inserted and deleted rows. Refuses the changes if one of them finds no row: what a later change finds may
+    then depend on rows of other parts.
+
+    `empties_replica` is True if a TRUNCATE removes all rows that the replica had.
+    """
+
+    batch_parts: BatchParts
+    empties_replica: bool
+
+    def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Decide the changes that readers have sent to one part."""
+        yield from guard(self._decide(messages))
+
+    def _decide(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
+        received = ReceivedChanges.unpack(messages, self.batch_parts.change_part_count)
+        if not received.changes:
+            return
+        changes = KeylessChanges(received.join())
+        digests = changes.keyed_changes.keys
+        matches = {} if self.empties_replica else received.find_matches(digests)
+        counts = sum(
+            (np.bincount(match.keys, minlength=digests.num_rows) for match in matches.values()),
+            np.zeros(digests.num_rows, np.int64),
+        )
+        net_change = compute_complete_change(changes.keyed_changes.effective_changes, counts)
+        if net_change is None:
+            yield self._make_counts(refused=1)
+            return
+        places = changes.places[net_change.inserting_changes]
+        yield from received.make_place_messages(ROWS, places, pa.table({"place": places}))
+        remaining_counts = net_change.deletion_counts.copy()
+        for number, match in sorted(matches.items()):
+            # A shuffle may bring the messages of one file in another order.
+            order = np.argsort(match.row_numbers)
+            is_removed = mask_first_occurrences(match.keys[order], remaining_counts)
+            if is_removed.any():
+                row_numbers = match.row_numbers[order][is_removed]
+                yield make_message(number, ROWS, pack(pa.table({"row": row_numbers})))
+        inserted, deleted = len(places), int(net_change.deletion_counts.sum())
+        yield self._make_counts(inserted=inserted, deleted=deleted, changes=inserted + deleted)
+
+    def _make_counts(self, **counts: int) -> pa.RecordBatch:
+        return make_message(self.batch_parts.writer_count - 1, ROWS, json.dumps(counts).encode())
 
 
 @dataclass(frozen=True)
@@ -330,7 +388,7 @@ class PartWriter:
             yield _make_result({"counts": counts})
             return
         if receiver < len(self.change_parts):
-            sources = _unpack_rows(messages, _ROWS, "place")
+            sources = unpack_rows(messages, ROWS, "place")
             ended_places, metadata = self._unpack_ended_rows(messages, "place")
             selection = replace(
                 self.files_task.row_selection,
@@ -349,7 +407,7 @@ class PartWriter:
         self, file_index: int, messages: Sequence[Message], guard: Guard
     ) -> Iterator[pa.RecordBatch]:
         """Remove rows from a file, and write those of them again that have ended."""
-        file, numbers = self.files[file_index], np.asarray(_unpack_rows(messages, _ROWS, "row")["row"])
+        file, numbers = self.files[file_index], np.asarray(unpack_rows(messages, ROWS, "row")["row"])
         files_task, store, path = self.files_task, self.files_task.store, self.files_task.path
         ended_numbers, metadata = self._unpack_ended_rows(messages, "row")
         if len(ended_numbers):
@@ -367,9 +425,9 @@ class PartWriter:
     def _unpack_ended_rows(self, messages: Sequence[Message], number_column: str) -> tuple[Numbers, pa.Table]:
         """Unpack the numbers of ended rows, which ascend, and their metadata; both are empty without such rows."""
         names = [name for name, _ in self.batch_parts.soft_delete_columns]
-        if not any(kind == _ENDED_ROWS for kind, _ in messages):
+        if not any(kind == ENDED_ROWS for kind, _ in messages):
             return _NO_ROWS, pa.table({})
-        rows = _unpack_rows(messages, _ENDED_ROWS, number_column)
+        rows = unpack_rows(messages, ENDED_ROWS, number_column)
         return np.asarray(rows[number_column]), rows.drop_columns(number_column).rename_columns(names)
 
     def _find_missing_values(self, sources: pa.Table) -> MissingValues | None:
@@ -408,90 +466,3 @@ def _write_files(files_task: FilesTask, guard: Guard) -> Iterator[pa.RecordBatch
 
 def _make_result(result: Mapping[str, object]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"result": json.dumps(result)}], RESULT_SCHEMA)
-
-
-def _find_parts(places: Numbers, changes: Sequence[tuple[int, pa.Table]]) -> Numbers:
-    """Find in which part of the changes the change at each of `places` is; returns the numbers of the parts."""
-    all_places = np.concatenate([np.asarray(table["place"]) for _, table in changes])
-    parts = np.repeat([part for part, _ in changes], [table.num_rows for _, table in changes])
-    order = np.argsort(all_places)
-    return np.asarray(parts[order][np.searchsorted(all_places[order], places)])
-
-
-def _unpack_changes(tables: Sequence[pa.Table], truncates: pa.Table) -> UnorderedChanges:
-    """Unpack the changes that `KeyReader` has sent.
-
-    Without a TRUNCATE, `KeyReader` sends no LSN and no ordinal: they only tell whether a change is before the TRUNCATE.
-    """
-    rows = pa.concat_tables(tables)
-    keys = rows.select([name for name in rows.column_names if name.startswith("k")])
-    lsns, ordinals = (
-        np.asarray(rows[name]) if name in rows.column_names else np.zeros(rows.num_rows, np.int64)
-        for name in ("lsn", "ordinal")
-    )
-    places, operations = np.asarray(rows["place"]), np.asarray(rows["operation"])
-    no_keys, metadata_columns = keys.slice(0, 0), [name for name in rows.column_names if name.startswith("m")]
-    sent_masks = [np.asarray(rows[name]) for name in rows.column_names if name.startswith("sent")]
-    return UnorderedChanges(
-        places,
-        lsns,
-        ordinals,
-        operations,
-        keys,
-        _NO_ROWS,
-        no_keys,
-        sent_masks,
-        rows.select(metadata_columns),
-        truncates,
-    )
-
-
-@dataclass(frozen=True)
-class _PartMatches:
-    """The rows of a file with keys of a part: their numbers, the numbers of their keys, and the mask of living rows.
-
-    A row lives if it is not marked as deleted.
-    """
-
-    row_numbers: Numbers
-    keys: Numbers
-    is_living: Mask
-
-    @property
-    def living_keys(self) -> Numbers:
-        return self.keys[self.is_living]
-
-
-def _find_matches(
-    sought_keys: SoughtKeys, tables_by_sender: Mapping[int, Sequence[pa.Table]]
-) -> dict[int, _PartMatches]:
-    """Find the rows with the sought keys among the rows that `KeyReader` has sent, by file."""
-    matches = dict[int, _PartMatches]()
-    for sender, tables in tables_by_sender.items():
-        table = pa.concat_tables(tables)
-        row_indices, keys = sought_keys.find_rows(table.select(sought_keys.keys.column_names))
-        rows = table.select(["row", "is_living"]).take(pa.array(row_indices))
-        matches[sender] = _PartMatches(np.asarray(rows["row"]), keys, np.asarray(rows["is_living"]))
-    return matches
-
-
-def _label_keys(keys: pa.Table) -> pa.Table:
-    """Rename the key's columns to k0, k1, …, so that columns such as `place` can be added."""
-    return keys.rename_columns([f"k{number}" for number in range(keys.num_columns)])
-
-
-def _pack(rows: pa.Table) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
-    return sink.getvalue()
-
-
-def _unpack_rows(messages: Sequence[Message], kind: int, number_column: str) -> pa.Table:
-    """Unpack the messages of one kind, in the order of a column."""
-    tables = [_unpack(content) for message_kind, content in messages if message_kind == kind]
-    return pa.concat_tables(tables).sort_by(number_column)
-
-
-def _unpack(content: pa.Buffer) -> pa.Table:
-    return pa.ipc.open_stream(content).read_all()

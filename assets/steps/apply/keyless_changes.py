@@ -52,6 +52,16 @@ def read_digests(store: Store, groups: Sequence[RowGroup], row_schema: pa.Schema
     )
 
 
+def iterate_digests(
+    store: Store, groups: Sequence[RowGroup], row_schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Read the changes in some row groups, batch by batch, with digests instead of rows."""
+    schema = make_change_schema(pa.struct(row_schema))
+    for _, read in store.iterate_group_readers(groups):
+        for batch in conform(read(schema.names), schema).to_batches():
+            yield digest_sides(batch, row_schema.names)
+
+
 @dataclass(frozen=True)
 class _DigestTask:
     """Reads changes, part by part, and replaces their rows by digests. The task is sent to executors."""
@@ -61,10 +71,7 @@ class _DigestTask:
     row_schema: pa.Schema
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        schema = make_change_schema(pa.struct(self.row_schema))
-        for _, read in self.store.iterate_group_readers(self.change_parts[number]):
-            changes = conform(read(schema.names), schema).to_batches()
-            yield from (digest_sides(batch, self.row_schema.names) for batch in guard(changes))
+        yield from guard(iterate_digests(self.store, self.change_parts[number], self.row_schema))
 
 
 @dataclass(frozen=True)

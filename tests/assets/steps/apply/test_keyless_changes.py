@@ -1,23 +1,31 @@
-"""Changes of a table without a key, by files: the rows and counts equal those of the changes applied one by one. No JVM."""
+"""Changes of a table without a key, by files and by parts of the digests: the rows and counts equal those of the changes applied
+one by one. No JVM.
+"""
 
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
+from pgsieve.assets.steps.apply import by_files, by_key_parts
 from pgsieve.assets.steps.apply.keyless_changes import select_first_matches
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, compute_row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.lake.runners import CALLING_THREAD
 from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
 from tests.fixtures.lakes import no_session
@@ -116,3 +124,59 @@ def test_random_changes_leave_the_rows_of_changes_applied_one_by_one(tmp_path: P
         assert before + done.inserted - done.deleted == after.total(), f"seed {seed}"
         lost += missing > 0
     assert 0 < lost < 12
+
+
+@pytest.mark.parametrize("marking", [False, True])
+def test_parts_of_the_digests_leave_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, marking: bool
+) -> None:
+    """The driver decides only batches in which a change does not find its row."""
+    by_parts = lost = 0
+    for seed in range(40):
+        rows, changes = _random(random.Random(seed))
+        gone = random.Random(seed).choices(_ROWS, k=5) if marking else []
+        made = Changes(tmp_path / str(seed), [*gone, *rows], changes, _COLUMNS)
+        if marking:
+            made.lake.policy = replace(made.lake.policy, rewritten_bytes=-1)
+            _mark(made, gone)
+        after, missing = _followed(rows, changes)
+        with monkeypatch.context() as alone:
+            alone.setattr(by_key_parts, "_MAX_KEYLESS_ROWS_PER_CHANGE", 100)
+            if not missing and any(change.old for change in changes):
+                alone.setattr(by_files, "read_digests", None)
+                by_parts += 1
+            done = made.by_key_parts(_KEYLESS)
+        assert Counter(map(str, made.rows())) == after, f"seed {seed}"
+        assert done.missing == missing, f"seed {seed}"
+        before = 0 if done.truncated else len(rows)
+        assert before + done.inserted - done.deleted == after.total(), f"seed {seed}"
+        lost += missing > 0
+    assert by_parts > 10
+    assert lost > 2
+
+
+def test_parts_of_the_digests_remove_the_same_of_several_equal_rows(tmp_path: Path) -> None:
+    """The first of them in the files, as the driver does."""
+    draw, removed_count = random.Random(7), 0
+    for number in range(6):
+        rows = [draw.choice(_ROWS[:3]) for _ in range(40)]
+        old_rows = draw.sample(rows, 12)
+        changes = [
+            update(draw.choice(_ROWS), old) if draw.random() < 0.5 else delete(old) for old in old_rows
+        ]
+        driver = Changes(tmp_path / f"{number}", rows, changes, _COLUMNS)
+        driver.lake.policy = replace(driver.lake.policy, rewritten_bytes=-1)
+        assert driver.lake.delta_rs is not None
+        enable_marking(driver.lake.delta_rs, driver.path)
+        shutil.copytree(driver.lake.uri, copied := tmp_path / f"{number}parts")
+        parts = copy(driver)
+        parts.lake = Lake(str(copied), no_session, LakeSettings(-1, -1, thread_count=2))
+        parts.path, parts.log = (str(copied / name) for name in ("replica", "changes"))
+        assert driver.by_files(_KEYLESS).deleted == parts.by_key_parts(_KEYLESS).deleted
+        removed, expected = (
+            {name: numbers.tolist() for name, numbers in find_deleted_rows(DeltaTable(way.path)).items()}
+            for way in (parts, driver)
+        )
+        assert removed == expected
+        removed_count += sum(map(len, removed.values()))
+    assert removed_count > 30

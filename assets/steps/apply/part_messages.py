@@ -1,0 +1,155 @@
+"""The contents of the messages by which tasks exchange keys, places and rows when they apply a batch by parts of the keys.
+
+A batch is the changes that one commit applies. A place is a number that orders the changes of a batch. `KeyReader` sends
+changes and rows of the replica's files to a decider, and the decider sends places and numbers of rows to `PartWriter`
+(`key_part_tasks`).
+
+In: messages, which are bytes. Out: Arrow tables, and the changes of a part by key. Raises Arrow's errors.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, UnorderedChanges, join_changes
+from pgsieve.decoding.changes.keys import SoughtKeys
+from pgsieve.decoding.changes.metadata_columns import Metadata
+from pgsieve.decoding.changes.net_change import Mask, Numbers
+from pgsieve.resources.parts import Message, make_message
+
+#: Stands in a message for the sender's number, and says that the message has TRUNCATEs.
+TRUNCATES_SENDER = -1
+#: Stand for the sender's number in messages to writers, and say which rows a message has: rows to write or to remove, or
+#: rows that have ended but are kept, with their metadata.
+ROWS, ENDED_ROWS = range(2)
+_TRUNCATE_SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
+_NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class PartMatches:
+    """The rows of a file with keys of a part: their numbers, the numbers of their keys, and the mask of living rows.
+
+    A row lives if it is not marked as deleted.
+    """
+
+    row_numbers: Numbers
+    keys: Numbers
+    is_living: Mask
+
+    @property
+    def living_keys(self) -> Numbers:
+        """The numbers of the keys of living rows."""
+        return self.keys[self.is_living]
+
+
+@dataclass(frozen=True)
+class ReceivedChanges:
+    """What `KeyReader`s have sent to one part.
+
+    - `changes`: tables of changes, each with the number of the part of the changes that it is from
+    - `truncates`: the TRUNCATEs
+    - `rows_by_sender`: tables of the rows of the replica's files, by the number that a file has as a receiver
+    """
+
+    changes: Sequence[tuple[int, pa.Table]]
+    truncates: pa.Table
+    rows_by_sender: Mapping[int, Sequence[pa.Table]]
+
+    @classmethod
+    def unpack(cls, messages: Sequence[Message], change_part_count: int) -> "ReceivedChanges":
+        """Unpack messages; the changes are divided into `change_part_count` parts."""
+        tables_by_sender = defaultdict[int, list[pa.Table]](list)
+        for sender, content in messages:
+            tables_by_sender[sender].append(_unpack(content))
+        truncates = [_TRUNCATE_SCHEMA.empty_table(), *tables_by_sender.pop(TRUNCATES_SENDER, [])]
+        changes = [
+            (sender, table)
+            for sender, tables in tables_by_sender.items()
+            if sender < change_part_count
+            for table in tables
+        ]
+        rows = {sender: tables for sender, tables in tables_by_sender.items() if sender >= change_part_count}
+        return cls(changes, pa.concat_tables(truncates), rows)
+
+    def join(self, unsent_columns: Sequence[str] = (), soft_delete_columns: Metadata = ()) -> KeyedChanges:
+        """Bring the changes in order; the parameters are those of `make_keyed_changes`."""
+        changes = _unpack_changes([table for _, table in self.changes], self.truncates)
+        return join_changes([changes], unsent_columns, soft_delete_columns)
+
+    def find_matches(self, keys: pa.Table) -> dict[int, PartMatches]:
+        """Find the rows with the sought keys, by the number that their file has as a receiver."""
+        sought_keys, matches = SoughtKeys.from_keys(label_keys(keys)), dict[int, PartMatches]()
+        for sender, tables in self.rows_by_sender.items():
+            table = pa.concat_tables(tables)
+            row_indices, found_keys = sought_keys.find_rows(table.select(sought_keys.keys.column_names))
+            rows = table.select(["row", "is_living"]).take(pa.array(row_indices))
+            matches[sender] = PartMatches(np.asarray(rows["row"]), found_keys, np.asarray(rows["is_living"]))
+        return matches
+
+    def make_place_messages(self, kind: int, places: Numbers, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Yield messages to the writers of the changes at `places`; `rows` has a row for each place."""
+        receivers = self._find_parts(places)
+        for receiver in np.unique(receivers).tolist():
+            yield make_message(receiver, kind, pack(rows.filter(pa.array(receivers == receiver))))
+
+    def _find_parts(self, places: Numbers) -> Numbers:
+        """Find in which part of the changes the change at each of `places` is; returns the numbers of the parts."""
+        all_places = np.concatenate([np.asarray(table["place"]) for _, table in self.changes])
+        parts = np.repeat([part for part, _ in self.changes], [table.num_rows for _, table in self.changes])
+        order = np.argsort(all_places)
+        return np.asarray(parts[order][np.searchsorted(all_places[order], places)])
+
+
+def _unpack_changes(tables: Sequence[pa.Table], truncates: pa.Table) -> UnorderedChanges:
+    """Unpack the changes that `KeyReader` has sent.
+
+    Without a TRUNCATE, `KeyReader` sends no LSN and no ordinal: they only tell whether a change is before the TRUNCATE.
+    """
+    rows = pa.concat_tables(tables)
+    keys = rows.select([name for name in rows.column_names if name.startswith("k")])
+    lsns, ordinals = (
+        np.asarray(rows[name]) if name in rows.column_names else np.zeros(rows.num_rows, np.int64)
+        for name in ("lsn", "ordinal")
+    )
+    places, operations = np.asarray(rows["place"]), np.asarray(rows["operation"])
+    no_keys, metadata_columns = keys.slice(0, 0), [name for name in rows.column_names if name.startswith("m")]
+    sent_masks = [np.asarray(rows[name]) for name in rows.column_names if name.startswith("sent")]
+    return UnorderedChanges(
+        places,
+        lsns,
+        ordinals,
+        operations,
+        keys,
+        _NO_ROWS,
+        no_keys,
+        sent_masks,
+        rows.select(metadata_columns),
+        truncates,
+    )
+
+
+def label_keys(keys: pa.Table) -> pa.Table:
+    """Rename the key's columns to k0, k1, …, so that columns such as `place` can be added."""
+    return keys.rename_columns([f"k{number}" for number in range(keys.num_columns)])
+
+
+def pack(rows: pa.Table) -> pa.Buffer:
+    """Make the content of a message from rows."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return sink.getvalue()
+
+
+def unpack_rows(messages: Sequence[Message], kind: int, number_column: str) -> pa.Table:
+    """Unpack the messages of one kind, in the order of a column."""
+    tables = [_unpack(content) for message_kind, content in messages if message_kind == kind]
+    return pa.concat_tables(tables).sort_by(number_column)
+
+
+def _unpack(content: pa.Buffer) -> pa.Table:
+    return pa.ipc.open_stream(content).read_all()
