@@ -2,8 +2,8 @@
 
 If delta-rs can reach the lake, and no expression of Spark has to be evaluated, rows need not be converted to rows
 of the JVM. The executor that has made the rows writes them into files, and the driver commits these files
-(`Commits.commit`). If an executor fails, its files are not committed, and VACUUM removes them later. This module
-runs on executors, so it needs no configuration.
+(`Commits.commit`). If an executor fails, its files are not committed, and VACUUM removes them later. Executors
+have no configuration of pgsieve, so the functions get all that they need as arguments.
 
 In: the folder of a table, its schema, and batches of rows.
 Out: files, and a row for each file that describes it (`FILE_SCHEMA`).

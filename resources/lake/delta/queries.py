@@ -19,8 +19,8 @@ def quote_column(column: str) -> str:
 def query_table(table: DeltaTable, query: str) -> pa.Table:
     """The result of an SQL query. In the query the name of the table is `t`.
 
-    Raises DeltaError. If a file of the table is missing, delta-rs raises an Exception itself; this is turned into
-    a DeltaError, too.
+    Raises DeltaError. If a file of the table is missing, delta-rs raises an error of the class Exception itself, which
+    becomes a DeltaError, too.
     """
     result = QueryBuilder().register("t", table).execute(query)
     try:
