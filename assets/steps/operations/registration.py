@@ -38,8 +38,8 @@ class Registration:
     def register(self) -> tuple[str, ...]:
         """Register the replicas that are not registered yet, and update comments; returns the new names.
 
-        If the catalog already has another entry of a name, the other names are registered, and then CatalogNameError is
-        raised.
+        If the catalog already has another entry with one of the names, CatalogNameError is raised after the registration
+        of the other names.
         """
         name, record = self.subscription.name, RegisteredNames(self.lake, self.subscription.name)
         replicas = [

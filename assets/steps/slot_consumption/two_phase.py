@@ -21,7 +21,7 @@ from pgsieve.resources.spool import FileSpool
 
 
 def is_two_phase(slot_stream: SlotStream, state: SlotState) -> bool:
-    """True if the slot sends transactions at their PREPARE. A slot that does so cannot stop doing so."""
+    """True if the slot sends transactions at their PREPARE. pgsieve never switches this off."""
     return slot_stream.options.two_phase or state.has_two_phase
 
 

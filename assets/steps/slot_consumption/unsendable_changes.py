@@ -1,4 +1,4 @@
-"""Reads a slot past changes that the server cannot send, so that one value, row filter or table does not stop the others.
+"""Reads a slot past changes that the server cannot send, so that one value or row filter does not stop all tables.
 
 The server cannot send a change, for example, if a row filter fails, if a text has more than 1 GB, or if an output
 function fails.

@@ -112,7 +112,7 @@ class Transformation:
         if hold_back_tables(subscription, lake, find_table_problems(subscription, current_catalog)):
             return
         if SchemaChanges(subscription, lake, lsn, begin_lsn, self.log).follow(current_catalog):
-            # The definitions have changed, so this process begins again. Any other process that transforms does so, too.
+            # The definitions have changed, so this process begins again. Another one that transforms now does so, too.
             self.run(results)
             return
         for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, since_lsn=begin_lsn):
