@@ -10,7 +10,8 @@ A batch has several consecutive slices, and only the net change of all of them (
 commit to a replica has the end of the batch as its position, the LSN up to which the replica has all changes. It
 succeeds only if the replica still has the Delta version from which the commit was planned. If another process has
 committed first, the changes that the replica still lacks are planned again. When all replicas have the batch, a cut is
-written to `_cuts`: the LSN at which the batch ends, and the Delta version of each replica.
+written to `_cuts`: the LSN at which the batch ends, and the Delta version of each replica. A table that fails is set
+aside: it gets no more changes until it is copied again.
 """
 
 from collections import Counter, deque
@@ -263,7 +264,10 @@ class _Apply:
         self._set_aside(row_versions.follow(states, changes, self._lagging_tables, applied_changes))
 
     def _set_aside_if_put_back(self, name: Name, head: TableHead) -> bool:
-        """If a replica was put back before `head`, set its table aside, add the problem to the result, and return True."""
+        """Whether a replica was put back to an earlier version before `head` (its Delta version and position).
+
+        If so, the table is set aside, and the result gets the problem.
+        """
         if (problem := self._replicas.advance(name, None, head)) is None:
             return False
         self._count_result(TableResult(*name, problem=problem, damaged=True))

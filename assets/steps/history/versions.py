@@ -108,7 +108,7 @@ class StoredVersions:
 
     @cached_property
     def committer(self) -> FileCommitter:
-        """The committer of the table; raises LakeError if another writer has altered the table."""
+        """The object that commits files to the table; raises LakeError if another writer has altered the table."""
         committer = self.lake.policy.choose_file_committer(self.path, self.schema)
         if committer is None:
             raise _make_altered_table_error(self.path)

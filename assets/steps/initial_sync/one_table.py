@@ -256,7 +256,7 @@ class SnapshotCopy:
     def _choose_committer(
         self, planned_table: PlannedTable, selected_rows: SelectedRows, size_bytes: int
     ) -> Committer:
-        """Choose the committer for the copy. If the replica is damaged, first remove what would prevent the copy.
+        """Choose the committer, which writes the copy. If the replica is damaged, first remove what would prevent the copy.
 
         Raises OvertakenError and PgsieveError if the replica must not be written. If another process writes the replica
         after this call, the commit of the copy fails.

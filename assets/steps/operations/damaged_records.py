@@ -34,6 +34,8 @@ from pgsieve.resources.lake.lake import Lake
 def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
     """Remove the record tables of a subscription and its stream that cannot be read, or were put back to earlier versions.
 
+    RESTORE puts a table back, and so does a folder that was brought back from a backup.
+
     All tables are copied again if one of these tables is removed:
     - `_table_states`, or `_transformed`
     - a record table of the stream, except `slices`
