@@ -55,8 +55,8 @@ _JARS_SETTING, _PACKAGES_SETTING, _EXCLUDES_SETTING = (
     "spark.jars.excludes",
 )
 _IVY_SETTING = "spark.jars.ivy"
-#: The beginnings of the names of the user's settings that choose a Maven repository, or the access to it. A proxy
-#: is chosen by a Java option.
+#: The user's settings whose names begin with these choose a Maven repository, or the access to it. The Java options are
+#: among them, because they may choose a proxy.
 _REPOSITORY_SETTINGS = ("spark.jars.repositories", _IVY_SETTING, "spark.driver.extraJavaOptions")
 
 #: Maps each version of hadoop-aws to the version of the AWS SDK to use with it. hadoop-aws 3.4.1, which belongs to

@@ -154,6 +154,7 @@ class Lake:
                 self.release_tables()
 
         self.release_tables()
+        # While this thread waits for the pool, only the pool's threads count as working (`pgsieve.resources.strands`).
         with release_strand(), ThreadPoolExecutor(self.parallelism) as pool:
             return [
                 future.result()

@@ -1,4 +1,4 @@
-"""Marks a lake in a folder while a power cut could still lose writes of this process.
+"""Marks a lake that is a folder, as long as a power cut could still lose writes of this process.
 
 In: the lake's folder.
 Out: - a mark (a file in the folder), which exists while writes of the process may not be on disk
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pgsieve.resources.lake.paths import OWN_FOLDER
 
-#: The folder of the marks. It is next to a folder for each slot. The names of these folders contain no dot.
+#: The folder of the marks. It is next to the folders of the slots, whose names contain no dot.
 _MARKS_FOLDER = ".unsynced"
 #: The name of a file in the folder of the marks. A process locks this file while it begins to write.
 _LOCK_NAME = "lock"

@@ -35,7 +35,7 @@ import psycopg
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.case_mappings import add_case_mappings
 from pgsieve.resources.postgres.present_catalog import read_present_catalog
-from pgsieve.resources.postgres.removed_rows import find_removed_oids, find_selections_with_removed_rows
+from pgsieve.resources.postgres.removed_rows import check_for_removed_rows, find_removed_oids
 from pgsieve.resources.postgres.source import quote_literal
 
 #: Common table expressions: the publications, the tables that they list, and in `tree` the partition trees of these
@@ -127,7 +127,7 @@ class CatalogFingerprint:
     oldest_xid: int = 0
 
     def matches(self, digest: str, relations_digest: str) -> bool:
-        """True if these digests of an earlier fingerprint show that the rows are the same as at that moment.
+        """True if these digests of an earlier fingerprint show that the rows are the same as at its moment.
 
         The rows that were inserted and deleted in between are not compared here; `removed_rows` identifies them.
         """
@@ -155,14 +155,14 @@ def fingerprint_catalog(
         selections.append(f"pg_publication_namespace where pnpubid = any({oid_array}::oid[])")
     publication_list = ", ".join(map(quote_literal, publications))
     selections += [f"pg_publication where pubname in ({publication_list})"] if publications else []
-    *have_removed_rows, has_removed_parents = find_selections_with_removed_rows(
+    *have_removed_rows, has_removed_parents = check_for_removed_rows(
         connection, [*selections, "pg_inherits where inhrelid > '0'::oid"]
     )
     if has_removed_parents:
         # The removed rows may be of any partition tree. Check again, only for the trees that the fingerprint covers.
         rows = connection.execute(f"{tree} select relid::bigint from tree", parameters).fetchall()
         oid_array = quote_literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
-        (has_removed_parents,) = find_selections_with_removed_rows(
+        (has_removed_parents,) = check_for_removed_rows(
             connection, [f"pg_inherits where inhrelid = any({oid_array}::oid[])"]
         )
     removed_rows = (

@@ -57,7 +57,7 @@ def ensure_capture_publications(
         n for n in _find_own_capture_publications(connection, capture_name) if n in catalog.publications
     ):
         for table in _find_surplus_tables(catalog.publications[name], planned_tables.get(name, ()), catalog):
-            # A standby cannot alter publications, and the role may lack the right to alter this one. In these cases
+            # A standby cannot alter publications, and the role may lack the right to alter this publication. In these cases
             # the table stays, and does no harm. Another run may have removed the table meanwhile.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
                 _remove_table(connection, source, name, table)

@@ -75,8 +75,8 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
         except psycopg.Error as error:
             if is_transient(error) or find_failed_trigger(connection, error) is None:
                 raise
-            # An event trigger on CREATE VIEW may rely on the role's own search_path, so try again under this path. A
-            # filter that uses objects of users in the path is refused all the same.
+            # An event trigger on CREATE VIEW may rely on the role's own search_path, so try again under this path. Even
+            # then a filter is refused if it uses a user's function, operator, type or collation.
             search_path = f"pg_catalog, pg_temp, {read_own_search_path(connection)}"
             expression, reason = _analyse_filter(connection, table, where, search_path)
     except psycopg.errors.LockNotAvailable as error:

@@ -37,7 +37,7 @@ ANSWER_SECONDS = 5.0
 #: How long a request to cancel the check may take.
 _CANCEL_SECONDS = 1.0
 
-#: The tables of a tree to query, so that the server connects to the foreign server of each foreign leaf. If the role
+#: Finds the tables of a tree to query, so that the server connects to the foreign server of each foreign leaf. If the role
 #: may not read a leaf, the root is queried instead, and the server then reads its leaves. Each row has the oid of the
 #: root, and the quoted name of a table to query.
 _FOREIGN_LEAVES_QUERY = """

@@ -43,8 +43,8 @@ from pgsieve.decoding.protocol.envelope import (
 #: message that only introduces the next message, such as Relation.
 MESSAGE_SCHEMA = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
-#: `items` yields an item at least this often, even if no message has arrived. So a consumer can rely on items to
-#: do its regular work.
+#: `items` yields an item at least this often, even if no message has arrived. So a consumer can do its regular work
+#: each time it gets an item.
 TICK_SECONDS = 1.0
 
 #: The consumer gets batches of about `_BATCH_BYTES`. If the consumer is waiting, it gets a smaller batch once
@@ -61,8 +61,8 @@ _MIN_READ_BYTES = 8192
 #: not answered.
 _END_TIMEOUT_SECONDS = 1.0
 
-#: The kinds of messages that end a transaction (Commit, Prepare and others). Only for these messages the LSN is
-#: the end of a WAL record.
+#: The kinds of messages that end a transaction (Commit, Prepare and others). Only these messages have the
+#: end of a WAL record as their LSN.
 _TRANSACTION_END_TAGS = np.array([*b"CPKrcp"], np.uint64)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 

@@ -41,9 +41,7 @@ _PIECES_PER_RANGE = 16
 _MAX_OIDS = 16
 
 
-def find_selections_with_removed_rows(
-    connection: psycopg.Connection[Any], selections: Sequence[str]
-) -> list[bool]:
+def check_for_removed_rows(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
     """For each selection True if the server may still store deleted rows of it."""
     have_removed_rows = _compare_entries(connection, selections)
     if any(have_removed_rows):

@@ -40,7 +40,7 @@ _LIST_WITH_PRIVILEGES_QUERY = _LIST_TEMPLATE.format(
     published="false",
 )
 _SEQUENCES_PER_STATEMENT = 200
-#: How often the sequences are read if one of them is dropped meanwhile, or the role loses its privileges.
+#: How many times the sequences are read if one of them is dropped meanwhile, or the role loses its privileges.
 _MAX_ATTEMPTS = 5
 
 _FORBIDDEN_PROBLEM = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"

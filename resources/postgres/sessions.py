@@ -203,7 +203,7 @@ class Conninfo:
     def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """Open an autocommit session.
 
-        `options` are parameters of psycopg and libpq. If the conninfo has a parameter, too, the conninfo's value
+        `options` are parameters of psycopg and libpq. If the conninfo has one of these parameters, the conninfo's value
         counts.
         """
         parameters = self._make_parameters(options)
@@ -330,7 +330,7 @@ class Conninfo:
     def _make_options_without_timeouts(
         self, connection: psycopg.Connection[Any], version: int, client_check: tuple[str, str] | None = None
     ) -> str:
-        """The options for a session like this one, with which the timeouts of the server's version are switched off.
+        """The options for another session like `connection`, which switch off the timeouts that the server's version has.
 
         Timeouts in the user's own options stay.
         """

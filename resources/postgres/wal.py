@@ -75,7 +75,7 @@ def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     page. A peek up to the end of the page waits until the whole record is flushed (read_local_xlog_page() in
     src/backend/access/transam/xlogutils.c). If no session commits, this takes up to 15 seconds. So this function
     waits a moment for a commit of another session; if there is none, it commits an empty message itself. If the role
-    may not do so, the result may lie within a record.
+    may not emit messages, the result may lie within a record.
     """
     try:
         position: int | None = Retrying(

@@ -38,7 +38,7 @@ def find_archive_path() -> Path:
 
 
 def _compute_java_digest() -> str:
-    """A digest of the path, the size and the time of the Java program. It differs between Java installations."""
+    """A digest of the path, size and modification time of the Java program. It differs between Java installations."""
     home = os.environ.get("JAVA_HOME")
     program = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
     with suppress(OSError):

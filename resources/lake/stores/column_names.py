@@ -1,4 +1,4 @@
-"""The names that the columns of a Delta table have in its files, where Delta maps them (column mapping).
+"""Translates the names of a Delta table's columns to their names in its files, if the table has column mapping.
 
 In: the schema of a table, with the table's names.
 Out: the schema of its files.

@@ -98,7 +98,7 @@ def _find_free_ports(count: int) -> list[int]:
 def _run_server(
     program: str, folder: Path, s3_port: int, other_ports: list[int], key: str, secret: str
 ) -> Iterator[bool]:
-    """Run the server during the block. Yield True if it is ready, and False if it has ended."""
+    """Run the server during the block. Yield True if the server is ready, and False if it cannot be used."""
     command = [program, "mini", f"-dir={folder}", f"-bucket={BUCKET}", f"-s3.port={s3_port}"]
     command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
@@ -121,7 +121,7 @@ def _run_server(
         )
     assert process.stdin is not None
     try:
-        yield _is_ready(process, log_path)
+        yield _wait_until_ready(process, log_path)
     finally:
         process.stdin.close()
         process.wait(_TIMEOUT_SECONDS)
@@ -142,10 +142,11 @@ def _write_identity(folder: Path, key: str, secret: str) -> Path:
     return path
 
 
-def _is_ready(process: subprocess.Popen[bytes], log_path: Path) -> bool:
-    """Wait until the server is ready.
+def _wait_until_ready(process: subprocess.Popen[bytes], log_path: Path) -> bool:
+    """Wait until the server is ready, and return True.
 
-    Return False if it has ended, for example because another program has taken its port.
+    Return False if the server has ended, for example because another program has taken its port; or after
+    `_TIMEOUT_SECONDS`.
     """
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while time.monotonic() < deadline:

@@ -163,6 +163,7 @@ def find_store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
     """The refusal by a store that an error or one of its causes reports. None if none of them does."""
     for error in errors:
         text = str(error)
+        # An error of SQLSTATE class 22 quotes a value of a row, which may look like the message of a store.
         if "SQLSTATE: 22" not in text and (refusal := _find_refusal(_DECORATION.sub("", text))):
             return refusal
     return None
