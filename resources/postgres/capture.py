@@ -42,8 +42,9 @@ def ensure_capture_publications(
     least one publication captures the table. If a table that has to be removed is locked, it stays, and a later
     call removes it.
     """
-    # pgoutput does not find a publication in WAL from before the commit that created it. So the caller reads the WAL up
-    # to the flush position without the new publications. For this their commits must be flushed before it reads.
+    # Before PostgreSQL 18, pgoutput refuses to decode WAL from before the commit that creates a requested publication. So
+    # the caller reads the WAL up to the flush position without the new publications. This position
+    # lies after their commits only if each commit waits until it is flushed, whatever the role's setting is.
     connection.execute("set synchronous_commit = local")
     for publication in planned_publications:
         name = capture_name + publication.suffix
