@@ -60,7 +60,7 @@ class Writer:
     def cstr(self, text: str, field: str) -> None:
         """Write a string and a zero byte."""
         octets = b""
-        # Not every surrogate stands for a byte. For such a surrogate, the check below raises the error.
+        # A surrogate that stands for no byte cannot be encoded. Then `octets` stays empty, and the check below fails.
         with suppress(UnicodeEncodeError):
             octets = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
         # Several surrogates can stand for bytes that together are UTF-8. The cursor would read these bytes as another

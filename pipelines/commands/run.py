@@ -205,7 +205,7 @@ def transform_and_apply(
     *,
     is_fatal: Callable[[Exception], bool] = is_never_fatal,
 ) -> None:
-    """Materialise the changes after row filters, and after that the replicas that have new changes or a new copy.
+    """Materialise the filtered changes, and then the replicas that have new changes or a new copy.
 
     There is one Dagster run for the changes of all subscriptions, and one for all replicas, because a run costs more
     than most of its steps. For a subscription whose replicas have nothing new, only the cut is made and reported,

@@ -87,8 +87,8 @@ class ReceivedTable:
 class ReceivedTables:
     """The tables and sequences that a subscription will receive.
 
-    `oldest_moment` is the LSN of its oldest cut. (A cut is an LSN, with the Delta version of each replica that equals the
-    publisher's table at this LSN.) `pgsieve read` can read the replicas as they were at any moment since then.
+    `oldest_moment` is the LSN of its oldest cut. (A cut is an LSN, and for each replica the Delta version that equals
+    the publisher's table at this LSN.) `pgsieve read` can read the replicas as they were at any moment since then.
     """
 
     subscription: str

@@ -80,7 +80,7 @@ _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 #: If another process follows the same slot, how long to wait for its end.
 _OTHER_FOLLOWER_SECONDS = 10.0
 
-#: A cut is an LSN, with the Delta version of each replica that equals the publisher's table at this LSN. This is the time
+#: A cut is an LSN, and for each replica the Delta version that equals the publisher's table at this LSN. This is the time
 #: between two checks whether a cut has to be reported to Dagster. It is shorter if a subscription's `freshness` is short.
 _CUT_SECONDS = 60.0
 

@@ -3,15 +3,20 @@
 A batch is the changes that are applied to a replica in one commit.
 
 An UPDATE does not send a TOASTed value that it leaves unchanged (PostgreSQL documentation, 54.9 Logical Replication
-Message Formats, TupleData). The place of a change is a number that orders the changes of a batch. In: the places of the
-changes that made the new rows; and for each missing value the place of the change that sent it, or the key under which
-the replica has it. Out: the missing values, in portions that fit in memory. The process that writes the rows reads the
-values. Raises Arrow's errors.
+Message Formats, TupleData). The place of a change is a number that orders the changes of a batch.
 
-    change       columns sent             completed row of place 9
-    place 3      id, note, body           id, note: of place 9
-    place 7      id, note                 body: of place 3; of the replica's row if no change sent it
-    place 9      id, note
+In:  - the places of the changes that made the new rows
+     - for each missing value the place of the change that sent it, or the key under which the replica has it
+Out: the missing values, in portions that fit in memory. The process that writes the rows reads the values.
+
+Raises Arrow's errors.
+
+    change       columns sent
+    place 3      id, note, body
+    place 7      id, note
+    place 9      id, note                 the new row has id and note of place 9, and body of place 3
+
+If no change had sent body, the new row would have the body of the replica's row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -227,7 +232,8 @@ class MissingValues:
     ) -> Iterator[tuple[Numbers, pa.Array]]:
         """Yield numbers of rows, and the rows' values, which the replica has under the keys with the numbers `base_keys`.
 
-        Several rows may take the value of one key: a row that moves to other keys keeps the value under each of them.
+        Several rows may take the value of one key: with `history: scd2`, each version that a row has during the batch is
+        a row here, and all versions before the change that sends the value take it from the replica.
         """
         if not len(rows_to_complete):
             return

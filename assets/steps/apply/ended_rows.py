@@ -1,10 +1,13 @@
 """Ended rows: rows that a replica with `deletes: soft` keeps and marks as deleted, and the metadata of these rows.
 
 A row ends by a DELETE, by a TRUNCATE, or by an UPDATE that moves the row out of the row filter. A batch is the changes
-that are applied to a replica in one commit. The place of a change is a number that orders the changes of a batch. In:
-the net change of a batch (what its changes do together to each key), and the replica's rows with these keys. Out: the
-replica's rows that end, by file, which are written again with new metadata; and the metadata of new rows that the same
-batch ends. Raises Arrow's errors.
+that are applied to a replica in one commit. The place of a change is a number that orders the changes of a batch.
+
+In:  the net change of a batch (what its changes do together to each key), and the replica's rows with these keys
+Out: - the replica's rows that end, by file; they are written again with new metadata
+     - the metadata of new rows that the same batch ends
+
+Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -82,10 +85,12 @@ class RowEndings:
     def split_rows(self, removed_rows: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
         """Return the rows to remove from their files, and those of these rows that are written again as ended rows.
 
-        `removed_rows` are the replica's rows for which the batch writes another row of the same key.
+        `removed_rows` are the replica's rows for which the batch writes another row of the same key. Ended rows are among
+        them: the other row is the same row with new metadata.
         """
         metadata, metadata_by_key = self.metadata, self.find_metadata_rows()
-        # Rows that only a TRUNCATE ends have no key among those of the changes. They share the number after the last key's.
+        # Rows that only a TRUNCATE ends have no key among those of the changes. All of them get the
+        # number after the last key's as their key number.
         truncated_key = self.keyed_changes.keys.num_rows
         matches, ended_rows = (
             _merge_matches(removed_rows, self.truncated_rows, truncated_key),

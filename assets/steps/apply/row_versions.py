@@ -85,11 +85,11 @@ class VersionsDuringApply:
     def begin(
         self, states: Mapping[Name, TableState], repaired_tables: Collection[Name] = frozenset()
     ) -> dict[Name, str]:
-        """Read up to which position each table's versions reach. Returns the tables with problems, and the problems.
+        """Find the position that the versions of each table have reached. Returns the tables with problems, and the problems.
 
         The versions have no gap under these conditions:
-        - If the table was copied after the newest cut, they reach the LSN of the copy. Otherwise they reach the position
-          that the cut has for them, or the cut's LSN if the cut has no such position.
+        - They have reached the LSN of the copy if the table was copied after the newest cut; otherwise the position that
+          the cut has for them, or the cut's LSN if the cut has no such position.
         - Since the cut, the table of versions was not put back to an earlier Delta version, and the replica was not
           repaired.
 
@@ -237,7 +237,7 @@ class VersionsWriter:
         table, pending, end, lake = self.table, self.pending, self.pending.slice_ends[-1], self.table.lake
         if pending.since_lsn < find_key_alteration_lsn(table.definition):
             # Several rows from before the key was altered may have the same value of the present key. Their versions could
-            # not be told apart, so all versions begin anew. After a crash the replica's position may be later than `end`.
+            # not be told apart, so all versions begin anew at the replica's position. After a crash it may be later than `end`.
             replica_position = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, replica_position), datetime.now(UTC))
             return
@@ -336,9 +336,10 @@ class VersionsWriter:
         """Find the present versions of the keys, by file."""
         path, committer = self.table.path, self._stored_versions.committer
         is_expected, is_relevant = keyed_changes.lookup_masks
-        # Without moves (UPDATEs that change the key), only the keys that the changes expect are looked up: the first
-        # change of any other key is an INSERT, so the key had no row. With moves, the key may have a row: if an UPDATE
-        # does not find the row to move, the row that has the new key stays.
+        # Without moves (UPDATEs that change the key), only the keys that the changes expect to exist are looked up: the
+        # first change of any other key is an INSERT, so the key had no row. With moves, all keys are looked up. Suppose
+        # an UPDATE changes key 1 to 2, but no row has key 1 (PostgreSQL's conflict update_missing). Then the UPDATE has no
+        # effect, and a row may have had key 2 all along.
         key_masks = (is_expected, is_relevant) if keyed_changes.changes.is_move.any() else (is_expected,)
         matches = committer.find_key_matches(path, keyed_changes.keys, key_masks, None, VALID_TO_LSN)
         assert matches is not None

@@ -7,7 +7,7 @@ Out: the same tables, smaller
 A slice is the changes from one position of the slot to another. The change history of a table has its changes, slice by
 slice.
 
-A cut is an LSN, with the Delta version of each replica that equals the publisher's table at this LSN. Maintenance never
+A cut is an LSN, and for each replica the Delta version that equals the publisher's table at this LSN. Maintenance never
 deletes changes that a subscription of the stream has not applied. It never deletes files of a recent version of a table,
 or of a version that is in a cut.
 Each commit is atomic and does not depend on the others. So if maintenance was killed, it can be repeated. It may run at

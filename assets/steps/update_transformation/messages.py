@@ -32,7 +32,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
 
-#: An ordinal numbers the changes of a transaction. This one is smaller than those of all changes.
+#: The ordinal of a change is its number in the transaction. This one is smaller than those of all changes.
 FIRST_ORDINAL = -1
 _TRUNCATE = "T"
 _CHANGES = ("I", "U", "D")
@@ -59,7 +59,7 @@ class MessageFilter:
     def filter_frame(self, messages: DataFrame) -> DataFrame:
         """Select messages of a DataFrame, by Spark."""
         rows, lsn = messages, F.col("commit_lsn")
-        # The mask selects the messages. The conditions before it only let Spark skip files by their statistics.
+        # `_filter_batches` selects the messages. The conditions before it only let Spark skip files by their statistics.
         if self.relations is not None:
             rows = rows.where(F.col("relation_id").isin(sorted(self.relations)))
         if self.after_order is not None:
@@ -316,7 +316,7 @@ class Messages:
 
     @contextmanager
     def persist_frame(self) -> Iterator["Messages"]:
-        """Within the block, Spark persists the messages, so that it reads their files once. Other readers do nothing."""
+        """Within the block, Spark persists the messages, so that it reads their files once. Without Spark the block does nothing."""
         persisted_frames: list[DataFrame] = []
 
         def frame() -> DataFrame:

@@ -193,8 +193,8 @@ class Transformation:
 class _Progress:
     """The LSN up to which slices are transformed, and the newest cut.
 
-    A cut is an LSN, with the Delta version of each replica, and the position of each change history (a table of
-    changes), at this LSN.
+    A cut is an LSN. It records the Delta version of each replica and the position of each change history (a table of
+    changes) at this LSN.
     """
 
     transformed_lsn: int
