@@ -18,6 +18,7 @@ they have written. Raises OSError, and Arrow's errors.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -211,15 +212,8 @@ class KeyReader:
 
 
 @dataclass(frozen=True)
-class KeyDecider:
-    """Decides the changes of a part of the keys.
-
-    Sends three kinds of messages to the receivers:
-    - the places of the changes that have new rows, and where the values are that these changes did not send
-    - for each file, the numbers of the rows to remove from it
-    - the counts of inserted, updated, deleted and missing rows, and whether there are conflicts or anything to commit
-
-    In a replica that keeps deleted rows, the first two also have the numbers of ended rows, and the metadata of these rows.
+class PartDecider(ABC):
+    """Decides the changes of a part of the keys, and sends messages to the receivers that write.
 
     `empties_replica` is True if a TRUNCATE removes all rows that the replica had.
     """
@@ -229,13 +223,31 @@ class KeyDecider:
 
     def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
         """Decide the changes that readers have sent to one part."""
-        yield from guard(self._decide(messages))
+        received = ReceivedChanges.unpack(messages, self.batch_parts.change_part_count)
+        if received.changes:
+            yield from guard(self._decide(received))
 
-    def _decide(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
+    @abstractmethod
+    def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]: ...
+
+    def _make_counts(self, **counts: int) -> pa.RecordBatch:
+        """Make the message to the receiver that sums up the counts."""
+        return make_message(self.batch_parts.writer_count - 1, ROWS, json.dumps(counts).encode())
+
+
+class KeyDecider(PartDecider):
+    """Decides the changes of a part of the keys of a table with a key.
+
+    Sends three kinds of messages to the receivers:
+    - the places of the changes that have new rows, and where the values are that these changes did not send
+    - for each file, the numbers of the rows to remove from it
+    - the counts of inserted, updated, deleted and missing rows, and whether there are conflicts or anything to commit
+
+    In a replica that keeps deleted rows, the first two also have the numbers of ended rows, and the metadata of these rows.
+    """
+
+    def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
         batch_parts = self.batch_parts
-        received = ReceivedChanges.unpack(messages, batch_parts.change_part_count)
-        if not received.changes:
-            return
         keyed_changes = received.join(batch_parts.unsent_columns, batch_parts.soft_delete_columns)
         matches = received.find_matches(keyed_changes.keys)
         outcome = keyed_changes.decide(
@@ -248,11 +260,8 @@ class KeyDecider:
         is_refused = outcome.conflict is not None or (
             batch_parts.has_moves and has_lost_moves(keyed_changes.effective_changes, outcome.had_row)
         )
-        counts = outcome.net.count_rows(outcome.had_row) | {
-            "refused": int(is_refused),
-            "changes": int(outcome.has_row_changes),
-        }
-        yield make_message(batch_parts.writer_count - 1, ROWS, json.dumps(counts).encode())
+        counts = outcome.net.count_rows(outcome.had_row)
+        yield self._make_counts(**counts, refused=int(is_refused), changes=int(outcome.has_row_changes))
 
     def _describe_new_rows(
         self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, PartMatches]
@@ -313,28 +322,15 @@ class KeyDecider:
         return pa.table({**columns, "file": files, "row": base_rows})
 
 
-@dataclass(frozen=True)
-class MultisetDecider:
+class MultisetDecider(PartDecider):
     """Decides the changes of a part of the digests of a table without a key. Two equal rows have the same digest.
 
     Sends the places of the changes that have new rows, for each file the numbers of the rows to remove from it, and the
     counts of inserted and deleted rows. Refuses the changes if one of them finds no row: what a later change finds may
     then depend on rows of other parts.
-
-    `empties_replica` is True if a TRUNCATE removes all rows that the replica had.
     """
 
-    batch_parts: BatchParts
-    empties_replica: bool
-
-    def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Decide the changes that readers have sent to one part."""
-        yield from guard(self._decide(messages))
-
-    def _decide(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
-        received = ReceivedChanges.unpack(messages, self.batch_parts.change_part_count)
-        if not received.changes:
-            return
+    def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
         changes = KeylessChanges(received.join())
         digests = changes.keyed_changes.keys
         matches = {} if self.empties_replica else received.find_matches(digests)
@@ -358,9 +354,6 @@ class MultisetDecider:
                 yield make_message(number, ROWS, pack(pa.table({"row": row_numbers})))
         inserted, deleted = len(places), int(net_change.deletion_counts.sum())
         yield self._make_counts(inserted=inserted, deleted=deleted, changes=inserted + deleted)
-
-    def _make_counts(self, **counts: int) -> pa.RecordBatch:
-        return make_message(self.batch_parts.writer_count - 1, ROWS, json.dumps(counts).encode())
 
 
 @dataclass(frozen=True)
