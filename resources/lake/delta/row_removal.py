@@ -87,18 +87,6 @@ def find_markable_files(
     return deletion_vectors.find_add_actions(log, expected_version, names)
 
 
-def prepare_marked_files(
-    commits: Commits, path: str, matches: Sequence[FileMatches], expected_version: int
-) -> list[MarkedFile]:
-    """Make the `marked_files` of `mark_rows`: the files that contain `matches`, with these rows as deleted rows.
-
-    Raises UnmarkableError if rows of the table cannot be marked.
-    """
-    return make_marked_files(
-        find_markable_files(commits, path, {match.name for match in matches}, expected_version), matches
-    )
-
-
 def make_marked_files(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
     """Make `MarkedFile`s: the files that contain `matches`, with these rows and those marked before as deleted rows.
 

@@ -19,12 +19,12 @@ from pgsieve.resources.lake import unsynced
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.half_written import roll_back_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
-from tests.fixtures.lakes import no_session
+from tests.fixtures.lakes import find_marked_files, no_session
 
 Break = Callable[[Path], object]
 
@@ -161,7 +161,7 @@ def test_a_version_with_incomplete_deletion_vectors_is_removed(tmp_path: Path) -
         for m in records.find_key_matches(str(table), rows(8), [np.array([True])], None) or ()
         if len(m.row_numbers)
     ]
-    marked = prepare_marked_files(records, str(table), matches, 1)
+    marked = find_marked_files(records, str(table), matches, 1)
     mark_rows(records, str(table), marked, [], 20, 1)
     roll_back_tables(tmp_path, 0)
     assert DeltaRsRecords(Store(), Tables(Store())).position(str(table)) == 20

@@ -32,10 +32,10 @@ from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.compaction import compact
 from pgsieve.resources.lake.delta.key_lookup import Flag
 from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
-from tests.fixtures.lakes import no_session
+from tests.fixtures.lakes import find_marked_files, no_session
 
 _COLUMNS = (("k", pa.int64()), ("t", pa.string()), ("v", pa.string()))
 _SPARK = (("k", "bigint"), ("t", "string"), ("v", "string"))
@@ -178,7 +178,7 @@ class Changes:
         matches = local.find_key_matches(self.path, keys, [np.ones(len(gone), np.bool_)], None)
         assert matches is not None
         base = local.version(self.path)
-        marked = prepare_marked_files(local, self.path, matches, base)
+        marked = find_marked_files(local, self.path, matches, base)
         mark_rows(local, self.path, marked, [], position, base)
 
     def one_by_one(self, replicated: Definition) -> TableResult:

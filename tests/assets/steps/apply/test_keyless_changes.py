@@ -23,12 +23,12 @@ from pgsieve.decoding.changes.digests import WantedDigests, compute_row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.lake.runners import CALLING_THREAD
 from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
-from tests.fixtures.lakes import no_session
+from tests.fixtures.lakes import find_marked_files, no_session
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     )
     matches = select_first_matches(row_matches, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
-    marked = prepare_marked_files(local, changes.path, matches, base)
+    marked = find_marked_files(local, changes.path, matches, base)
     mark_rows(local, changes.path, marked, [], 110, base)
 
 

@@ -15,11 +15,11 @@ from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, prepare_marked_files
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
-from tests.fixtures.lakes import no_session
+from tests.fixtures.lakes import find_marked_files, no_session
 from tests.resources.lake.delta.test_illegible_files import _change as change
 from tests.resources.lake.delta.test_illegible_files import lake as lake  # noqa: PLC0414 - a fixture
 
@@ -67,7 +67,7 @@ def _mark(records: DeltaRsRecords, path: str) -> None:
         for m in records.find_key_matches(path, rows(8), [np.array([True])], None) or ()
         if len(m.row_numbers)
     ]
-    mark_rows(records, path, prepare_marked_files(records, path, matches, 2), [], 20, 2)
+    mark_rows(records, path, find_marked_files(records, path, matches, 2), [], 20, 2)
 
 
 @pytest.mark.parametrize("act", [_write, _overwrite, _commit, _merge, _merge_with_feed, _versioned, _mark])

@@ -30,14 +30,13 @@ from pgsieve.resources.lake.delta.row_removal import (
     can_mark_rows,
     enable_marking,
     mark_rows,
-    prepare_marked_files,
 )
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.objects import Objects, open_objects
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
-from tests.fixtures.lakes import no_session
+from tests.fixtures.lakes import find_marked_files, no_session
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.s3_proxy import CUT, DENIED, EXPIRED, INTERNAL, SLOW_DOWN, Answer, S3Proxy, s3_proxy
 from tests.fixtures.s3_server import BUCKET, SECRET, S3Server
@@ -107,7 +106,7 @@ def mark(
         path, pa.table({"id": pa.array(keys, pa.int64())}), [np.ones(len(keys), bool)], None
     )
     assert matches is not None
-    marked = prepare_marked_files(local, path, matches, base)
+    marked = find_marked_files(local, path, matches, base)
     new = pa.table({"id": list(rows or {}), "n": list((rows or {}).values())}, _ROWS)
     files = [
         f
@@ -178,7 +177,7 @@ def test_the_slower_writer_marks_nothing(place: Place) -> None:
     key = pa.table({"id": [4]})
     matches = local.find_key_matches(place.path, key, [np.ones(1, bool)], None)
     assert matches
-    marked = prepare_marked_files(local, place.path, matches, base)
+    marked = find_marked_files(local, place.path, matches, base)
     place.local().append(place.path, pa.table({"id": [100], "n": [200]}, _ROWS))
     with pytest.raises(OvertakenError):
         mark_rows(local, place.path, marked, [], 10, base)
@@ -197,7 +196,7 @@ def test_a_log_without_the_add_action_of_a_file_is_refused(place: Place) -> None
     place.remove(f"_delta_log/{0:020}.json")
     other = FileMatches("other.parquet", "", 0, *[np.empty(0, int)] * 3)
     with pytest.raises(UnmarkableError):
-        prepare_marked_files(local, place.path, [*matches, other], 3)
+        find_marked_files(local, place.path, [*matches, other], 3)
 
 
 def test_a_long_log_is_read_backwards_to_its_checkpoint(place: Place) -> None:
@@ -298,7 +297,7 @@ def test_a_folder_without_hard_links_is_left_to_other_writers(
 
     monkeypatch.setattr(os, "link", refuses)
     with pytest.raises(UnmarkableError, match="Operation not permitted"):
-        prepare_marked_files(local, place.path, matches, local.version(place.path))
+        find_marked_files(local, place.path, matches, local.version(place.path))
     assert not place.files(".tmp")
 
 
@@ -350,7 +349,7 @@ class TestOnABadNetwork:
         base = local.version(place.path)
         matches = local.find_key_matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
         assert matches
-        marked = prepare_marked_files(local, place.path, matches, base)
+        marked = find_marked_files(local, place.path, matches, base)
         faster = place.local()
 
         def refused(method: str, path: str) -> Answer | None:
