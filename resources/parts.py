@@ -23,8 +23,8 @@ Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: If it writes files, the results are a row for each file (`FILE_SCHEMA` of `lake.delta.parquet_files`).
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
-#: The columns of messages from parts to receivers: the number of the receiver (`to`), the number of the part or
-#: another number (`of`), and bytes.
+#: The columns of messages from parts to receivers: the number of the receiver (`to`), a number that sender and receiver
+#: agree on, for example that of the part (`of`), and bytes.
 MESSAGE_SCHEMA = pa.schema({"to": pa.int32(), "of": pa.int32(), "content": pa.binary()})
 #: A message as its receiver gets it: the number (`of`) and the bytes.
 Message = tuple[int, pa.Buffer]
@@ -73,8 +73,8 @@ MIN_PART_BYTES = 4 * 1024 * 1024
 def count_parts(total_bytes: int, max_bytes: int, parallelism: int) -> int:
     """The number of parts of at most `max_bytes` each.
 
-    It is a multiple of `parallelism`, so that no worker is idle in the last round. It is another
-    number only if the parts would otherwise become too small.
+    It is a multiple of `parallelism`, so that no worker is idle in the last round, unless the parts would then be
+    smaller than `MIN_PART_BYTES`.
     """
     worker_count = max(1, min(parallelism, total_bytes // MIN_PART_BYTES))
     return -(-max(1, -(-total_bytes // max_bytes)) // worker_count) * worker_count

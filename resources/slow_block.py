@@ -1,9 +1,10 @@
 """Says that a process is waiting, if a block takes long.
 
 In: a number of seconds, and a function that reports the wait.
-Out: a block. The function is called if the block takes longer than this. The block goes on.
+Out: a context manager for the block. If the block takes longer than this, another thread calls the function, and the
+block goes on.
 
-The function runs in another thread. Raises nothing.
+Raises nothing.
 """
 
 from collections.abc import Callable, Iterator

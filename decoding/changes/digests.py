@@ -29,7 +29,7 @@ from pgsieve.decoding.changes.net_change import Mask, Numbers
 
 #: The schema of digests.
 DIGEST_SCHEMA = pa.schema([("digest", pa.binary())])
-_DIGEST_BYTES, _MARK_BYTES = 16, 4
+_BLAKE_BYTES, _MARK_BYTES = 16, 4
 #: The number of rows that are digested together.
 _ROWS_PER_STEP = 16_384
 #: The factor of Horner's method, which combines the words of all columns modulo 2**64. It must be odd.
@@ -39,12 +39,12 @@ HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 def compute_row_digests(rows: pa.RecordBatch) -> pa.Table:
     """Return the digest of each row."""
     parts = [
-        _digest_rows(rows.slice(begin, _ROWS_PER_STEP)) for begin in range(0, rows.num_rows, _ROWS_PER_STEP)
+        _hash_rows(rows.slice(begin, _ROWS_PER_STEP)) for begin in range(0, rows.num_rows, _ROWS_PER_STEP)
     ]
-    digests = np.concatenate([np.empty((0, _DIGEST_BYTES), np.uint8), *parts])
-    marks_and_digests = np.hstack([compute_row_marks(rows).view(np.uint8).reshape(-1, _MARK_BYTES), digests])
-    offsets = np.arange(rows.num_rows + 1, dtype=np.int32) * marks_and_digests.shape[1]
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(marks_and_digests))]
+    hashes = np.concatenate([np.empty((0, _BLAKE_BYTES), np.uint8), *parts])
+    digests = np.hstack([compute_row_marks(rows).view(np.uint8).reshape(-1, _MARK_BYTES), hashes])
+    offsets = np.arange(rows.num_rows + 1, dtype=np.int32) * digests.shape[1]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digests))]
     return pa.table([pa.Array.from_buffers(pa.binary(), rows.num_rows, buffers)], schema=DIGEST_SCHEMA)
 
 
@@ -76,8 +76,8 @@ class WantedDigests:
     """
 
     digests: pa.Table
-    # This is not a cached_property. Before Python 3.12 a cached_property has a lock, and a lock cannot be sent with the
-    # class.
+    # This is not a cached_property. The class is sent to executors, too. Before Python 3.12 a cached_property has a lock,
+    # and a lock cannot be sent.
     _index: list[_DigestIndex] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class _DigestIndex(NamedTuple):
 
 
 def _to_numpy(digests: pa.Table) -> npt.NDArray[np.bytes_]:
-    octets = digests["digest"].combine_chunks().cast(pa.binary(_MARK_BYTES + _DIGEST_BYTES))
+    octets = digests["digest"].combine_chunks().cast(pa.binary(_MARK_BYTES + _BLAKE_BYTES))
     width = octets.type.byte_width
     return np.frombuffer(octets.buffers()[1] or b"", f"S{width}")[octets.offset :][: len(octets)]
 
@@ -158,10 +158,10 @@ def _digest_side(rows: pa.StructArray, columns: Sequence[str]) -> pa.StructArray
     )
 
 
-def _digest_rows(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
+def _hash_rows(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
     encodings = encode_rows(rows, unify_zeros=False).to_pylist()
-    digests = b"".join([blake2b(encoding, digest_size=_DIGEST_BYTES).digest() for encoding in encodings])
-    return np.frombuffer(digests, np.uint8).reshape(-1, _DIGEST_BYTES)
+    hashes = b"".join([blake2b(encoding, digest_size=_BLAKE_BYTES).digest() for encoding in encodings])
+    return np.frombuffer(hashes, np.uint8).reshape(-1, _BLAKE_BYTES)
 
 
 def encode_as_words(column: pa.Array) -> npt.NDArray[np.uint64]:

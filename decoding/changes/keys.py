@@ -133,7 +133,8 @@ class _NumberedIntegers:
     def find(self, integers: Numbers) -> tuple[Numbers, Numbers]:
         """Return the indexes of those integers that have a number, and their numbers.
 
-        An integer outside of the array gets the number of the array's first or last element.
+        For an integer outside of the array its first or last element counts. So either these elements have no number, or
+        no integer is outside.
         """
         indexes, numbers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for begin in range(0, len(integers), _LOOKUP_LENGTH):

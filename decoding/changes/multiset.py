@@ -1,7 +1,7 @@
 """Computes which rows to delete and to insert in a replica without a key.
 
-In: the changes in order (`KeyChanges`). Here the entire row counts as its key, so equal rows have the same number. Out: a
-`MultisetChange`. Raises nothing.
+In: the changes in order (`KeyChanges`), with a number for the row before and after each change; equal rows have the same
+number. Out: a `MultisetChange`. Raises nothing.
 
 A replica without a key is a multiset: it can have several equal rows. A DELETE removes one of them, and an UPDATE
 replaces one of them. A change that finds no equal row has no effect (PostgreSQL documentation, Logical Replication:
@@ -86,7 +86,7 @@ def compute_complete_change(changes: KeyChanges, present_counts: Numbers) -> Mul
     """Return the same as `compute_multiset_change`, or None if a change finds no row.
 
     If every change finds its row, no row depends on another row. So an UPDATE of a row to another row may also be given
-    as two changes: a LEAVE of the old row, and an INSERT of the new row.
+    as two changes: a `LEAVE`, which removes the old row, and an INSERT of the new row.
     """
     if (count_needed_rows(changes, len(present_counts)) > present_counts).any():
         return None
@@ -127,8 +127,8 @@ def _encode_events(rows: Numbers, inserts: int) -> Numbers:
 def _mask_changes_without_row(old_rows: Numbers, new_rows: Numbers, present_counts: Numbers) -> Mask:
     """Mask the changes that find no row, in a loop over all changes.
 
-    Operations on whole columns cannot do this. A change that finds no row inserts no row either, and so a later change may find
-    no row.
+    Operations on whole columns cannot do this, because changes depend on each other: a change that finds no row inserts no
+    row either, and so a later change may find no row.
     """
     counts, is_without_row = present_counts.tolist(), np.zeros(len(old_rows), np.bool_)
     for change, (old_row, new_row) in enumerate(zip(old_rows.tolist(), new_rows.tolist(), strict=True)):

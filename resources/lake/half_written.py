@@ -4,10 +4,10 @@ In: - the lake's folder
     - a time: later writes may not have reached the disk
 Out: each Delta log ends before its first incomplete version.
 
-A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. Incomplete
-checkpoints, checksums that were written since this time, and a log without any version are removed, too. pgsieve
-acts on a commit only after it is on disk. So the commits that are removed here are commits that pgsieve never acted
-on. Raises OSError.
+A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. Also removed
+are incomplete checkpoints and all checksums, if they were written since this time, and a log without any version.
+pgsieve acts on a commit only after it is on disk. So the commits that are removed here are commits that pgsieve
+never acted on. Raises OSError.
 
 Writers give log entries and files their names only once they are complete. So a process that was killed leaves no
 incomplete file, and a process that is still writing shows none. But a running process may remove a file while this
@@ -36,7 +36,7 @@ _ANY_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.")
 _LAST_CHECKPOINT = "_last_checkpoint"
 #: The bytes with which a Parquet file begins and ends, and the size of the smallest possible Parquet file.
 _MAGIC, _MIN_PARQUET_BYTES = b"PAR1", 12
-#: How exact the times of files are. A file that was written one second after a given time may have a time before it.
+#: How exact the times of files are. A file that was written up to two seconds after a time may have an earlier time.
 _CLOCK_RESOLUTION_NS = 2_000_000_000
 
 #: The changes of a log entry: the names of the files that it removes, and a mapping from the names of the files that it
@@ -204,7 +204,7 @@ def _read_from_disk(path: Path) -> bytes:
 
 
 def _drop_page_cache(file: int) -> None:
-    """Make the next read of a file come from the disk. After a write has failed, the page cache may still have its data."""
+    """Make the next read of a file come from the disk. The page cache may have data that could not be written to disk."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 

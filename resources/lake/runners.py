@@ -61,7 +61,7 @@ BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 #: Spark divides a range of this length into as many splits as it has cores. The text of the plan shows their number.
 _RANGE_LENGTH, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
-#: The largest number of tasks per core of Spark that run receivers (functions that get messages from parts).
+#: Receivers (functions that get messages from parts) run in at most this many tasks for each core of Spark.
 _TASKS_PER_CORE = 2
 #: The number of cores of a cluster is read again after this many seconds.
 _PARALLELISM_SECONDS = 5
@@ -115,12 +115,12 @@ class Runner(Protocol):
     def exchange(
         self, part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
     ) -> pa.Table:
-        """Run all parts.
+        """Run all parts, and then the receivers: functions that each continue the work with the messages to them.
 
-        They yield messages (`MESSAGE_SCHEMA`) to the first receivers, functions that continue the work for some of the
-        messages. The messages of these go to the next receivers.
+        `receivers` has several groups. The parts yield messages (`MESSAGE_SCHEMA`) to the first group, and each group
+        yields messages to the next.
 
-        Returns the rows of the last receivers. These rows have the columns of `schema`.
+        Returns the rows that the last group yields. These rows have the columns of `schema`.
         """
 
     def prepare(self) -> None:
@@ -142,8 +142,8 @@ def prepare_worker() -> None:
     in them (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches). This takes longer than a
     small task. So the finders of archives are removed from the cache. The next import adds them again.
 
-    After each task Spark's daemon collects garbage, and visits all objects of all imported modules. These stay until
-    the worker ends. So the first task excludes them from then on.
+    After each task the worker collects garbage, and visits all objects of all imported modules, although these stay until
+    the worker ends. So the first task excludes them from all collections.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
@@ -236,7 +236,7 @@ def run_first_job(session: SparkSession, part_count: int) -> None:
 class SparkRunner:
     """The runner that uses Spark's executors, which may be on other machines.
 
-    If a run is interrupted, Spark ends its work.
+    If the main thread has started the session, pyspark cancels its jobs on SIGINT.
 
     `cores` is the number of cores of the session; None if the address of Spark's master does not show it.
     """
@@ -250,7 +250,7 @@ class SparkRunner:
 
     @property
     def parallelism(self) -> int:
-        """The number of parts that run at the same time. On a cluster it may change, so it is soon read again."""
+        """The number of parts that run at the same time. On a cluster it may change, so it is read again every few seconds."""
         if self._cores is not None:
             return self._cores
         if time.monotonic() - self._read_at >= _PARALLELISM_SECONDS:
@@ -289,7 +289,7 @@ class SparkRunner:
     def exchange(
         self, part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
     ) -> pa.Table:
-        """Exchange messages, as `Runner` describes. It is a single job, in which Spark's shuffle carries the messages.
+        """Exchange messages, as `Runner` describes. This is a single job, in which Spark's shuffle carries the messages.
 
         A task runs several receivers, because starting a task takes longer than running most receivers.
         """
@@ -367,7 +367,7 @@ class SparkRunner:
                 _started_sessions.add(session)
 
     def stop(self) -> None:
-        """Begin no further shared job. Spark itself ends the jobs that are running."""
+        """Begin no further shared job. Jobs that are running go on, unless SIGINT ends them."""
         if (jobs := get_shared_jobs()) is not None:
             jobs.stop()
 

@@ -16,8 +16,8 @@ from pgsieve.resources.passwords import remember_secrets
 #: Spark's default pattern of the names of secret settings, and the names of Azure's secrets. A session of Spark gets this
 #: pattern, too.
 REDACTION_REGEX = "(?i)secret|password|passphrase|token|access[.]?key|account[.]key"
-#: Values that are never treated as secret, whatever the name of their setting is, because other texts contain
-#: them, too.
+#: Values that are not removed from texts, whatever the name of their setting is, because texts often contain them for
+#: another reason.
 _PUBLIC_VALUE = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 #: The password in a URL, for example of a Maven repository.
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s]+)@")
@@ -54,7 +54,7 @@ def find_hidden_settings(lake: str) -> tuple[Mapping[str, str], str]:
 
 
 def split_address(master: str) -> tuple[str, str]:
-    """A master without its parameters, and the parameters with the characters before them. Only `sc://` has parameters.
+    """A master without its parameters, and the parameters with the `/;` or `;` before them. Only `sc://` has parameters.
 
     Spark requires a slash before the parameters. Without it the address is not valid, but its token is secret, too.
     """

@@ -8,8 +8,8 @@ Out: a session with Delta, which starts when it is first used.
 
 Raises `SparkUnavailableError` if there is no session.
 
-Callers use only what Spark Connect offers, too: no sparkContext, no RDD, and no Java object. Functions are sent to
-the executors of a cluster by value, as a part of the plan. So executors need Python with numpy, pyarrow, psycopg
+Callers use no sparkContext, no RDD, and no Java object, because Spark Connect has none of these. Functions are sent
+to the executors of a cluster by value, as a part of the plan. So executors need Python with numpy, pyarrow, psycopg
 and ADBC, but they do not need pgsieve.
 """
 
@@ -88,7 +88,7 @@ LOCAL_SETTINGS: dict[str, str] = {
     # Spark's default for this setting is for clusters, and would take seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
-    # For the executors of a cluster, as `python_daemon` does it on this machine.
+    # Python workers on the executors of a cluster keep freed memory, as those of `python_daemon` do on this machine.
     f"spark.executorEnv.{PURGE_DELAY}": WORKER_PURGE_DELAY,
 }
 
@@ -110,7 +110,7 @@ _ENGINE_RETRIES = 4
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 #: How long a server may take to end a session.
 _END_TIMEOUT_SECONDS = 5.0
-#: If a Spark Connect server has not answered for this time, a line says so. pyspark tries it again for ten minutes.
+#: If a Spark Connect server has not answered for this time, a line says so. pyspark repeats the request for ten minutes.
 _REPORTED_SECONDS = 10.0
 
 _LOGGER = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ def verify_delta(session: SparkSession, owner: str) -> None:
     try:
         session.sql(_DELTA_STATEMENT).collect()
     except PySparkException as error:
-        # The error is that the table does not exist, which Delta has reported.
+        # An error of Delta's shows that the session has Delta. It says that the table does not exist.
         if (error.getCondition() or "").startswith("DELTA_"):
             return
     if session.conf.get(_DATABRICKS_SETTING, ""):  # Databricks always has Delta, but reports other errors.
@@ -208,7 +208,7 @@ def verify_delta(session: SparkSession, owner: str) -> None:
 def make_storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
     """The settings for the lake's file system that the user's settings (`conf`) do not have.
 
-    They are for a running session, also because some of them are secret: the settings with which the warm engine
+    They are set only in a running session, because some of them are secret: the settings with which the warm engine
     starts are in a file of its folder.
     """
     settings = storage.make_spark_settings()
@@ -265,7 +265,7 @@ def _create_connect_session(server: str | EngineChannel) -> SparkSession:
         try:
             session: SparkSession = SparkSession.builder.remote(server).create()
         except BaseException:
-            # pyspark has set the variable. No local session could start in this process any more.
+            # pyspark has set the variable. As long as it is set, no local session can start in this process.
             if not had_connect_mode:
                 os.environ.pop(_CONNECT_MODE, None)
             raise
@@ -399,7 +399,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def launch(self, owner_pid: int | None = None) -> None:
         """Start the engine, and do not wait for it.
 
-        With an `owner_pid`, a process id, the engine lives as long as this process.
+        With an `owner_pid`, the engine ends when the process with this id ends.
         """
         self.fetch_jars()
         control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner_pid)
@@ -421,8 +421,8 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         assert self._engine_use is not None
         if not self._engine_use.has_same_code:
             send_code_in_plans()
-        # Only the settings of the store are set here; the engine has all others. It does not have these, because they
-        # contain secrets, and its settings are in a file of its folder.
+        # The engine has started with all settings but those of the store. These contain secrets, and the settings with
+        # which it starts are in a file of its folder.
         settings = make_storage_settings(find_storage(self.lake), self.conf)
         channel = EngineChannel(self.folder.address, self._engine_use.target, self._engine_use.record.token)
         return self._open_connect_session(channel, settings)
@@ -466,7 +466,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                 report = partial(_report_waiting, address)
                 with report_if_slow(_REPORTED_SECONDS, report) if isinstance(server, str) else nullcontext():
                     session = _create_connect_session(server)
-                # The engine's sessions have these settings already, and each setting is a request.
+                # The engine's sessions have these settings already, and to set one takes a request.
                 own_settings = {} if isinstance(server, EngineChannel) else SESSION_SETTINGS
                 for key, value in {**own_settings, **conf}.items():
                     session.conf.set(key, value)

@@ -45,7 +45,10 @@ DIGESTED_CHANGE_SCHEMA = make_change_schema(pa.struct(DIGEST_SCHEMA))
 
 
 def read_digests(store: Store, groups: Sequence[RowGroup], row_schema: pa.Schema, runner: Runner) -> pa.Table:
-    """Read the changes in some row groups of a change history, with digests instead of rows (`row_schema`)."""
+    """Read the changes in some row groups of a change history, with digests instead of rows.
+
+    `row_schema` has the columns of a row.
+    """
     change_parts = divide_groups(groups, runner.parallelism)
     return runner.run(
         _DigestTask(store, change_parts, row_schema), len(change_parts), schema=DIGESTED_CHANGE_SCHEMA
@@ -86,7 +89,7 @@ class KeylessChanges:
 
     @classmethod
     def from_digests(cls, digests: pa.Table, extent: Extent) -> "KeylessChanges":
-        """Make them from digests that `read_digests` has read; `extent` tells which changes belong to the batch."""
+        """Make the object from what `read_digests` has read; `extent` tells which changes belong to the batch."""
         keyed_changes = make_keyed_changes([digests], DIGEST_SCHEMA, (), extent)
         assert keyed_changes is not None
         return cls(keyed_changes)
@@ -140,7 +143,11 @@ class MultisetOutcome:
 
 
 def select_first_matches(matches: Sequence[FileMatches], wanted_counts: Numbers) -> list[FileMatches]:
-    """Select the first matches of each row number; `wanted_counts` has for each row number how many to select."""
+    """Select as many of the replica's rows as are to be deleted.
+
+    `matches` has for each file the rows whose digest was looked up, and the number of each such row.
+    `wanted_counts` has for each row number how many of these rows to select.
+    """
     remaining_counts, first_matches = wanted_counts.copy(), list[FileMatches]()
     for match in matches:
         is_first = mask_first_occurrences(match.key_indices, remaining_counts)

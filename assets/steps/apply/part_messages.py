@@ -1,8 +1,8 @@
 """The contents of the messages by which tasks exchange keys, places and rows when they apply a batch by parts of the keys.
 
 A batch is the changes that one commit applies. A place is a number that orders the changes of a batch. `KeyReader` sends
-changes and rows of the replica's files to a decider, and the decider sends places and numbers of rows to `PartWriter`
-(`key_part_tasks`).
+changes and rows of the replica's files to a decider, the task that finds out which rows of its part come and go. The decider
+sends the places of changes and the numbers of rows to `PartWriter` (all three are in `key_part_tasks`).
 
 In: messages, which are bytes. Out: Arrow tables, and the changes of a part by key. Raises Arrow's errors.
 """
@@ -22,8 +22,8 @@ from pgsieve.resources.parts import Message, make_message
 
 #: Stands in a message for the sender's number, and says that the message has TRUNCATEs.
 TRUNCATES_SENDER = -1
-#: Stand for the sender's number in messages to writers, and say which rows a message has: rows to write or to remove, or
-#: rows that have ended but are kept, with their metadata.
+#: Stand for the sender's number in messages to writers, and say what a message is about: rows to write or to remove
+#: (`ROWS`), or deleted rows that a replica keeps, with their metadata (`ENDED_ROWS`).
 ROWS, ENDED_ROWS = range(2)
 _TRUNCATE_SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 _NO_ROWS = np.empty(0, np.int64)
@@ -52,7 +52,7 @@ class ReceivedChanges:
 
     - `changes`: tables of changes, each with the number of the part of the changes that it is from
     - `truncates`: the TRUNCATEs
-    - `rows_by_sender`: tables of the rows of the replica's files, by the number that a file has as a receiver
+    - `rows_by_sender`: tables of the rows of the replica's files, by the number of the receiver that changes the file
     """
 
     changes: Sequence[tuple[int, pa.Table]]
@@ -81,7 +81,7 @@ class ReceivedChanges:
         return join_changes([changes], unsent_columns, soft_delete_columns)
 
     def find_matches(self, keys: pa.Table) -> dict[int, PartMatches]:
-        """Find the rows with the sought keys, by the number that their file has as a receiver."""
+        """Find the rows with these keys, by the number of the receiver that changes their file."""
         sought_keys, matches = SoughtKeys.from_keys(label_keys(keys)), dict[int, PartMatches]()
         for sender, tables in self.rows_by_sender.items():
             table = pa.concat_tables(tables)
