@@ -106,10 +106,10 @@ def initial_sync_asset(
             context.log.info(line)
             show_progress(line)
 
-        tables = [decode_partition_key(key) for key in context.partition_keys]
-        lacks = LACKING_TAG in context.run.tags
+        names = [decode_partition_key(key) for key in context.partition_keys]
+        is_tagged = LACKING_TAG in context.run.tags
         with measure_work() as work:
-            copies = copy_tables(subscription, lake, tables, log, only_lacking=lacks, wait_seconds=seconds)
+            copies = copy_tables(subscription, lake, names, log, only_lacking=is_tagged, wait_seconds=seconds)
         return copies, work
 
     with warnings.catch_warnings():
@@ -128,15 +128,15 @@ def initial_sync_asset(
         def initial_sync(context: dg.AssetExecutionContext) -> Iterator[Event]:
             with run_as_step(context), callbacks.report_errors():
                 lake = open_lake(context, dagster_names)
-                tables, work = copy_and_measure(context, lake)
+                copy_results, work = copy_and_measure(context, lake)
                 callbacks.add_work(work)
-                callbacks.report(tables)
-                yield from _make_partition_events(key, context.partition_keys, tables, work)
-                for copy in (result for result in tables if not (result.problem or result.is_overtaken)):
-                    yield _make_replica_event(context, subscription, dagster_names, copy, work)
+                callbacks.report(copy_results)
+                yield from _make_partition_events(key, context.partition_keys, copy_results, work)
+                for result in (r for r in copy_results if not (r.problem or r.is_overtaken)):
+                    yield _make_replica_event(context, subscription, dagster_names, result, work)
                 if name_template is not None:
                     Registration(subscription, lake, name_template).register()
-                if problems := _find_problems(tables):
+                if problems := _find_problems(copy_results):
                     raise IncompleteError(subscription.name, list(problems.values()))
 
     return initial_sync

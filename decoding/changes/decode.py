@@ -1,8 +1,8 @@
 """Decodes pgoutput's messages into changes.
 
 In: Arrow batches of messages that all have one relation version (one description of the relation's columns). Out: Arrow
-batches of changes (`columns`). Raises ValueNotRepresentableError if the column's type in the replica cannot represent a
-value. The error has the key of the row.
+batches of changes, with the columns `CHANGE_COLUMNS`. Raises ValueNotRepresentableError for a value that the type of its
+column in the replica cannot represent. The error has the key of the row.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _OID_BY_ELEMENT_TYPE: Mapping[pa.DataType, int] = MappingProxyType(
 class SentColumn:
     """A column of the row that the publisher passes to record_send().
 
-    - `expression` is the SQL expression that the publisher sends for the column.
+    - `expression` is the SQL expression for the column in this row.
     - `oid` is the oid of the type of this expression.
     - `arrow_type` is the column's type in the replica.
     - `delimiter` separates the elements of an array. It is '' for other types.

@@ -114,12 +114,14 @@ def _mapping_from_json(
     lower: list[str], upper: list[str], words: dict[str, Any] | None, refusal: str
 ) -> CaseMapping:
     initcap_rules = words and InitcapRules(
-        _changes_from_json(words["first"]), _changes_from_json(words["rest"]), words["members"]
+        _replacements_from_json(words["first"]), _replacements_from_json(words["rest"]), words["members"]
     )
-    return CaseMapping(_changes_from_json(lower), _changes_from_json(upper), initcap_rules or None, refusal)
+    return CaseMapping(
+        _replacements_from_json(lower), _replacements_from_json(upper), initcap_rules or None, refusal
+    )
 
 
-def _changes_from_json(pair: list[str]) -> CharacterReplacements:
+def _replacements_from_json(pair: list[str]) -> CharacterReplacements:
     characters, replacements = pair
     return characters, replacements
 

@@ -1,4 +1,4 @@
-"""LIKE with a pattern from the row, `chr`, gcd and lcm.
+"""The functions `chr`, gcd and lcm, and LIKE if its pattern is a value of the row.
 
 In: values of one row, none of them NULL. Out: the result of the function with the same `prosrc` in PostgreSQL. Raises
 FilterValueError with PostgreSQL's message and SQLSTATE if the server raises an error. No message contains a value

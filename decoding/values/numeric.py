@@ -74,8 +74,8 @@ def _decode_valid_decimals(binary: pa.Array, target_type: pa.DataType) -> pa.Arr
     if ((signs != 0) & (signs != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     digit_counts = (headers >> 48).astype(np.int64)
-    # The power of 10000 of the first digit. Powers are counted from the last digit that belongs to the scale: this
-    # digit has the power 0. In numeric_send the digit before the decimal point has it.
+    # The power of 10000 of each value's first digit. Here the last digit within the decimal's scale has the power 0;
+    # in numeric_send the last digit before the decimal point has the power 0.
     first_powers = (headers >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(
         -target_type.scale // 4
     )
@@ -124,7 +124,7 @@ def print_decimals(values: pa.Array) -> pa.Array:
 
 
 def _print_by_header(binary: pa.Array) -> pa.Array:
-    """Print values. Those that have the same header, which is all but the digits, are printed together."""
+    """Print values. Those that have the same header (the bytes before the digits) are printed together."""
     if not len(binary):
         return pa.array([], pa.string())
     octets, headers = _read_headers(binary)

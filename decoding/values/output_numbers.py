@@ -17,8 +17,8 @@ from fractions import Fraction
 import numpy as np
 
 _SPECIAL_NAMES = {math.inf: "Infinity", -math.inf: "-Infinity", 0.0: "0"}
-# A width is the greatest number of digits before the point that is printed without an exponent. Any two different
-# numbers of the type differ if they are printed with its number of significant digits (`_DIGITS`).
+# `_WIDTH` is the greatest number of digits before the point that is printed without an exponent. `_DIGITS` is the number
+# of significant digits with which any two different numbers of the type are printed differently.
 _FLOAT8_WIDTH, _FLOAT8_DIGITS = 15, 17
 _FLOAT4_WIDTH, _FLOAT4_DIGITS = 6, 9
 # Below these limits, the shortest decimal is never in the middle between two numbers. The middle is an odd multiple of

@@ -199,7 +199,7 @@ class Materializer:
         )
 
     def transform_changes(self, log: Log) -> Sequence[TableChanges]:
-        """Do the work of the asset `make_table_changes_asset`."""
+        """Do the work of the asset that `make_table_changes_asset` makes."""
         return transform(self.subscription, self.lake, log)
 
     def make_replica_tables_asset(
@@ -226,7 +226,10 @@ class Materializer:
         )
 
     def apply_changes(self, log: Log) -> tuple[Cut | None, ApplyResult]:
-        """Do the work of the asset `make_replica_tables_asset`. Returns the cut before the work, and the result."""
+        """Do the work of the asset that `make_replica_tables_asset` makes.
+
+        Returns the cut before the work, and the result.
+        """
         return Cuts(self.lake, self.name).read_last(), apply(self.subscription, self.lake, log)
 
     def split_published_tables(

@@ -3,7 +3,7 @@
 In: the section of the file
 Out: a `SubscriptionLayout`, the object that the steps of a run use
 
-Raises errors that become a ConfigError.
+Raises the errors of `values.make_refusal` for invalid values; the loader of the file turns them into a ConfigError.
 """
 
 import re

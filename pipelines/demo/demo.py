@@ -255,7 +255,7 @@ def _write_configuration(
 
 
 def _find_shown_subscriptions(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
-    """The subscriptions, in both modes, whose tables are shown after a step. Other subscriptions may have changes, too."""
+    """The subscriptions, in both modes, whose tables are shown after a step. Only these get the step's changes."""
     names = {_SUBSCRIPTION_BY_TABLE[table] for table in step.tables}
     return config.select([f"{name}_{mode}" for name in sorted(names) for mode in _MODES])
 

@@ -164,13 +164,13 @@ def _sum_changes(first: TableChanges, second: TableChanges) -> TableChanges:
     return replace(
         second,
         sent_as=sum_counts(first.sent_as, second.sent_as),
-        sent_counts=_sum_counts(first.sent_counts, second.sent_counts),
+        sent_counts=_sum_operation_counts(first.sent_counts, second.sent_counts),
         truncate_count=first.truncate_count + second.truncate_count,
         problem=second.problem or first.problem,
     )
 
 
-def _sum_counts(*counts: Mapping[str, int]) -> Mapping[str, int]:
+def _sum_operation_counts(*counts: Mapping[str, int]) -> Mapping[str, int]:
     """Add counts by operation."""
     return reduce(
         lambda first_counts, second_counts: {

@@ -118,7 +118,7 @@ class FileCommitter:
     def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
     ) -> list[MarkedFile] | None:
-        """Make the `marked_files` of `commit_marked_files`: the files with `matches`, and these rows as deleted rows.
+        """Make the `marked_files` for `commit_marked_files`: the files with `matches`, with these rows marked as deleted.
 
         Returns None and raises OvertakenError in the same cases as `find_markable_files`.
         """
@@ -177,7 +177,7 @@ class FileCommitter:
     def find_flagged_rows(
         self, path: str, flag: Flag, candidates: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
-        """The rows that a flag selects by a boolean column, file by file.
+        """The rows that `flag` selects by the value of a boolean column, file by file.
 
         Only the rows `candidates` are searched; None means the whole table.
         """

@@ -61,8 +61,8 @@ _user_creation_lock = threading.Lock()
 _SETTINGS_FILE = "pgsieve.conf"
 _LOG_FILE = "server.log"
 _LOG_TAIL_LINES = 25
-#: The length of a path, from which on the server gets no Unix socket. The field sun_path of the operating system holds
-#: 104 to 108 bytes, for the folder and the file name .s.PGSQL.<port>.
+#: A server gets no Unix socket if the path of its data directory has this length or more. The field sun_path of the
+#: operating system holds 104 to 108 bytes, for the folder and the file name .s.PGSQL.<port>.
 _SOCKET_PATH_LIMIT = 90
 _START_SECONDS = 60.0
 _FAST_STOP_SECONDS = 20.0

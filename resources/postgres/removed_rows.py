@@ -7,9 +7,8 @@ Out: whether the index has more entries for a selection than the selection has r
 
 A slot makes the server keep the rows of system catalogs that unconfirmed changes need (catalog_xmin; PostgreSQL
 documentation, view pg_replication_slots). So it keeps rows that were deleted after these changes. It also keeps
-rows that one transaction both inserted and deleted. VACUUM removes the index entry of a row before it removes the row
-(PostgreSQL documentation, Index Locking Considerations). So as long as a deleted row is stored, its index entry
-may be stored, too.
+rows that one transaction both inserted and deleted. As long as it keeps such a row for a slot, it keeps the index entry
+of the row, too: VACUUM removes the entry of a row only if no transaction and no slot needs the row.
 
 A bitmap index scan counts index entries, and the heap scan above it counts rows that exist. EXPLAIN ANALYZE shows
 both numbers to every role, even on a standby. If the numbers are equal, the index has no entry of a deleted row of

@@ -41,7 +41,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class NetRows:
-    """New rows of the replica, by the ascending places of the changes that made them.
+    """New rows of the replica, in the order of the changes that made them. `places` has the places of these changes.
 
     - `sent_places` has an array for each column that some change did not send. For each row, the array has the place of
       the change that sent the row's value, or `NONE` if no change of the batch sent it.

@@ -264,7 +264,7 @@ class _Apply:
         self._set_aside(row_versions.follow(states, changes, self._lagging_tables, applied_changes))
 
     def _set_aside_if_put_back(self, name: Name, head: TableHead) -> bool:
-        """Whether a replica was put back to an earlier version before `head` (its Delta version and position).
+        """Whether a replica, which is now at `head` (Delta version and position), was put back to an earlier version.
 
         If so, the table is set aside, and the result gets the problem.
         """

@@ -3,11 +3,11 @@
 In: a subscription
 Out: a `SequenceComparison` for each sequence
 
-The publisher's sequence moves on after its value was recorded, as it does with a subscriber of PostgreSQL 19. So a
-recorded value counts as equal if it is the publisher's value, or if the publisher had this value before. On PostgreSQL
-19, the publisher had it before if the recorded LSN of the sequence's page is older than the present one. If the two LSNs
-are equal, and on earlier versions, the publisher had it before if the present value is further on in the direction of
-the increment. A sequence that is not recorded, or that is no longer published, counts as different.
+The publisher's sequence moves on after its value was recorded. A subscriber of PostgreSQL 19 falls behind in the same
+way. So a recorded value counts as equal if it is the publisher's value, or if the publisher had this value before. On
+PostgreSQL 19, the publisher had it before if the recorded LSN of the sequence's page is older than the present one. If
+the two LSNs are equal, and on earlier versions, the publisher had it before if the present value is further on in the
+direction of the increment. A sequence that is not recorded, or that is no longer published, counts as different.
 """
 
 from dataclasses import dataclass

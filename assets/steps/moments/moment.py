@@ -71,7 +71,7 @@ def _parse_time(text: str) -> datetime:
 
 
 def _find_lsn(states: TableStates, time: datetime) -> int:
-    """Find the LSN for a time: just the transactions for which the time stands committed before it."""
+    """Find the LSN for a time: the transactions for which the time stands, and no others, committed before this LSN."""
     lake, subscription = states.lake, states.subscription
     all_paths = list_history_paths(lake.paths.change_history, subscription, states.read_newest())
     paths = [path for path in all_paths if lake.records.exists(path)]
@@ -92,8 +92,8 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
             hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
             sqlstate="22023",
         )
-    # The LSN right after the last commit is used. If it were a later LSN, a copy that was made in between would be taken
-    # for this moment.
+    # The LSN right after the last of these commits is used. With a later LSN, the moment would include a copy that was
+    # made between the two LSNs.
     return max(earlier_lsns) + 1
 
 

@@ -5,7 +5,7 @@ The existing replicas may belong to the same subscription, or to another one.
 In: - a subscription that is new, or that has other publications, row filters or column lists than before
     - the present catalog, and other subscriptions of the same source
 Out: - for each table, the subscription from whose replica it can be made, or the reason why there is none
-     - the new replicas, each with the rows of a copy at the LSN of that subscription
+     - the new replicas, each with the rows that a copy at the LSN of that subscription's replicas would have
 
 A replica is used only if it is certain that it has all rows of a copy (`Definition.unaltered`). Raises PgsieveError.
 """
@@ -59,7 +59,7 @@ class Refiltering:
 
 @dataclass(frozen=True)
 class _UsableReplica:
-    """A replica of another subscription, or of the same one before, that has all wanted rows.
+    """A replica of another subscription, or an earlier one of the same subscription, that has all wanted rows.
 
     - `source`, `state`: its subscription and its state
     - `filters`: the row filters that the wanted rows match; None if all rows are wanted
@@ -274,8 +274,8 @@ class Refilter:
         """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table.
 
         Raises OvertakenError if another process has decoded and filtered changes meanwhile, or has recorded that
-        the source's or the new table has to be copied. A process that reads the slot records that if the server cannot
-        send a transaction of the table.
+        the source's or the new table has to be copied. For example, a process that reads the slot records this if the
+        server cannot send a transaction of the table.
         """
         lake, source = self.lake, usable_replica.source
         states, record = (

@@ -155,7 +155,7 @@ class SubscriptionRecord:
         return not self.change_state(lambda state: replace(state, enabled=True, reason=None)).enabled
 
     def record_folders(self) -> None:
-        """Record the template of the replicas' folders. Raises FoldersChangedError if there are replicas with another one."""
+        """Record the template of the replicas' folders. Raises FoldersChangedError as `require_same_folders` does."""
         state, folders = self.require_same_folders(), self.lake.paths.folder_template(self.subscription)
         if (state.folders or DEFAULT_FOLDER_TEMPLATE) != folders:
             self.change_state(lambda newest_state: replace(newest_state, folders=folders))

@@ -1,8 +1,8 @@
 """The table `_transformed` of a subscription: counts of the transformed changes of each slice and table.
 
 A slice is the changes from one position of the slot to another. The UPDATE transformation, which decodes and filters
-changes, writes the table, in one commit for each slice, and the position of the commit is the end of the slice. The
-step after it, which applies the changes to the replicas, reads the table.
+changes, writes the table in one commit for each slice. The position of the commit is the end of the slice. The next
+step, which applies the changes to the replicas, reads the table.
 """
 
 from collections import Counter

@@ -200,7 +200,10 @@ class Fallback:
     def _prepare_base_version(
         self, subscription_slot_streams: Sequence[SlotStream], begin: int, end: int
     ) -> int | None:
-        """Find the version that the change log must have before a slice that the subscriptions' streams get, too."""
+        """Find the version that the change log must have when a slice is appended to it, and to the subscriptions' streams.
+
+        None if there are no such streams. In that case only the position is compared.
+        """
         path = ChangeLog(self.lake, self.peek.slot_stream).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:

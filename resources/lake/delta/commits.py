@@ -145,7 +145,7 @@ class Commits:
         commit: Commit,
         removed_size_by_path: Mapping[str, int] | None = None,
     ) -> None:
-        """Add files that `parquet_files` has written to a table, in one commit.
+        """Commit files that `parquet_files` has written. The table gets all of them in one commit.
 
         If the table does not exist, create it first.
 

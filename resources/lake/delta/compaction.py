@@ -120,7 +120,7 @@ def _make_row_groups(
 def _replace_files(
     delta_rs: DeltaRsRecords, path: str, removed_files: SizeByPath, batches: Iterable[pa.RecordBatch]
 ) -> int:
-    """Commit files with these rows, which replace `removed_files`.
+    """Write files with these rows, and commit them in place of `removed_files`.
 
     Return by how much the number of files has decreased.
     """

@@ -65,7 +65,7 @@ class DeltaRsRecords(Commits):
     def find_flagged_rows(
         self, path: str, flag: Flag, candidates: Sequence[FileMatches] | None = None
     ) -> list[FileMatches]:
-        """The rows that a flag selects by a boolean column, file by file. See `key_lookup.find_flagged_rows`."""
+        """The rows that `flag` selects by the value of a boolean column. See `key_lookup.find_flagged_rows`."""
         return find_flagged_rows(self.open_table(path), path, self.make_table_store(path), flag, candidates)
 
     def find_single_value_files(self, path: str, column: str) -> set[str]:

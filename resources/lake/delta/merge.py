@@ -17,7 +17,7 @@ from pgsieve.resources.lake.delta.records import quote_name
 #: The function of an engine that quotes the name of a column.
 QuoteColumn = Callable[[str], str]
 
-#: Sets of columns. Delta's MERGE in Spark adds the columns of one set to the rows (ClassicMergeExecutor and
+#: Delta's MERGE in Spark adds the columns of one of these sets to the rows (ClassicMergeExecutor and
 #: MergeOutputGeneration in Delta Lake). A table that has all columns of a set conflicts with them.
 _RESERVED_COLUMN_SETS = (
     {"_target_row_present_"},

@@ -91,12 +91,12 @@ class NamedRecords:
             return self._records.version(path)
 
     def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
-        """True if a table was set back to a version before this one."""
+        """True if a table was set back to a version before `since_version`."""
         with self._translate_errors(path):
             return self._records.is_restored(path, since_version, entry_bytes)
 
     def is_repaired(self, path: str, since_version: int) -> bool:
-        """True if a commit after this version is a repair, which `check --repair` has made."""
+        """True if a commit after `since_version` is a repair, which `check --repair` has made."""
         with self._translate_errors(path):
             return self._records.is_repaired(path, since_version)
 

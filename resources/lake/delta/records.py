@@ -203,15 +203,15 @@ class Records(Protocol):
         """The newest version of a table."""
 
     def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
-        """True if a table was set back to a version before this one, by RESTORE or by an older copy of its folder.
+        """True if RESTORE or an older copy of its folder has set a table back to a version before `since_version`.
 
         The position does not show this, because RESTORE keeps the transaction identifiers of the commits that it
-        undoes. Raises DamagedTableError if the log entry of this version has another size than `entry_bytes`, or
+        undoes. Raises DamagedTableError if the log entry of `since_version` has another size than `entry_bytes`, or
         if this entry or a later one is incomplete.
         """
 
     def is_repaired(self, path: str, since_version: int) -> bool:
-        """True if a commit after this version is a repair, which `check --repair` has made.
+        """True if a commit after `since_version` is a repair, which `check --repair` has made.
 
         The rows of a repair come from a comparison with the publisher, and not from changes.
         """

@@ -98,7 +98,7 @@ class SparkRecords:
         """Append rows in one commit. With a position, the rows are appended only once per position.
 
         Spark itself compares only positions. `expected_version` and `expected_position` are checked before the write.
-        So if another process commits between this check and the write, this is noticed only if that commit has a
+        So if another process commits between this check and the write, this is noticed only if both commits have a
         position.
         """
         commit = Commit(position, expected_version=expected_version, expected_position=expected_position)
@@ -187,7 +187,10 @@ class SparkRecords:
         since_version: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
-        """True if a table was set back, as `Records` describes. If the version is the newest, this takes no job of Spark."""
+        """True if a table was set back, as `Records` describes.
+
+        If `since_version` is the newest version, this takes no job of Spark.
+        """
         if (stamp := self.stamp(path)) is not None and stamp[1] == since_version:
             return False
         return self._query_cache.get(
@@ -204,7 +207,10 @@ class SparkRecords:
         )
 
     def is_repaired(self, path: str, since_version: int) -> bool:
-        """True if a table was repaired, as `Records` describes. If the version is the newest, this takes no job of Spark."""
+        """True if a table was repaired, as `Records` describes.
+
+        If `since_version` is the newest version, this takes no job of Spark.
+        """
         if (stamp := self.stamp(path)) is not None and stamp[1] == since_version:
             return False
         return self._query_cache.get(

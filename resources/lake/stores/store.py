@@ -48,8 +48,8 @@ class Store:
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     names: ColumnNames | None = None
-    #: Returns the objects of the store that contains a path (`objects.open_objects`). The result is None if the path is in
-    #: a folder, or if only delta-rs has credentials for the store. An executor does not get this function.
+    #: Returns the objects of the object store that contains a path (`objects.open_objects`). The result is None for a path
+    #: on this machine, and if only delta-rs has credentials for the store. An executor does not get this function.
     open_objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
     #: Maps the address of a bucket or container to its file system. Each file system has its own connections.
     _file_system_by_root: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
