@@ -101,8 +101,8 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     """Tables of PostgreSQL databases, replicated into Delta Lake with the row filters of their publications.
 
     - `config`: the configuration file
-    - `prefix`: the names of jobs, schedules, sensors and ops begin with it, and those of the resources `<prefix>_lake`
-      and `<prefix>_spark`
+    - `prefix`: the names of jobs, schedules, sensors and ops begin with it; the resources are `<prefix>_lake` and
+      `<prefix>_spark`
     - `spark`: the project's own dagster-pyspark resource, as a template variable in YAML. Without it, pgsieve starts
       Spark itself.
     - `translation`: changes the assets. Its variable `data` is a `PgsieveAsset`.

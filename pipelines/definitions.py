@@ -81,8 +81,8 @@ def build_definitions(
     """The definitions of a configuration file, which a user's code location merges with its other definitions.
 
     - `file`: by default the file that PGSIEVE_CONFIG names, or else ./pgsieve.yaml
-    - `prefix`: the names of jobs, schedules, sensors and ops begin with it, and those of the resources `<prefix>_lake`
-      and `<prefix>_spark`. Two files in one code location need two prefixes.
+    - `prefix`: the names of jobs, schedules, sensors and ops begin with it; the resources are `<prefix>_lake` and
+      `<prefix>_spark`. Two files in one code location need two prefixes.
     - `translator`: decides asset keys, groups and other attributes of the assets
     - `spark`: the project's own dagster-pyspark resource. The steps use its Spark application instead of the one that
       the file's `spark` describes, and start it when they first need it.

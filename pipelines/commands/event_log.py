@@ -10,7 +10,7 @@ thousand events. Four changes make it faster:
 - Connections stay open, and the events that plan the steps of a run are stored in one transaction. So are events that
   Dagster reports right after each other.
 - Each run has its own database. Dagster's migrations create only the database of the first run. Each later run gets a
-  copy of that database as it was before its first event.
+  copy of that database, which was made when it had no events yet.
 - Many steps read the records of the same assets. A record is read again only after a change. A materialization that this
   process has stored is not parsed again.
 - A materialization is converted to JSON only once. All events share one INSERT statement, which is compiled once.

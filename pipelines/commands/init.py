@@ -299,7 +299,7 @@ def refuse_existing_file(path: Path, *, force: bool) -> None:
 
 
 def _write_file(path: Path, text: str, *, force: bool) -> None:
-    """Write a file. Raises PgsieveError if it exists, unless `force` allows to replace it, or if it cannot be written."""
+    """Write a file. Raises PgsieveError if it cannot be written, or if it exists and `force` does not allow to replace it."""
     try:
         # With the mode "x", this fails if another `pgsieve init` has created the file in the meantime.
         with path.open("w" if force else "x", encoding="utf-8") as stream:

@@ -5,8 +5,8 @@ without row filters; pgsieve then evaluates the filters of the user's publicatio
 
 In: - the plan: the tables and operations of each capture publication
     - the publisher's catalog
-Out: the publications list the planned tables; or the SQL that would make them so. Other tables are removed from them,
-     unless a table is locked, or pgsieve may not alter the publication.
+Out: publications that list the planned tables, or the SQL that would make them so. Other tables are removed from them. A
+     table stays if it is locked, or if pgsieve may not alter its publication.
 
 Raises SourceError if the server refuses a statement.
 """

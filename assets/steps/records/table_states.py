@@ -122,7 +122,7 @@ class TableState:
 
     @property
     def is_being_altered(self) -> bool:
-        """True while the replica's columns are changed, or it is filtered again. Then it becomes ready without a copy."""
+        """True while the replica's columns are changed, or it is filtered again. Afterwards it is ready, without a copy."""
         return self.state == SyncState.INITIALIZE and self.reason in {None, REFILTER_REASON} and self.lsn > 0
 
     @property

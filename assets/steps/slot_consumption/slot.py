@@ -67,7 +67,7 @@ def take_slot(
 ) -> SlotState | None:
     """Check that the stream's slot has all changes after the change log.
 
-    Returns the state of the slot. None if there is no slot, and none is missed: it was not created yet, or was dropped.
+    Returns the state of the slot. None if there is rightly no slot: it was not created yet, or was dropped.
 
     If `failover` is wanted, it is enabled. A new timeline is recorded. If the server is a promoted standby, the
     position of the change log has to be in the history of its timeline. The server must not be behind that position.
@@ -355,7 +355,9 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
 
 
 def replace_lost_slot(slot_stream: SlotStream, lake: Lake, *, take_over: bool = False) -> SlotError | None:
-    """Replace a slot that is missing, invalidated, or ahead of the change log. Returns the error about the slot, or None.
+    """Replace a slot that is missing, invalidated, or ahead of the change log.
+
+    Returns the error about the replaced slot; None if the slot was not replaced.
 
     After a crash this can be repeated: in that case the slot is missing, or ahead of the change log. The caller has made
     sure, by `refuse_other_publisher`, that the slot is this lake's. Raises OtherClusterError and OtherDatabaseError; and

@@ -1,7 +1,7 @@
 """Makes the changes of one table for one subscription: as files, or as a DataFrame that Spark writes.
 
 The changes come from one slice, which is what the slot delivered from one of its positions to another. In a slice, a
-Relation message describes the columns of the messages that follow it. These messages are called a relation version.
+Relation message describes the columns of the messages that follow it. Each such description is a relation version.
 
 In: readings (a reading has the messages of a relation version, and says how they are filtered and converted to the
 columns of the replica), and TRUNCATEs
