@@ -166,7 +166,7 @@ class _FindingCollector:
             ]
 
     def _examine_source(self, slot_stream: SlotStream) -> tuple[_PublisherState, list[PgsieveError]]:
-        """The state of a stream's publisher; errors about rights, event triggers, and data of another publisher."""
+        """The state of a stream's publisher; and the errors about rights, event triggers, and data of another publisher."""
         server_version = slot_stream.source.check_ready()
         with slot_stream.source.connect() as connection:
             server_catalog = read_catalog(connection)

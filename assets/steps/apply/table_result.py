@@ -151,7 +151,7 @@ def make_batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, 
     `counts` maps fields of `TableResult` to numbers of rows.
     """
     head = lake.records.head(path)
-    # The batch had nothing to write, so the position is unchanged. If there is a newer version, another process wrote it.
+    # If the position is before `end`, the batch had nothing to write. A newer version was then written by another process.
     if (head.position or 0) < end:
         head = pending.head
     return TableResult(

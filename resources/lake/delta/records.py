@@ -140,7 +140,7 @@ def add_version_column(rows: pa.Table, version: int) -> pa.Table:
 
 
 def get_commit_version(row: Mapping[str, Any]) -> int:
-    """The Delta version of a row's commit. -1 if an earlier version of pgsieve wrote the row, which did not record it."""
+    """The Delta version of a row's commit. -1 if the row was written by an earlier pgsieve, which did not record it."""
     version = row.get(VERSION_COLUMN)
     return -1 if version is None else int(version)
 
@@ -203,7 +203,7 @@ class Records(Protocol):
         """The newest version of a table."""
 
     def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
-        """True if RESTORE or an older copy of its folder has set a table back to a version before `since_version`.
+        """True if a table was set back to a version before `since_version`, by RESTORE or by an older copy of its folder.
 
         The position does not show this, because RESTORE keeps the transaction identifiers of the commits that it
         undoes. Raises DamagedTableError if the log entry of `since_version` has another size than `entry_bytes`, or
