@@ -387,7 +387,7 @@ class _Follower:
     def _stop_once_copies_can_start(self, stream: FollowedSlotStream) -> None:
         """End the stream as soon as a copy no longer has to wait. After that, `_copy_and_follow` copies the table.
 
-        `stream` is the object that reads the slot. The thread was started for it, and ends when it has ended.
+        `stream` is the object that reads the slot. This thread was started for this stream, and ends with it.
         """
         waiting_tables = list(
             chain.from_iterable(tables.items() for tables in self._waiting_tables_by_subscription.values())

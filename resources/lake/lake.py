@@ -487,7 +487,7 @@ class Lake:
         return idempotent_writes(self.spark, position, can_mark_rows=can_mark_rows, metadata=metadata)
 
     def enable_deletion_vectors(self, path: str) -> None:
-        """Enable deletion vectors in a table, unless the user has disabled them, or delta-rs would not find its vectors."""
+        """Enable deletion vectors in a table, unless the user has disabled them, or delta-rs would not find these vectors."""
         if self.delta_rs is not None and row_removal.has_hidden_vectors(path):
             return
         if self.records.has_deletion_vectors(path) is None:

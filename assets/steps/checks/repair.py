@@ -1,4 +1,4 @@
-"""Repair: makes replicas equal to the publisher's filtered tables, by writing the rows that differ anew.
+"""Repair: makes replicas equal to the publisher's filtered tables, by replacing the rows that differ.
 
 At the LSN of a new snapshot, the segments (parts of the rows) that differ are read from both sides
 (`pgsieve.assets.steps.checks.comparison`). If the sides have a row in different numbers, the row is deleted from the
