@@ -42,8 +42,8 @@ def group_paths(names: Iterable[TableName]) -> Mapping[TableName, GroupPath]:
 def _find_paths_by_prefix(tables: list[TableName]) -> dict[TableName, GroupPath]:
     """Divide sorted tables of one schema into groups by the beginnings of their names, until all groups are small.
 
-    The tables of a group have the beginning of their names in common. This beginning has all characters that are the same
-    in the names of all `tables`, and the first one that is not.
+    A group has the tables whose names begin with the same characters: those with which the names of all `tables` begin, and
+    one more.
     """
     if len(tables) <= _MAX_TABLES:
         return dict.fromkeys(tables, ())

@@ -107,7 +107,7 @@ class SparkChanges:
         row_counts = np.zeros(len(sought), np.int64)
         if self.pending.truncated_at is not None:
             return row_counts
-        schema = pa.schema([("place", pa.int64())])
+        schema = pa.schema([("digest_index", pa.int64())])
 
         def match_digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -118,8 +118,9 @@ class SparkChanges:
             F.col(quote_name(name)).alias(f"c{number}") for number, name in enumerate(self.definition.names)
         )
         rows = self.lake.read_table(self.path).select(*columns)
-        counts = rows.mapInArrow(match_digests, to_spark_schema(schema)).groupBy("place").count().toArrow()
-        row_counts[np.asarray(counts["place"])] = np.asarray(counts["count"])
+        digest_indices = rows.mapInArrow(match_digests, to_spark_schema(schema))
+        counts = digest_indices.groupBy("digest_index").count().toArrow()
+        row_counts[np.asarray(counts["digest_index"])] = np.asarray(counts["count"])
         return row_counts
 
     def read_rows(self, side: str, places: Numbers, copy_counts: Numbers) -> DataFrame:
@@ -280,7 +281,7 @@ class SparkChanges:
         former_key_numbers: Numbers,
         merge: Merge,
     ) -> DataFrame:
-        """Add the values of the new rows to those of `decided_keys` that have a new row.
+        """Add the values of new rows to `decided_keys`, and leave out the keys without a new row.
 
         `places` are the places of the changes that have the values. `former_key_numbers` are the numbers of the keys
         under which the replica has values that no change sent.

@@ -1,7 +1,8 @@
 """Makes the slot of a stream ready to be read. A slot stream is a slot with the subscriptions that read it.
 
-A slot is read with pgsieve's own publications, the capture publications. After this step they exist, and so do the slot
-and the recorded catalog. All of them fit the change log.
+If pgsieve evaluates row filters, a slot is read with pgsieve's own publications, the capture publications. After this
+step they exist, and so does the recorded catalog, by which pgsieve filters. The slot exists, and is at the position of
+the change log (the table of the slot's messages).
 
 In: a stream, and a session of its publisher
 Out: the stream without subscriptions that are refused, the catalog, and the publications with which the slot is read
@@ -58,9 +59,9 @@ def prepare_slot(
     Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
 
     A lock of another session may prevent a table from being captured, or its row filter from being read. As long as that
-    is so, the publisher decides which changes a subscription gets. It cannot decide if the subscription `copier`, which is
-    about to copy tables, has publications of pgsieve.yaml. Raises SlotError if the slot does not fit the position of the
-    change log. Raises OpenTransactionsError or LockedTableError for a lock if the publisher cannot decide.
+    is so, the publisher decides which changes a subscription gets. It cannot decide for the subscription `copier`, which is
+    about to copy tables, if pgsieve.yaml defines a publication of it. Raises SlotError if the slot does not fit the position
+    of the change log. Raises OpenTransactionsError or LockedTableError for a lock if the publisher cannot decide.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
     sound_stream, server_catalog = select_sound_subscriptions(connection, slot_stream, catalog)

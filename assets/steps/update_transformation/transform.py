@@ -70,8 +70,8 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     """Transform the slices that are not transformed yet, in order. Before that, the replicas follow schema changes.
 
     With `disable_on_error`, an error disables the subscription, and nothing of the transaction with the error or of
-    later transactions is written. If a table cannot be replicated as it is published, nothing is written at all. Raises
-    SubscriptionDisabledError if the subscription is disabled.
+    later transactions is written. If the error is that a table cannot be replicated as it is published, nothing is written
+    at all. Raises SubscriptionDisabledError if the subscription is disabled already.
     """
     results: list[TableChanges] = []
     lake.access.begin_writing()
@@ -112,7 +112,7 @@ class Transformation:
         if hold_back_tables(subscription, lake, find_table_problems(subscription, current_catalog)):
             return
         if SchemaChanges(subscription, lake, lsn, begin_lsn, self.log).follow(current_catalog):
-            # The definitions have changed, so this process begins again. Another one that transforms now does so, too.
+            # The definitions have changed, so this process begins again. Another process that transforms now does the same.
             self.run(results)
             return
         for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, since_lsn=begin_lsn):
@@ -255,7 +255,7 @@ class _SliceTransformation:
                 raise error
             problem = describe_waiting_reason(error)
             return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
-        # If the lake itself has failed, and not only this table, the error is raised.
+        # This call is for its errors: it raises `error` if the lake itself has failed, and not only this table.
         describe_error(lake, error)
         if not is_damage(error):
             if subscription.disable_on_error:

@@ -44,7 +44,8 @@ def refuse_reserved_columns(columns: Collection[str]) -> None:
 class Clauses:
     """The clauses of a MERGE.
 
-    Rows that match `match_condition` are deleted or updated, and other rows are inserted. Names of columns are quoted.
+    Rows of the table that match `match_condition` are deleted or updated, and other rows of the source are inserted. Names
+    of columns are quoted.
     """
 
     match_condition: str
@@ -148,7 +149,10 @@ class Merge:
 
 
 def make_clauses_without_key(equality_condition: str, columns: Sequence[str]) -> Clauses:
-    """Make clauses for a table without a key. They delete each row that equals a deleted row, and insert inserted rows.
+    """Make clauses for a table without a key.
+
+    They delete the table's rows that equal a row of the source with the action delete, and insert the rows of the source
+    with the action insert.
 
     `equality_condition` is a condition in Spark's SQL. It says that a row of the table and a row of the source are equal.
     """
