@@ -63,7 +63,7 @@ _MESSAGE_PATTERNS: tuple[tuple[str, Pooler], ...] = (
 
 
 def find_pooler(host: str | None, message: str = "") -> Pooler | None:
-    """The pooler that the name of a host or a message is typical of; None if neither is."""
+    """The pooler that the name of a host shows, or else a message; None if neither shows one."""
     for pattern, pooler in _HOST_PATTERNS:
         if re.search(pattern, host or "", re.IGNORECASE):
             return pooler

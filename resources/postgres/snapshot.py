@@ -162,7 +162,7 @@ def build_chunk_queries(
     - `choose_parallelism`: maps the bytes of a table to the number of queries that run at the same time
 
     The server evaluates the row filters, combined by OR (PostgreSQL documentation, Row Filters, Initial Data
-    Synchronization). If the role may not read the leaves of a partition tree, or row-level security is active for it,
+    Synchronization). If the role may not read the leaves of a partition tree, or row-level security is active for the role,
     a single query selects from the root, as a built-in subscription does. Raises LockedTableError, and
     AlteredTableError if a leaf was dropped.
     """
@@ -249,7 +249,7 @@ select row_security_active(%s::oid) or exists (
 def _must_read_root(connection: psycopg.Connection[Any], root: int, leaves: Sequence[int]) -> bool:
     """True if the leaves of a tree cannot be read instead of the root.
 
-    This is so if the role may not read the leaves, or if row-level security makes the leaves show other rows than
+    This is so if the role may not read the leaves, or if row-level security may make the leaves show other rows than
     the root.
     """
     return connection.execute(_MUST_READ_ROOT_QUERY, [root, list(leaves)]).fetchone() == (True,)

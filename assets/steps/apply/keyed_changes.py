@@ -294,7 +294,7 @@ def make_keyed_changes(
     max_bytes: int | None = None,
     soft_delete_columns: Metadata = (),
 ) -> KeyedChanges | None:
-    """Number the keys of a batch's changes, and bring the changes in order; None if they take more than `max_bytes`.
+    """Number the keys of a batch's changes, and put the changes in order; None if they take more than `max_bytes`.
 
     `key_schema` has the names and types of the key's columns. `unsent_columns` are the columns that some change did not
     send. `extent` tells which of the `changes` belong to the batch.

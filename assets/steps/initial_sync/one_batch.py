@@ -57,8 +57,8 @@ from pgsieve.resources.postgres.origins import find_subscribed_tables
 from pgsieve.resources.postgres.snapshot import Snapshot, build_chunk_queries, export_snapshot
 from pgsieve.resources.postgres.waits import OpenTransactionsError, find_lock_error
 
-#: After an error or an interruption, the runner, which reads and writes the rows, is told to stop once in this time, until
-#: no table is being copied.
+#: After an error or an interruption, the runner (which reads and writes the rows) is told to stop, and told again each time
+#: this many seconds have passed, until no table is being copied.
 _STOP_SECONDS = 0.1
 #: A line of progress has the size of a table only if it is at least this large.
 _MIN_SHOWN_BYTES = 1024**2

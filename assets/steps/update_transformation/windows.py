@@ -39,7 +39,7 @@ from pgsieve.resources.lake.lake import Lake
 class Window:
     """The transactions of a slice with begin <= commit LSN < end, except the one at `skipped_lsn`.
 
-    `slice_end` is the LSN at which the slice ends. `end` becomes the position of the tables' changes.
+    `slice_end` is the LSN at which the slice ends. The changes of all its tables are stored with `end` as their position.
     """
 
     slice_end: int

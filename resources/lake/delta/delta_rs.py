@@ -76,7 +76,7 @@ class DeltaRsRecords(Commits):
         return find_single_value_files(self.open_table(path), column)
 
     def make_table_store(self, path: str) -> Store:
-        """The store, which knows the names of a table's columns in the table's files. There may be no table yet."""
+        """The store, with the names that a table's columns have in its files; without names if there is no table yet."""
         table = self.open_if_exists(path)
         return self.store if table is None else replace(self.store, names=find_column_names(table, path))
 
