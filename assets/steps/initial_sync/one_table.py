@@ -1,7 +1,7 @@
 """Copies one table: reads it at an exported snapshot, and replaces the replica in one commit with the snapshot's LSN.
 
 In: a planned table, divided into chunks (parts that one query reads), and the snapshot
-Out: a `CopyResult`. It has a problem if the table's own data or its replica is the cause.
+Out: a `CopyResult`. It has a problem if the copy fails because of the table's own data or its replica.
 
 Raises transient faults (such as lost connections), and faults of the lake.
 """

@@ -76,7 +76,7 @@ def read_newest_cuts(lake: Lake, slot_stream: SlotStream) -> list[Cut | None]:
         try:
             cuts.append(Cuts(lake, name).read_last())
         except LakeError as error:
-            # If the lake itself has failed, and not only this table, the error is raised.
+            # This call is for its errors: it raises `error` if the lake itself has failed, and not only this table.
             describe_error(lake, error)
     return cuts
 

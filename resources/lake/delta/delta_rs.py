@@ -296,6 +296,6 @@ class DeltaRsRecords(Commits):
         return requirements.can_read(self.open_table(path))
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""
+        """True if a table's property allows writers to mark rows in deletion vectors. None if the property is not set."""
         setting = self.open_table(path).metadata().configuration.get(VECTORS_PROPERTY)
         return None if setting is None else setting.lower() == "true"
