@@ -230,7 +230,8 @@ def _fold_strict(node: Node) -> Node:
         return _make_null_constant(node)
     for index, operand in enumerate(operands):
         other_operands = (*operands[:index], *operands[index + 1 :])
-        if _can_become_null(operand) and any(map(_can_fail_for_a_row, other_operands)):
+        # Mostly the other operands are a constant or a column, so they are visited first.
+        if any(map(_can_fail_for_a_row, other_operands)) and _can_become_null(operand):
             raise _make_undecided_error()
     return node
 
@@ -322,8 +323,6 @@ def _can_become_null(node: Node) -> bool:
 
 def _can_become_constant(node: Node) -> bool:
     """Whether the planner can reduce a part to a constant, even if only PostgreSQL can compute the constant."""
-    if not _depends_on_row(node):
-        return True
     match node:
         case Logical(operands=operands):
             return any(map(_can_become_constant, operands))
