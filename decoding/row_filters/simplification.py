@@ -230,7 +230,7 @@ def _fold_strict(node: Node) -> Node:
         return _make_null_constant(node)
     for index, operand in enumerate(operands):
         other_operands = (*operands[:index], *operands[index + 1 :])
-        # Mostly the other operands are a constant or a column, so they are visited first.
+        # The other operands come first: mostly they are a constant or a column, which takes no walk through a deep tree.
         if any(map(_can_fail_for_a_row, other_operands)) and _can_become_null(operand):
             raise _make_undecided_error()
     return node

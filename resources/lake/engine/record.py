@@ -4,7 +4,7 @@ They are in one folder, which only its owner can read.
 
     <folder>/starting  locked by a process while it starts an engine
     <folder>/serving   locked by the engine's process until it ends
-    <folder>/used      locked, shared, by each process that uses the engine; locked exclusively by who ends an unused one
+    <folder>/used      locked, shared, by each process that uses the engine; locked exclusively to end an unused engine
     <folder>/engine.json   the record, with the token that Spark requires
     <folder>/socket    the engine's address
     <folder>/spark.conf, java.options   the settings of Spark's process, and its Java options
