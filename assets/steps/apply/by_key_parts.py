@@ -12,13 +12,10 @@ Tasks read the changes, decide which rows come and go, and write the files. This
 names of files and numbers of rows, but no rows and no keys.
 """
 
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.by_files import FilesTask, ManyChanges
 from pgsieve.assets.steps.apply.key_part_tasks import (
@@ -28,30 +25,20 @@ from pgsieve.assets.steps.apply.key_part_tasks import (
     KeyReader,
     MultisetDecider,
     PartWriter,
-    ReplicaFile,
 )
+from pgsieve.assets.steps.apply.part_files import FilesPlan, TaskResults, count_key_parts, list_key_bounds
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.digests import DIGEST_SCHEMA
-from pgsieve.decoding.changes.keys import is_orderable
 from pgsieve.decoding.changes.metadata_columns import Stamp
-from pgsieve.resources.lake.delta.deletion_vectors import (
-    MarkedFile,
-    parse_vector_file,
-)
 from pgsieve.resources.lake.delta.key_lookup import Bounds, find_stored_files
-from pgsieve.resources.lake.delta.log import Action
-from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import RowDeletion
-from pgsieve.resources.lake.stores.store import Store, divide_groups
+from pgsieve.resources.lake.stores.store import divide_groups
 from pgsieve.resources.parts import Receivers
 
-#: A part has about this many changes. Larger arrays would not stay in a core's cache, and each would need new memory.
-_PART_CHANGES = 125_000
 #: If the replica's files have more rows per change, `by_files` applies the batch. It looks the keys up in each file, and
 #: this takes less time per row than to divide the rows by keys.
 _MAX_ROWS_PER_CHANGE = 16
@@ -108,14 +95,10 @@ class KeyPartsWriter:
         if not self.definition.key:
             return [] if stored_changes.empties_replica else [{}]
         with self.lake.access.translate_errors(self.changes_path):
-            change_files = dict.fromkeys(group.file for group in stored_changes.groups)
-            bounds = [
-                _read_bounds(stored_changes.committer.delta_rs.store, file, key_schema)
-                for file in change_files
-            ]
-        return [file_bounds for file_bounds in bounds if file_bounds is not None]
+            store = stored_changes.committer.delta_rs.store
+            return list_key_bounds(store, stored_changes.groups, key_schema)
 
-    def _plan(self, stored_changes: ManyChanges, key_schema: pa.Schema) -> "_FilesPlan | None":
+    def _plan(self, stored_changes: ManyChanges, key_schema: pa.Schema) -> FilesPlan | None:
         """Find the replica's files that may have one of the keys, and decide how to remove rows from them.
 
         None if the files have too many rows, or if they can neither be rewritten nor get deletion vectors.
@@ -136,30 +119,7 @@ class KeyPartsWriter:
         removes_rows = not stored_changes.empties_replica and (
             bool(self.definition.soft_delete_columns) or pending.count("update", "delete") > 0
         )
-        is_cheap_to_rewrite = (
-            not removes_rows or sum(file.size_bytes for file in files) <= deletion.max_rewritten_bytes
-        )
-        if not files or (is_cheap_to_rewrite and committer.can_rewrite_files(path, columns)):
-            return _FilesPlan([ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files])
-        # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
-        if not deletion.can_mark_rows or not (removes_rows or committer.delta_rs.has_deletion_vectors(path)):
-            return None
-        add_action_by_name = committer.find_markable_files(
-            path, {file.name for file in files}, pending.head.version
-        )
-        vectors = (
-            []
-            if add_action_by_name is None
-            else [add_action_by_name[file.name].get("deletionVector") for file in files]
-        )
-        if add_action_by_name is None or any(
-            vector and parse_vector_file(vector) is None for vector in vectors
-        ):
-            return None
-        return _FilesPlan(
-            [ReplicaFile(f.name, f.log_path, f.size_bytes, v) for f, v in zip(files, vectors, strict=True)],
-            add_action_by_name,
-        )
+        return FilesPlan.make(deletion, files, pending.head.version, removes_rows=removes_rows)
 
     def _write(self, stored_changes: ManyChanges) -> TableResult | None:
         """Let tasks decide the changes and write files, and commit the files; None if a part refuses them."""
@@ -180,7 +140,7 @@ class KeyPartsWriter:
             plan.files,
         )
         change_parts = divide_groups(stored_changes.groups, runner.parallelism)
-        key_part_count = max(runner.parallelism, -(-_count_changes(pending) // _PART_CHANGES))
+        key_part_count = count_key_parts(_count_changes(pending), runner.parallelism)
         file_part_count = min(len(files), 2 * runner.parallelism)
         # The old row of an UPDATE without a key has all values, so the new row lacks none.
         batch_parts = BatchParts(
@@ -207,74 +167,23 @@ class KeyPartsWriter:
                 Receivers(key_part_count, decider),
                 Receivers(
                     batch_parts.writer_count,
-                    PartWriter(
-                        batch_parts, files_task, change_parts, files, plan.add_action_by_name is not None
-                    ),
+                    PartWriter(batch_parts, files_task, change_parts, files, plan.marks_rows),
                 ),
             ],
             RESULT_SCHEMA,
         )
         return self._commit(stored_changes, plan, rows)
 
-    def _commit(self, stored_changes: ManyChanges, plan: "_FilesPlan", rows: pa.Table) -> TableResult | None:
-        path, pending, base_version = self.path, self.pending, self.pending.head.version
-        results = [json.loads(text) for text in rows["result"].to_pylist() if text is not None]
-        counts = sum((Counter(result["counts"]) for result in results if "counts" in result), Counter[str]())
+    def _commit(self, stored_changes: ManyChanges, plan: FilesPlan, rows: pa.Table) -> TableResult | None:
+        path, pending, results = self.path, self.pending, TaskResults.from_rows(rows)
+        counts, is_emptied = results.counts, stored_changes.empties_replica
         if counts["refused"]:
             return None
-        new_files = rows.filter(pc.is_valid(rows["path"])).select(FILE_SCHEMA.names)
-        changed_files = [
-            (plan.files[result["file"]], result.get("vector")) for result in results if "file" in result
-        ]
-        if plan.add_action_by_name is not None and changed_files:
-            marked_files = [
-                MarkedFile(plan.add_action_by_name[file.name], None, vector) for file, vector in changed_files
-            ]
-            stored_changes.committer.commit_marked_files(
-                lambda: new_files, path, marked_files, self.end, base_version
-            )
-        elif counts["changes"] or pending.truncated_at is not None:
-            bytes_by_removed_path = {file.log_path: file.size_bytes for file, _ in changed_files}
-            commit = Commit(self.end, overwrite=stored_changes.empties_replica, expected_version=base_version)
-            stored_changes.committer.commit(
-                lambda: new_files, path, stored_changes.schema, commit, bytes_by_removed_path
-            )
+        if results.changed_files or counts["changes"] or pending.truncated_at is not None:
+            commit = Commit(self.end, overwrite=is_emptied, expected_version=pending.head.version)
+            plan.commit(stored_changes.committer, path, stored_changes.schema, results, commit)
         return make_batch_result(self.lake, path, pending, self.end, **pending.adjust_row_counts(counts))
-
-
-@dataclass(frozen=True)
-class _FilesPlan:
-    """The replica's files that may have keys of the batch.
-
-    If rows are marked in deletion vectors, `add_action_by_name` maps the name of each file to its `add` action in the
-    Delta log. It is None if the files are rewritten instead.
-    """
-
-    files: Sequence[ReplicaFile]
-    add_action_by_name: Mapping[str, Action] | None = None
 
 
 def _count_changes(pending: PendingChanges) -> int:
     return pending.count("insert", "update", "delete")
-
-
-def _read_bounds(store: Store, file: str, key_schema: pa.Schema) -> dict[str, Bounds] | None:
-    """Map each key column to its lowest and highest value in a file of the change history; None if it has no keys."""
-    # Statistics are found by a path such as `new.id`. If a column's name has a dot, its path may be that of another one.
-    type_by_column = {
-        key.name: key.type for key in key_schema if "." not in key.name and is_orderable(key.type)
-    }
-    stored_bounds = store.read_row_group_bounds(
-        file,
-        {f"{side}.{name}": column_type for side in SIDES for name, column_type in type_by_column.items()},
-    )
-    bounds = dict[str, Bounds]()
-    for name, column_type in type_by_column.items():
-        all_bounds = [bound for side in SIDES for bound in stored_bounds.get(f"{side}.{name}", [None])]
-        if not all_bounds:
-            return None
-        known_bounds = [bound for bound in all_bounds if bound is not None]
-        if len(known_bounds) == len(all_bounds):
-            extremes = pc.min_max(pa.array([value for bound in known_bounds for value in bound], column_type))
-            bounds[name] = extremes["min"], extremes["max"]
-    return bounds

@@ -20,7 +20,7 @@ they have written. Raises OSError, and Arrow's errors.
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings, make_co
 from pgsieve.assets.steps.apply.keyed_changes import (
     ChangesOutcome,
     KeyedChanges,
+    UnorderedChanges,
     extract_changes,
     list_change_columns,
     split_moves,
@@ -47,14 +48,14 @@ from pgsieve.assets.steps.apply.part_messages import (
     pack,
     unpack_rows,
 )
-from pgsieve.assets.steps.apply.row_selection import is_in
+from pgsieve.assets.steps.apply.row_selection import RowSelection, is_in
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.digests import compute_row_digests
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.keys import assign_key_parts
 from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, mask_living_rows
 from pgsieve.decoding.changes.multiset import compute_complete_change, mask_first_occurrences
-from pgsieve.decoding.changes.net_change import NONE, Numbers, has_lost_moves
+from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers, has_lost_moves
 from pgsieve.resources.lake.delta.deletion_vectors import (
     read_vector,
     write_vector,
@@ -144,26 +145,37 @@ class KeyReader:
                 yield from guard(self._send_rows(file_index))
 
     def _send_changes(self, number: int) -> Iterator[pa.RecordBatch]:
-        batch_parts = self.batch_parts
-        columns = (batch_parts.key_schema, batch_parts.unsent_columns)
-        metadata = batch_parts.soft_delete_columns
         for table in self._read_changes(number):
-            changes = extract_changes(table, *columns, batch_parts.extent, metadata)
-            # The two keys of a move may be in different parts.
-            changes = split_moves(changes) if batch_parts.has_moves else changes
+            changes = self._extract_changes(table)
             if changes.truncates.num_rows:
                 for part in range(self.key_part_count):
                     yield make_message(part, TRUNCATES_SENDER, pack(changes.truncates))
-            rows = label_keys(changes.keys).append_column("place", pa.array(changes.places))
-            rows = rows.append_column("operation", pa.array(changes.operations))
-            for column, is_sent in enumerate(changes.sent_masks):
-                rows = rows.append_column(f"sent{column}", pa.array(is_sent))
-            for column, values in enumerate(changes.end_metadata.columns):
-                rows = rows.append_column(f"m{column}", values)
-            if batch_parts.extent.truncated_at is not None:
-                rows = rows.append_column("lsn", pa.array(changes.commit_lsns))
-                rows = rows.append_column("ordinal", pa.array(changes.ordinals))
-            yield from self._make_messages(number, changes.keys, rows)
+            yield from self._make_messages(number, changes.keys, self._label_changes(table, changes))
+
+    def _extract_changes(self, table: pa.Table) -> UnorderedChanges:
+        """Extract the batch's changes from rows of the change history."""
+        batch_parts = self.batch_parts
+        columns = (batch_parts.key_schema, batch_parts.unsent_columns)
+        metadata = batch_parts.soft_delete_columns
+        changes = extract_changes(table, *columns, batch_parts.extent, metadata)
+        # The two keys of a move may be in different parts.
+        return split_moves(changes) if batch_parts.has_moves else changes
+
+    def _label_changes(self, _: pa.Table, changes: UnorderedChanges) -> pa.Table:
+        """Make a row for each change, with the columns that `ReceivedChanges` expects.
+
+        `changes` were extracted from rows of the change history, the other parameter.
+        """
+        rows = label_keys(changes.keys).append_column("place", pa.array(changes.places))
+        rows = rows.append_column("operation", pa.array(changes.operations))
+        for column, is_sent in enumerate(changes.sent_masks):
+            rows = rows.append_column(f"sent{column}", pa.array(is_sent))
+        for column, values in enumerate(changes.end_metadata.columns):
+            rows = rows.append_column(f"m{column}", values)
+        if self.batch_parts.extent.truncated_at is not None:
+            rows = rows.append_column("lsn", pa.array(changes.commit_lsns))
+            rows = rows.append_column("ordinal", pa.array(changes.ordinals))
+        return rows
 
     def _read_changes(self, number: int) -> Iterator[pa.Table]:
         """Read the columns of the changes that `extract_changes` needs."""
@@ -172,24 +184,28 @@ class KeyReader:
             for batch in iterate_digests(self.store, groups, batch_parts.row_schema):
                 yield pa.Table.from_batches([batch])
             return
-        names = list_change_columns(
-            batch_parts.key_schema, batch_parts.unsent_columns, batch_parts.soft_delete_columns
-        )
+        names = self._change_columns
         for _, read in self.store.iterate_group_readers(groups):
             yield read(names)
+
+    @property
+    def _change_columns(self) -> Sequence[str]:
+        """The columns of the change history that are read for a table with a key."""
+        batch_parts = self.batch_parts
+        return list_change_columns(
+            batch_parts.key_schema, batch_parts.unsent_columns, batch_parts.soft_delete_columns
+        )
 
     def _send_rows(self, file_index: int) -> Iterator[pa.RecordBatch]:
         file, begin = self.files[file_index], 0
         deleted_numbers = read_vector(self.store, self.path, file.deletion_vector)
         deleted_column, row_schema = self.batch_parts.deleted_column, self.batch_parts.row_schema
-        schema = self.batch_parts.key_schema if row_schema is None else row_schema
-        if deleted_column is not None:
-            schema = schema.append(pa.field(deleted_column, pa.bool_()))
-        for batch in self.store.read_batches(join_path(self.path, file.name), schema):
+        for batch in self.store.read_batches(join_path(self.path, file.name), self._row_columns):
             row_numbers = np.arange(begin, begin + batch.num_rows)
             rows, begin = batch, begin + batch.num_rows
-            if (is_deleted := is_in(row_numbers, deleted_numbers)).any():
-                rows, row_numbers = rows.filter(pa.array(~is_deleted)), row_numbers[~is_deleted]
+            is_sent = self._mask_sent_rows(batch) & ~is_in(row_numbers, deleted_numbers)
+            if not is_sent.all():
+                rows, row_numbers = rows.filter(pa.array(is_sent)), row_numbers[is_sent]
             keys = (
                 pa.Table.from_batches([rows]).select(self.batch_parts.key_schema.names)
                 if row_schema is None
@@ -198,6 +214,18 @@ class KeyReader:
             labelled_rows = label_keys(keys).append_column("row", pa.array(row_numbers))
             labelled_rows = labelled_rows.append_column("is_living", mask_living_rows(rows, deleted_column))
             yield from self._make_messages(len(self.change_parts) + file_index, keys, labelled_rows)
+
+    @property
+    def _row_columns(self) -> pa.Schema:
+        """The columns that are read from files of the replica."""
+        batch_parts = self.batch_parts
+        schema = batch_parts.key_schema if batch_parts.row_schema is None else batch_parts.row_schema
+        deleted_column = batch_parts.deleted_column
+        return schema if deleted_column is None else schema.append(pa.field(deleted_column, pa.bool_()))
+
+    def _mask_sent_rows(self, rows: pa.RecordBatch) -> Mask:
+        """Return the mask of the rows of a file that are sent, unless a deletion vector marks them."""
+        return np.ones(rows.num_rows, np.bool_)
 
     def _make_messages(self, sender: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Yield a message for each part of the keys, which has the rows of this part."""
@@ -273,7 +301,7 @@ class KeyDecider(PartDecider):
             net_change,
             outcome.has_row & (net_change.last_changes != NONE),
         )
-        yield ROWS, new_rows.places, self._find_sources(new_rows, matches)
+        yield ROWS, new_rows.places, find_sources(self.batch_parts, new_rows, matches)
         if self.batch_parts.soft_delete_columns:
             endings = RowEndings(keyed_changes, net_change, outcome.has_row, ())
             places, metadata = endings.find_ended_new_rows()
@@ -299,27 +327,6 @@ class KeyDecider(PartDecider):
                 metadata = endings.metadata.take(pa.array(metadata_rows[is_ended]))
                 ended_rows = metadata.append_column("row", pa.array(row_numbers[is_ended]))
                 yield make_message(number, ENDED_ROWS, pack(ended_rows))
-
-    def _find_sources(self, rows: NetRows, matches: Mapping[int, PartMatches]) -> pa.Table:
-        """Return the places of the changes that have new rows.
-
-        If some changes lack values, also return where these values are: in other changes, or in a row of a file.
-        """
-        columns = {"place": rows.places}
-        if not self.batch_parts.unsent_columns:
-            return pa.table(columns)
-        for number, name in enumerate(self.batch_parts.unsent_columns):
-            columns[f"sent{number}"] = rows.sent_places[name]
-        files, base_rows = np.full(len(rows), NONE), np.full(len(rows), NONE)
-        for sender, match in matches.items():
-            greatest_key = int(max(match.keys.max(initial=NONE), rows.base_keys.max(initial=NONE)))
-            row_by_key = np.full(greatest_key + 2, NONE)
-            row_by_key[match.keys] = match.row_numbers
-            base_rows_in_file = row_by_key[rows.base_keys]
-            file_index = sender - self.batch_parts.change_part_count
-            files = np.where(base_rows_in_file == NONE, files, file_index)
-            base_rows = np.maximum(base_rows, base_rows_in_file)
-        return pa.table({**columns, "file": files, "row": base_rows})
 
 
 class MultisetDecider(PartDecider):
@@ -381,39 +388,56 @@ class PartWriter:
             yield _make_result({"counts": counts})
             return
         if receiver < len(self.change_parts):
-            sources = unpack_rows(messages, ROWS, "place")
-            ended_places, metadata = self._unpack_ended_rows(messages, "place")
-            selection = replace(
-                self.files_task.row_selection,
-                places=np.asarray(sources["place"]),
-                missing_values=self._find_missing_values(sources),
-                completions=make_completions(ended_places, metadata, self.files_task.schema),
-            )
-            yield from _write_files(
-                replace(self.files_task, change_parts=[self.change_parts[receiver]], row_selection=selection),
-                guard,
-            )
-            return
-        yield from self._change_file(receiver - len(self.change_parts), messages, guard)
+            yield from self._write_new_rows(receiver, messages, guard)
+        else:
+            yield from self._change_file(receiver - len(self.change_parts), messages, guard)
+
+    def _write_new_rows(
+        self, change_part: int, messages: Sequence[Message], guard: Guard
+    ) -> Iterator[pa.RecordBatch]:
+        """Write the new rows of a part of the changes."""
+        sources = unpack_rows(messages, ROWS, "place")
+        ended_places, metadata = self._unpack_ended_rows(messages, "place")
+        selection = replace(
+            self.files_task.row_selection,
+            places=np.asarray(sources["place"]),
+            missing_values=self._find_missing_values(sources),
+            completions=make_completions(ended_places, metadata, self.files_task.schema),
+        )
+        yield from self._write_selection(change_part, selection, guard)
+
+    def _write_selection(
+        self, change_part: int, selection: RowSelection, guard: Guard
+    ) -> Iterator[pa.RecordBatch]:
+        groups = self.change_parts[change_part]
+        yield from _write_files(
+            replace(self.files_task, change_parts=[groups], row_selection=selection), guard
+        )
 
     def _change_file(
         self, file_index: int, messages: Sequence[Message], guard: Guard
     ) -> Iterator[pa.RecordBatch]:
         """Remove rows from a file, and write those of them again that have ended."""
         file, numbers = self.files[file_index], np.asarray(unpack_rows(messages, ROWS, "row")["row"])
-        files_task, store, path = self.files_task, self.files_task.store, self.files_task.path
+        files_task = self.files_task
         ended_numbers, metadata = self._unpack_ended_rows(messages, "row")
         if len(ended_numbers):
             rows = EndedRows(file.name, ended_numbers, np.arange(len(ended_numbers)), metadata)
             files_task = replace(files_task, ended_rows=[[rows]])
         if not self.can_mark_rows:
             match = FileMatches(file.name, file.log_path, file.size_bytes, numbers, _NO_ROWS, _NO_ROWS)
-            yield from _write_files(replace(files_task, files_to_rewrite=[match]), guard)
-            yield _make_result({"file": file_index})
-            return
+            files_task = replace(files_task, files_to_rewrite=[match])
         yield from _write_files(files_task, guard)
-        deleted_numbers = np.sort(np.concatenate([read_vector(store, path, file.deletion_vector), numbers]))
-        yield _make_result({"file": file_index, "vector": write_vector(store, path, deleted_numbers)})
+        yield self._finish_file(file_index, numbers)
+
+    def _finish_file(self, file_index: int, removed_numbers: Numbers) -> pa.RecordBatch:
+        """Report that a file is replaced, or that it has a new deletion vector, which this writes."""
+        if not self.can_mark_rows:
+            return _make_result({"file": file_index})
+        file, store, path = self.files[file_index], self.files_task.store, self.files_task.path
+        marked_numbers = read_vector(store, path, file.deletion_vector)
+        vector = write_vector(store, path, np.sort(np.concatenate([marked_numbers, removed_numbers])))
+        return _make_result({"file": file_index, "vector": vector})
 
     def _unpack_ended_rows(self, messages: Sequence[Message], number_column: str) -> tuple[Numbers, pa.Table]:
         """Unpack the numbers of ended rows, which ascend, and their metadata; both are empty without such rows."""
@@ -449,12 +473,39 @@ class PartWriter:
         return MissingValues(task.store, task.path, groups, slice_ends, matches, task.schema, rows).reduce()
 
 
+def find_sources(batch_parts: BatchParts, rows: NetRows, matches: Mapping[int, PartMatches]) -> pa.Table:
+    """Return the places of the changes that have new rows.
+
+    If some changes lack values, also return where these values are: in other changes, or in a row of a file.
+    """
+    columns = {"place": rows.places}
+    if not batch_parts.unsent_columns:
+        return pa.table(columns)
+    for number, name in enumerate(batch_parts.unsent_columns):
+        columns[f"sent{number}"] = rows.sent_places[name]
+    files, base_rows = np.full(len(rows), NONE), np.full(len(rows), NONE)
+    for sender, match in matches.items():
+        greatest_key = int(max(match.keys.max(initial=NONE), rows.base_keys.max(initial=NONE)))
+        row_by_key = np.full(greatest_key + 2, NONE)
+        row_by_key[match.keys] = match.row_numbers
+        base_rows_in_file = row_by_key[rows.base_keys]
+        file_index = sender - batch_parts.change_part_count
+        files = np.where(base_rows_in_file == NONE, files, file_index)
+        base_rows = np.maximum(base_rows, base_rows_in_file)
+    return pa.table({**columns, "file": files, "row": base_rows})
+
+
 def _write_files(files_task: FilesTask, guard: Guard) -> Iterator[pa.RecordBatch]:
     """Write all parts of a task."""
     for number in range(files_task.part_count):
-        for rows in files_task(number, guard):
-            no_results = pa.nulls(rows.num_rows, pa.string())
-            yield pa.RecordBatch.from_arrays([*rows.columns, no_results], schema=RESULT_SCHEMA)
+        yield from describe_files(files_task(number, guard))
+
+
+def describe_files(files: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that describe new files (`FILE_SCHEMA`) as rows of `RESULT_SCHEMA`."""
+    for rows in files:
+        no_results = pa.nulls(rows.num_rows, pa.string())
+        yield pa.RecordBatch.from_arrays([*rows.columns, no_results], schema=RESULT_SCHEMA)
 
 
 def _make_result(result: Mapping[str, object]) -> pa.RecordBatch:

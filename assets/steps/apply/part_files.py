@@ -1,0 +1,159 @@
+"""Plans and commits the files of a table that is changed by parts of its keys.
+
+In: the files of the table, and the results of the tasks that write (`key_part_tasks`, `version_part_tasks`). Out: a plan,
+which says which files the tasks search, and one commit with the files that they wrote. Raises LakeError, and
+OvertakenError if another process has committed to the table first.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.assets.steps.apply.key_part_tasks import ReplicaFile
+from pgsieve.decoding.changes.columns import SIDES
+from pgsieve.decoding.changes.keys import is_orderable
+from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile, parse_vector_file
+from pgsieve.resources.lake.delta.key_lookup import Bounds, StoredFile
+from pgsieve.resources.lake.delta.log import Action
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
+from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.row_deletion import RowDeletion
+from pgsieve.resources.lake.stores.store import RowGroup, Store
+
+#: A part has about this many changes. Larger arrays would not stay in a core's cache, and each would need new memory.
+_PART_CHANGES = 125_000
+
+
+def count_key_parts(change_count: int, parallelism: int) -> int:
+    """Return the number of parts into which the keys of a batch are divided."""
+    return max(parallelism, -(-change_count // _PART_CHANGES))
+
+
+@dataclass(frozen=True)
+class TaskResults:
+    """What the tasks that write have returned.
+
+    - `counts`: the sums of what the deciders counted
+    - `new_files`: a row (`FILE_SCHEMA`) for each new file
+    - `changed_files`: the indices of the files that lose rows, each with its new deletion vector, or None if the file is
+      rewritten
+    """
+
+    counts: Counter[str]
+    new_files: pa.Table
+    changed_files: Sequence[tuple[int, Action | None]]
+
+    @classmethod
+    def from_rows(cls, rows: pa.Table) -> "TaskResults":
+        """Divide the rows that the tasks returned."""
+        results = [json.loads(text) for text in rows["result"].to_pylist() if text is not None]
+        return cls(
+            sum((Counter(result["counts"]) for result in results if "counts" in result), Counter[str]()),
+            rows.filter(pc.is_valid(rows["path"])).select(FILE_SCHEMA.names),
+            [(result["file"], result.get("vector")) for result in results if "file" in result],
+        )
+
+
+@dataclass(frozen=True)
+class FilesPlan:
+    """The files of a table that may have keys of the batch.
+
+    If rows are marked in deletion vectors, `add_action_by_name` maps the name of each file to its `add` action in the
+    Delta log. It is None if the files are rewritten instead.
+    """
+
+    files: Sequence[ReplicaFile]
+    add_action_by_name: Mapping[str, Action] | None = None
+
+    @classmethod
+    def make(
+        cls, deletion: RowDeletion, files: Sequence[StoredFile], version: int, *, removes_rows: bool
+    ) -> "FilesPlan | None":
+        """Decide how to remove rows from these files of a table, which has this Delta version.
+
+        `removes_rows` says whether the batch may remove rows. None if the files can neither be rewritten nor get deletion
+        vectors.
+        """
+        committer, path = deletion.committer, deletion.path
+        is_cheap_to_rewrite = (
+            not removes_rows or sum(file.size_bytes for file in files) <= deletion.max_rewritten_bytes
+        )
+        if not files or (is_cheap_to_rewrite and committer.can_rewrite_files(path, deletion.columns)):
+            return cls([ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files])
+        # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
+        if not deletion.can_mark_rows or not (removes_rows or committer.delta_rs.has_deletion_vectors(path)):
+            return None
+        add_action_by_name = committer.find_markable_files(path, {file.name for file in files}, version)
+        if add_action_by_name is None:
+            return None
+        vectors = [add_action_by_name[file.name].get("deletionVector") for file in files]
+        if any(vector and parse_vector_file(vector) is None for vector in vectors):
+            return None
+        return cls(
+            [ReplicaFile(f.name, f.log_path, f.size_bytes, v) for f, v in zip(files, vectors, strict=True)],
+            add_action_by_name,
+        )
+
+    @property
+    def marks_rows(self) -> bool:
+        """Whether removed rows are marked in deletion vectors. Otherwise their files are rewritten."""
+        return self.add_action_by_name is not None
+
+    def commit(
+        self, committer: FileCommitter, path: str, schema: pa.Schema, results: TaskResults, commit: Commit
+    ) -> None:
+        """Commit what the tasks have written to the table at `path`, whose new rows have the columns of `schema`."""
+        changed_files = [(self.files[index], vector) for index, vector in results.changed_files]
+        if self.add_action_by_name is not None and changed_files:
+            assert commit.expected_version is not None
+            committer.commit_marked_files(
+                lambda: results.new_files,
+                path,
+                [
+                    MarkedFile(self.add_action_by_name[file.name], None, vector)
+                    for file, vector in changed_files
+                ],
+                commit.position,
+                commit.expected_version,
+            )
+            return
+        bytes_by_removed_path = {file.log_path: file.size_bytes for file, _ in changed_files}
+        committer.commit(lambda: results.new_files, path, schema, commit, bytes_by_removed_path)
+
+
+def list_key_bounds(
+    store: Store, groups: Sequence[RowGroup], key_schema: pa.Schema
+) -> list[Mapping[str, Bounds]]:
+    """List the bounds of the keys in each file of the change history with these row groups.
+
+    `key_schema` has the names and types of the key's columns. Files without keys are left out.
+    """
+    bounds = [_read_bounds(store, file, key_schema) for file in dict.fromkeys(group.file for group in groups)]
+    return [file_bounds for file_bounds in bounds if file_bounds is not None]
+
+
+def _read_bounds(store: Store, file: str, key_schema: pa.Schema) -> dict[str, Bounds] | None:
+    """Map each key column to its lowest and highest value in a file of the change history; None if it has no keys."""
+    # Statistics are found by a path such as `new.id`. If a column's name has a dot, its path may be that of another one.
+    type_by_column = {
+        key.name: key.type for key in key_schema if "." not in key.name and is_orderable(key.type)
+    }
+    stored_bounds = store.read_row_group_bounds(
+        file,
+        {f"{side}.{name}": column_type for side in SIDES for name, column_type in type_by_column.items()},
+    )
+    bounds = dict[str, Bounds]()
+    for name, column_type in type_by_column.items():
+        all_bounds = [bound for side in SIDES for bound in stored_bounds.get(f"{side}.{name}", [None])]
+        if not all_bounds:
+            return None
+        known_bounds = [bound for bound in all_bounds if bound is not None]
+        if len(known_bounds) == len(all_bounds):
+            extremes = pc.min_max(pa.array([value for bound in known_bounds for value in bound], column_type))
+            bounds[name] = extremes["min"], extremes["max"]
+    return bounds
