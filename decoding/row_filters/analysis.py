@@ -22,7 +22,12 @@ from sqlglot import exp
 from pgsieve.decoding.errors import RowFilterSyntaxError, UndefinedColumnError, UnsupportedFilterError
 from pgsieve.decoding.row_filters import functions, grammar, operators, patterns, simplification, type_rules
 from pgsieve.decoding.row_filters import regex as filter_regex
-from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError, number_constant
+from pgsieve.decoding.row_filters.constants import (
+    InvalidConstantError,
+    RefusedError,
+    number_constant,
+    parse_digits,
+)
 from pgsieve.decoding.row_filters.encodings import UTF8, require_characters, require_same_result
 from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder, find_ascii_mapping
 from pgsieve.decoding.row_filters.nodes import (
@@ -221,7 +226,7 @@ class _Analysis:
         parameters = [str(parameter.this) for parameter in part.expressions]
         if type_oid is None or part.args.get("nested") or not all(p.isdecimal() for p in parameters):
             self._refuse(part, "the type has no exact counterpart in pgsieve")
-        modifier = tuple(int(parameter) for parameter in parameters)
+        modifier = tuple(parse_digits(parameter) for parameter in parameters)
         if part.this == exp.DType.CHAR and not modifier:
             modifier = (1,)  # character means character(1); bpchar has no length limit
         return type_oid, modifier

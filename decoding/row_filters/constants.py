@@ -97,7 +97,15 @@ _TIMESTAMP_OUT_OF_CALENDAR: Final = (
 def _parse_integer(text: str, bits: int) -> int:
     if not _INTEGER.fullmatch(text):
         raise _make_number_error(text, "an integer")
-    return _require_range(int(text), bits)
+    return _require_range(parse_digits(text), bits)
+
+
+def parse_digits(text: str) -> int:
+    """Return the number that decimal digits make, however many they are.
+
+    `int()` raises ValueError for more than 4,300 digits, while the server reads 131,072 of them as a numeric.
+    """
+    return int(Decimal(text))
 
 
 def _require_range(value: int, bits: int) -> int:
@@ -346,7 +354,7 @@ def number_constant(text: str) -> Constant:
     PostgreSQL documentation, Numeric Constants.
     """
     if re.fullmatch(r"-?\d+", text, re.ASCII):
-        value = int(text)
+        value = parse_digits(text)
         for type_oid in (INT4, INT8):
             if -(1 << INTEGER_BITS[type_oid] - 1) <= value < 1 << INTEGER_BITS[type_oid] - 1:
                 return Constant(value, type_oid=type_oid)

@@ -339,7 +339,7 @@ def node_can_fail(node: Node) -> bool:
     """Whether this node itself can raise an error, such as an overflow; its operands do not count."""
     match node:
         case Arithmetic(operator=operator):
-            return node.type_oid != NUMERIC or operator in "/%" or not _is_short(node)
+            return node.type_oid != NUMERIC or operator in "/%" or not _is_in_numeric_range(node)
         case FunctionCall():
             return node.can_fail
         case Cast(operand=operand):
@@ -348,15 +348,30 @@ def node_can_fail(node: Node) -> bool:
             return False
 
 
-def _is_short(node: Node) -> bool:
-    """Whether each value of a numeric node has far fewer digits than the range of numeric allows."""
+#: A numeric has at most this many digits before the point (PostgreSQL documentation, Numeric Types).
+_MAX_INTEGRAL_DIGITS = 131_072
+
+
+def _is_in_numeric_range(node: Node) -> bool:
+    """Whether each value of a numeric node is certainly in the range of numeric."""
+    digit_count = _count_integral_digits(node)
+    return digit_count is not None and digit_count <= _MAX_INTEGRAL_DIGITS
+
+
+def _count_integral_digits(node: Node) -> int | None:
+    """Return how many digits the values of a numeric node have before the point at most; None if any number of them."""
     match node:
-        case Arithmetic(left=left, right=right):
-            return _is_short(left) and _is_short(right)
-        case Cast(operand=operand):
-            return node.digits is not None or operand.type_oid in INTEGERS
+        case Arithmetic(operator="+" | "-" | "*" as operator, left=left, right=right):
+            left_count, right_count = _count_integral_digits(left), _count_integral_digits(right)
+            if left_count is None or right_count is None:
+                return None
+            return left_count + right_count if operator == "*" else max(left_count, right_count) + 1
+        case Constant(value=Decimal() as value):
+            return max(value.adjusted() + 1, 0) if value.is_finite() else 0
+        case Cast(digits=None, operand=operand) if operand.type_oid in INTEGER_DIGITS:
+            return INTEGER_DIGITS[operand.type_oid].integral_digits
         case _:
-            return node.digits is not None or isinstance(node, Constant)
+            return None if node.digits is None else node.digits.integral_digits
 
 
 def tree_can_fail(node: Node) -> bool:

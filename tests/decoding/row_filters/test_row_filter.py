@@ -435,6 +435,9 @@ def test_refused(expression: str, part: str, reason: str) -> None:
         # A product of numerics without a precision may be out of the range of numeric.
         ("big * big > 1 AND false", False),
         ("NULL > big + 1", None),
+        # So may a product with large constants be, whatever precision the column has.
+        (f"n{' * 1e9999' * 14} > 1 AND false", False),
+        (f"NULL > n{' * 1e9999' * 14}", None),
     ],
 )
 def test_deciding_constants_leave_no_part_that_can_fail(expression: str, decided: bool | None) -> None:
@@ -443,7 +446,9 @@ def test_deciding_constants_leave_no_part_that_can_fail(expression: str, decided
 
 def test_arithmetic_of_numerics_with_a_precision_cannot_fail() -> None:
     assert not tree_can_fail(tree("n * n + w - 1 > a"))
+    assert not tree_can_fail(tree(f"n{' * 1e9999' * 13} > a"))
     assert tree_can_fail(tree("big - 1 > n"))
+    assert tree_can_fail(tree(f"n{' * 1e9999' * 14} > a"))
 
 
 @pytest.mark.parametrize(
@@ -491,6 +496,11 @@ def test_undefined_columns(expression: str) -> None:
     assert "does not exist" in caught.value.message
 
 
+def test_a_numeric_constant_may_have_more_digits_than_python_converts_by_default() -> None:
+    for text in ("9" * 5000, f"-{'9' * 5000}"):
+        assert compared(f"n > {text}").right == Constant(Decimal(text), type_oid=NUMERIC)
+
+
 @pytest.mark.parametrize("text", ["b = '1_000'", "a = '0x1F'", "n = '1e99999'", "f = '0x1p3'"])
 def test_a_number_that_only_some_servers_accept_is_refused(text: str) -> None:
     with pytest.raises(UnsupportedFilterError, match="must be in decimal digits"):
@@ -513,7 +523,7 @@ def test_deep_nesting_is_an_error_that_says_so() -> None:
 _FRAGMENTS = [
     "a", "b", "c", "ok", "'x'", "1", "1.5", "(", ")", "AND", "OR", "NOT", "=", "<", "::text", "::int[]", "IS", "NULL",
     "TRUE", "IN", "ANY", "ARRAY[", "]", ",", "CASE", "WHEN", "THEN", "ELSE", "END", "LIKE", "BETWEEN", "ROW(", "-", "*",
-    "COLLATE", '"C"', "DISTINCT", "FROM", "ESCAPE", "ALL", "coalesce(", "mod(", ";", "--", "$1", "'", '"', "select", ".",
+    "9" * 5000, "COLLATE", '"C"', "DISTINCT", "FROM", "ESCAPE", "ALL", "coalesce(", "mod(", ";", "--", "$1", "'", '"', "select", ".",
 ]  # fmt: skip
 
 
