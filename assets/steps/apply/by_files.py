@@ -22,12 +22,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.completion import Completion, MissingValues, NetRows, find_net_rows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings
-from pgsieve.assets.steps.apply.keyed_changes import (
-    KeyConflict,
-    KeyedChanges,
-    make_keyed_changes,
-    read_changes,
-)
+from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, KeyedChanges
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, read_digests, select_first_matches
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import (
@@ -36,6 +31,7 @@ from pgsieve.assets.steps.apply.table_result import (
     find_key_alteration_lsn,
     make_batch_result,
 )
+from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
+from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import struct_field
 from pgsieve.decoding.changes.keys import PresentKeys

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.in_process import FewChanges
-from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, make_keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyConflict
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alteration_lsn
+from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes
 from pgsieve.assets.steps.records.failures import add_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError

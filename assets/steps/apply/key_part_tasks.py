@@ -29,14 +29,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.apply.by_files import FilesTask
 from pgsieve.assets.steps.apply.completion import MissingValues, NetRows, find_net_rows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings, make_completions
-from pgsieve.assets.steps.apply.keyed_changes import (
-    ChangesOutcome,
-    KeyedChanges,
-    UnorderedChanges,
-    extract_changes,
-    list_change_columns,
-    split_moves,
-)
+from pgsieve.assets.steps.apply.keyed_changes import ChangesOutcome, KeyedChanges
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, iterate_digests
 from pgsieve.assets.steps.apply.part_messages import (
     ENDED_ROWS,
@@ -49,6 +42,12 @@ from pgsieve.assets.steps.apply.part_messages import (
     unpack_rows,
 )
 from pgsieve.assets.steps.apply.row_selection import RowSelection, is_in
+from pgsieve.assets.steps.apply.unordered_changes import (
+    UnorderedChanges,
+    extract_changes,
+    list_change_columns,
+    split_moves,
+)
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.digests import compute_row_digests
 from pgsieve.decoding.changes.extent import Extent

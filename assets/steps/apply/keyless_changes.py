@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
+from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, digest_sides
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, UnorderedChanges, join_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
+from pgsieve.assets.steps.apply.unordered_changes import UnorderedChanges, join_changes
 from pgsieve.decoding.changes.keys import SoughtKeys
 from pgsieve.decoding.changes.metadata_columns import Metadata
 from pgsieve.decoding.changes.net_change import Mask, Numbers

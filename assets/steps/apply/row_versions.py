@@ -23,9 +23,10 @@ from pgsieve.assets.steps.apply.batch import AppliedChanges, AppliedChangesByTab
 from pgsieve.assets.steps.apply.by_files import FilesTask
 from pgsieve.assets.steps.apply.completion import MissingValues, NetRows
 from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, is_put_back
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes, read_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.row_selection import RowSelection, Validity
 from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alteration_lsn
+from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
 from pgsieve.assets.steps.history.shared_rows import NumberedRows, SharedRows
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,

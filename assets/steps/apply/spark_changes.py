@@ -19,10 +19,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.keyless_changes import DIGESTED_CHANGE_SCHEMA, KeylessChanges
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes
 from pgsieve.assets.steps.records.columns import format_struct_ddl, get_struct_field
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, digest_sides

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, make_keyed_changes, read_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
+from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.net_change import NONE
