@@ -21,7 +21,6 @@ from pgsieve.assets.steps.apply.by_files import (
     FilesWriter,
     ManyChanges,
     add_net_change,
-    find_many_changes,
     find_stored_changes,
 )
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
@@ -68,7 +67,8 @@ class Plan:
     - `is_examined`: True if `Batch.examine` has searched the changes and found no key conflict (a change that gives a row
       a key that another row has)
     - `examined_changes`: the changes, with the net change (what they do together) that this search computed. None if
-      there was no search, if the net change does not fit in memory, or if the changes cannot be applied by writing files.
+      there was no search, if tasks searched parts of the keys, if the net change does not fit in memory, or if the
+      changes cannot be applied by writing files.
     """
 
     pending: PendingChanges
@@ -223,8 +223,11 @@ class Batch:
         """
 
         def examine_plan(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
+            search = _make_conflict_search(self.subscription, self.lake, plan)
+            if not search.can_conflict:
+                return plan, None
             try:
-                changes = _refuse_conflicts(_make_conflict_search(self.subscription, self.lake, plan))
+                changes = self._refuse_conflicts(search)
             except KeyConflictError as conflict:
                 # If another process has applied this change meanwhile, the row with the same key is the change's own, and
                 # there is no conflict.
@@ -243,6 +246,27 @@ class Batch:
             return plans, None
         error, plan = min(conflicts, key=lambda pair: pair[0].commit_lsn)
         return plans, (error, _make_conflict_result(plan.pending.name, error))
+
+    def _refuse_conflicts(self, search: ConflictSearch) -> ManyChanges | None:
+        """Raise KeyConflictError if there is a conflict.
+
+        Otherwise return the changes with their net change; None if they are applied by parts of the keys, or cannot be
+        applied by writing files.
+        """
+        arguments = (search.lake, search.path, search.changes_path, search.definition, search.pending)
+        changes: ManyChanges | None = None
+        with _large_apply_lock(search):
+            if (stored_changes := find_stored_changes(*arguments)) is not None:
+                if search.pending.name not in self.versioned_tables and KeyPartsWriter(
+                    *arguments, self.end
+                ).can_apply(stored_changes):
+                    return None
+                changes = add_net_change(*arguments, stored_changes)
+        if changes is not None and changes.net_change is not None:
+            search.refuse_change(changes.net_change.conflict)
+        else:
+            search.refuse()
+        return changes
 
     def _apply_in_process(self, plan: Plan) -> TableResult | Plan:
         """Apply a plan by a commit of this process; returns the plan if only Spark can apply it."""
@@ -376,22 +400,6 @@ def is_overtaken(lake: Lake, path: str, head: TableHead) -> bool:
         return lake.records.head(path).version != head.version
     except LakeError:
         return False
-
-
-def _refuse_conflicts(search: ConflictSearch) -> ManyChanges | None:
-    """Raise KeyConflictError if there is a conflict.
-
-    Otherwise return the changes with their net change; None if they cannot be applied by writing files.
-    """
-    with _large_apply_lock(search):
-        changes = find_many_changes(
-            search.lake, search.path, search.changes_path, search.definition, search.pending
-        )
-    if changes is not None and changes.net_change is not None:
-        search.refuse_change(changes.net_change.conflict)
-    else:
-        search.refuse()
-    return changes
 
 
 def _large_apply_lock(search: ConflictSearch) -> AbstractContextManager[Any]:

@@ -22,6 +22,7 @@ from pgsieve.assets.steps.apply.key_part_tasks import (
     RESULT_SCHEMA,
     BatchParts,
     KeyDecider,
+    KeyExaminer,
     KeyReader,
     MultisetDecider,
     PartWriter,
@@ -36,6 +37,7 @@ from pgsieve.resources.lake.delta.key_lookup import Bounds, find_stored_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import RowDeletion
+from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import divide_groups
 from pgsieve.resources.parts import Receivers
 
@@ -71,6 +73,24 @@ class KeyPartsWriter:
         with self.lake.access.translate_errors(self.path):
             return self._write(stored_changes)
 
+    def can_apply(self, stored_changes: ManyChanges) -> bool:
+        """Whether `apply` can apply the changes to a table with a key: no change is in conflict, for example.
+
+        The tasks decide the changes, but write nothing.
+        """
+        if not self._is_divisible:
+            return False
+        with self.lake.access.translate_errors(self.path):
+            plan = self._plan(stored_changes)
+            if plan is None:
+                return False
+            reader = self._make_reader(stored_changes, plan)
+            examiner = KeyExaminer(reader.batch_parts, stored_changes.empties_replica)
+            rows = self._runner.exchange(
+                reader, reader.task_count, [Receivers(reader.key_part_count, examiner)], RESULT_SCHEMA
+            )
+        return not TaskResults.from_rows(rows).counts["refused"]
+
     @property
     def _is_divisible(self) -> bool:
         """Whether the batch is large enough, and each key can be decided from its own changes alone.
@@ -87,7 +107,7 @@ class KeyPartsWriter:
             and not (pending.key_change_count and pending.unsent_columns)
         )
 
-    def _list_bounds(self, stored_changes: ManyChanges, key_schema: pa.Schema) -> list[Mapping[str, Bounds]]:
+    def _list_bounds(self, stored_changes: ManyChanges) -> list[Mapping[str, Bounds]]:
         """List bounds of the keys, so that only files with a key within some of them are searched.
 
         Without a key, any file may have the rows, unless a TRUNCATE removes all files.
@@ -96,9 +116,9 @@ class KeyPartsWriter:
             return [] if stored_changes.empties_replica else [{}]
         with self.lake.access.translate_errors(self.changes_path):
             store = stored_changes.committer.delta_rs.store
-            return list_key_bounds(store, stored_changes.groups, key_schema)
+            return list_key_bounds(store, stored_changes.groups, self._make_key_schema(stored_changes))
 
-    def _plan(self, stored_changes: ManyChanges, key_schema: pa.Schema) -> FilesPlan | None:
+    def _plan(self, stored_changes: ManyChanges) -> FilesPlan | None:
         """Find the replica's files that may have one of the keys, and decide how to remove rows from them.
 
         None if the files have too many rows, or if they can neither be rewritten nor get deletion vectors.
@@ -111,7 +131,7 @@ class KeyPartsWriter:
         )
         table = committer.delta_rs.open_table(path)
         max_rows_per_change = _MAX_ROWS_PER_CHANGE if self.definition.key else _MAX_KEYLESS_ROWS_PER_CHANGE
-        files = find_stored_files(table, self._list_bounds(stored_changes, key_schema))
+        files = find_stored_files(table, self._list_bounds(stored_changes))
         if sum(file.row_count or 0 for file in files) > max_rows_per_change * _count_changes(pending):
             return None
         deletion = RowDeletion(self.lake, committer, path, columns, pending.size_bytes)
@@ -123,56 +143,63 @@ class KeyPartsWriter:
 
     def _write(self, stored_changes: ManyChanges) -> TableResult | None:
         """Let tasks decide the changes and write files, and commit the files; None if a part refuses them."""
-        path, pending, committer, schema = (
-            self.path,
-            self.pending,
-            stored_changes.committer,
-            stored_changes.schema,
-        )
-        key, is_emptied = self.definition.key, stored_changes.empties_replica
-        key_schema = pa.schema([schema.field(name) for name in key]) if key else DIGEST_SCHEMA
-        plan = self._plan(stored_changes, key_schema)
+        plan = self._plan(stored_changes)
         if plan is None:
             return None
-        runner, store, files = (
-            self.lake.policy.choose_runner(pending.size_bytes),
-            committer.make_table_store(path),
-            plan.files,
+        path, committer, schema = self.path, stored_changes.committer, stored_changes.schema
+        reader = self._make_reader(stored_changes, plan)
+        batch_parts, store = reader.batch_parts, reader.store
+        decider = (KeyDecider if self.definition.key else MultisetDecider)(
+            batch_parts, stored_changes.empties_replica
         )
-        change_parts = divide_groups(stored_changes.groups, runner.parallelism)
-        key_part_count = count_key_parts(_count_changes(pending), runner.parallelism)
-        file_part_count = min(len(files), 2 * runner.parallelism)
-        # The old row of an UPDATE without a key has all values, so the new row lacks none.
-        batch_parts = BatchParts(
-            key_schema,
-            sorted(pending.unsent_columns) if key else (),
-            pending.extent,
-            len(change_parts),
-            len(files),
-            self.definition.soft_delete_columns,
-            has_moves=not key or pending.key_change_count > 0,
-            row_schema=None if key else schema,
-        )
-        decider = (KeyDecider if key else MultisetDecider)(batch_parts, is_emptied)
-        selection = RowSelection(pending.extent, Stamp(stored_changes.stamp_column))
+        selection = RowSelection(batch_parts.extent, Stamp(stored_changes.stamp_column))
         replica_schema, target_file_bytes = (
             committer.delta_rs.arrow_schema(path),
             committer.find_target_file_bytes(path, {}),
         )
         files_task = FilesTask(store, path, schema, replica_schema, target_file_bytes, (), (), (), selection)
-        rows = runner.exchange(
-            KeyReader(batch_parts, store, path, change_parts, files, file_part_count, key_part_count),
-            len(change_parts) + file_part_count,
-            [
-                Receivers(key_part_count, decider),
-                Receivers(
-                    batch_parts.writer_count,
-                    PartWriter(batch_parts, files_task, change_parts, files, plan.marks_rows),
-                ),
-            ],
+        writer = PartWriter(batch_parts, files_task, reader.change_parts, plan.files, plan.marks_rows)
+        rows = self._runner.exchange(
+            reader,
+            reader.task_count,
+            [Receivers(reader.key_part_count, decider), Receivers(batch_parts.writer_count, writer)],
             RESULT_SCHEMA,
         )
         return self._commit(stored_changes, plan, rows)
+
+    @property
+    def _runner(self) -> Runner:
+        return self.lake.policy.choose_runner(self.pending.size_bytes)
+
+    def _make_reader(self, stored_changes: ManyChanges, plan: FilesPlan) -> KeyReader:
+        """Make the task that reads the changes and the replica's files."""
+        pending, key, schema = self.pending, self.definition.key, stored_changes.schema
+        parallelism = self._runner.parallelism
+        change_parts = divide_groups(stored_changes.groups, parallelism)
+        # The old row of an UPDATE without a key has all values, so the new row lacks none.
+        batch_parts = BatchParts(
+            self._make_key_schema(stored_changes),
+            sorted(pending.unsent_columns) if key else (),
+            pending.extent,
+            len(change_parts),
+            len(plan.files),
+            self.definition.soft_delete_columns,
+            has_moves=not key or pending.key_change_count > 0,
+            row_schema=None if key else schema,
+        )
+        return KeyReader(
+            batch_parts,
+            stored_changes.committer.make_table_store(self.path),
+            self.path,
+            change_parts,
+            plan.files,
+            min(len(plan.files), 2 * parallelism),
+            count_key_parts(_count_changes(pending), parallelism),
+        )
+
+    def _make_key_schema(self, stored_changes: ManyChanges) -> pa.Schema:
+        key, schema = self.definition.key, stored_changes.schema
+        return pa.schema([schema.field(name) for name in key]) if key else DIGEST_SCHEMA
 
     def _commit(self, stored_changes: ManyChanges, plan: FilesPlan, rows: pa.Table) -> TableResult | None:
         path, pending, results = self.path, self.pending, TaskResults.from_rows(rows)

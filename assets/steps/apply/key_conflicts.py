@@ -85,7 +85,7 @@ class ConflictSearch:
 
         `few_changes` are the changes if the caller has read them; otherwise they are read here.
         """
-        if not self._can_conflict:
+        if not self.can_conflict:
             return
         with self._ignore_applied_changes():
             changes = self._read_few_changes() if few_changes is None else few_changes
@@ -96,7 +96,7 @@ class ConflictSearch:
 
         Also does nothing if another run has applied the changes in the meantime.
         """
-        if self._can_conflict:
+        if self.can_conflict:
             with self._ignore_applied_changes():
                 self._refuse(conflict)
 
@@ -108,7 +108,8 @@ class ConflictSearch:
             raise KeyConflictError(self.pending.name, conflict_name, key, conflict.commit_lsn)
 
     @property
-    def _can_conflict(self) -> bool:
+    def can_conflict(self) -> bool:
+        """Whether a conflict is possible: only an INSERT or an UPDATE of the key gives a row a key."""
         return bool(self.definition.key and (self.pending.count("insert") or self.pending.key_change_count))
 
     @contextmanager

@@ -135,6 +135,11 @@ class KeyReader:
     file_task_count: int
     key_part_count: int
 
+    @property
+    def task_count(self) -> int:
+        """The number of tasks that read."""
+        return len(self.change_parts) + self.file_task_count
+
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Send the changes of a part, or the rows of every `file_task_count`-th file."""
         if number < len(self.change_parts):
@@ -257,6 +262,13 @@ class PartDecider(ABC):
     @abstractmethod
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]: ...
 
+    def _is_refused(self, keyed_changes: KeyedChanges, outcome: ChangesOutcome) -> bool:
+        """Whether a part of a table with a key has a conflict, or a move whose row may be in another part."""
+        has_lost = self.batch_parts.has_moves and has_lost_moves(
+            keyed_changes.effective_changes, outcome.had_row
+        )
+        return outcome.conflict is not None or has_lost
+
     def _make_counts(self, **counts: int) -> pa.RecordBatch:
         """Make the message to the receiver that sums up the counts."""
         return make_message(self.batch_parts.writer_count - 1, ROWS, json.dumps(counts).encode())
@@ -284,10 +296,7 @@ class KeyDecider(PartDecider):
             yield from received.make_place_messages(kind, places, rows)
         if not self.empties_replica:
             yield from self._describe_removed_rows(keyed_changes, outcome, matches)
-        is_refused = outcome.conflict is not None or (
-            batch_parts.has_moves and has_lost_moves(keyed_changes.effective_changes, outcome.had_row)
-        )
-        counts = outcome.net.count_rows(outcome.had_row)
+        counts, is_refused = outcome.net.count_rows(outcome.had_row), self._is_refused(keyed_changes, outcome)
         yield self._make_counts(**counts, refused=int(is_refused), changes=int(outcome.has_row_changes))
 
     def _describe_new_rows(
@@ -326,6 +335,18 @@ class KeyDecider(PartDecider):
                 metadata = endings.metadata.take(pa.array(metadata_rows[is_ended]))
                 ended_rows = metadata.append_column("row", pa.array(row_numbers[is_ended]))
                 yield make_message(number, ENDED_ROWS, pack(ended_rows))
+
+
+class KeyExaminer(PartDecider):
+    """Examines the changes of a part of the keys: tells whether a `KeyDecider` would refuse them, and sends no messages."""
+
+    def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
+        keyed_changes = received.join(self.batch_parts.unsent_columns, self.batch_parts.soft_delete_columns)
+        matches = received.find_matches(keyed_changes.keys)
+        outcome = keyed_changes.decide(
+            (match.living_keys for match in matches.values()), empties_replica=self.empties_replica
+        )
+        yield _make_result({"counts": {"refused": int(self._is_refused(keyed_changes, outcome))}})
 
 
 class MultisetDecider(PartDecider):

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from pgsieve.assets.steps.apply import by_files
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
@@ -25,9 +26,11 @@ from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import read_current_lsn
+from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import drop_slots
 
@@ -237,6 +240,42 @@ def test_with_disable_on_error_a_failed_copy_disables_the_subscription_until_it_
     assert [(c.table, c.problem) for c in replicated.copy()] == [("prices", None)]
     replicated.increment()
     assert [row["id"] for row in replicated.rows("prices")] == [1]
+
+
+def test_with_disable_on_error_very_many_changes_are_examined_and_applied_by_parts_of_the_keys(
+    replicated: _Replicated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, parted = replicated.database, LakeSettings(-1, thread_count=2, min_parted_changes=0)
+    replicated.lake = Lake(replicated.lake.uri, no_session, parted)
+    replicated.subscription = replace(replicated.subscription, disable_on_error=True)
+    database.execute("create table prices (id int primary key, price int); create table notes (note text)")
+    database.execute("alter table notes replica identity full")
+    database.execute("insert into prices select i, i from generate_series(1, 5) i")
+    database.execute("insert into notes select i % 3 from generate_series(1, 5) i")
+    database.execute("create publication p for table prices, notes")
+    replicated.copy()
+    database.execute("insert into prices values (6, 6), (7, 7); update prices set id = 8 where id = 1")
+    database.execute("delete from prices where id in (2, 7); update prices set price = -1 where id = 3")
+    database.execute("update notes set note = 'changed' where note = '1'; delete from notes where note = '0'")
+    with monkeypatch.context() as without_driver:
+        without_driver.setattr(by_files, "make_keyed_changes", None)
+        without_driver.setattr(by_files, "read_digests", None)
+        replicated.increment()
+    rows = sorted((row["id"], row["price"]) for row in replicated.rows("prices"))
+    assert rows == [(3, -1), (4, 4), (5, 5), (6, 6), (8, 1)]
+    assert sorted(str(row["note"]) for row in replicated.rows("notes")) == ["2", "2", "changed", "changed"]
+    # The replica keeps a row that the publisher deletes meanwhile, so an INSERT of its key is a conflict.
+    database.execute("alter publication p set (publish = 'insert, update'); delete from prices where id = 4")
+    database.execute("insert into notes values ('before')")
+    replicated.increment()
+    with database.transaction():
+        database.execute("insert into notes values ('with the conflict')")
+        database.execute("insert into prices values (4, 44), (9, 9)")
+    result = replicated.increment()
+    assert result.tables["public", "prices"].insert_exists == 1
+    assert not SubscriptionRecord(replicated.lake, "sub").read_state().enabled
+    assert sorted((row["id"], row["price"]) for row in replicated.rows("prices")) == rows
+    assert len(replicated.rows("notes")) == 5
 
 
 def test_a_table_with_columns_that_delta_cannot_have_is_set_aside_and_the_others_are_copied(

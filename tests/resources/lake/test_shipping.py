@@ -75,6 +75,7 @@ FUNCTIONS = (
     "_make_change_function(of_slice, filtered)",
     "key_part_tasks.KeyReader(batch, Store(), 'lake/t', (), (), 1, 2)",
     "key_part_tasks.KeyDecider(batch, False)",
+    "key_part_tasks.KeyExaminer(batch, False)",
     "key_part_tasks.MultisetDecider(batch, False)",
     "key_part_tasks.PartWriter(batch, None, (), (), True)",
     "Store.from_storage(Storage.from_address('s3://lake'))",
