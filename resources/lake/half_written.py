@@ -30,9 +30,8 @@ from pgsieve.resources.lake.delta.deletion_vectors import parse_vector_file
 _LOGGER = logging.getLogger(__name__)
 
 _ENTRY = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
-#: The beginning of the name of a checkpoint of any format. `_CHECKPOINT` matches only those that are Parquet files.
-_ANY_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.")
+#: The name of a checkpoint, or of a part of one. It is a Parquet file, or since Delta's V2 checkpoints a file of JSON.
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
 _LAST_CHECKPOINT = "_last_checkpoint"
 #: The bytes with which a Parquet file begins and ends, and the size of the smallest possible Parquet file.
 _MAGIC, _MIN_PARQUET_BYTES = b"PAR1", 12
@@ -46,24 +45,25 @@ _FileChanges = tuple[set[str], dict[str, int]]
 
 def roll_back_tables(lake: Path, since_ns: int) -> None:
     """Roll every table of a lake back to its last complete version."""
+    since_ns -= _CLOCK_RESOLUTION_NS
     for folder, folders, files in os.walk(lake, followlinks=True):
-        if "_delta_log" not in folders:
-            continue
-        table = Path(folder)
-        for name in files:
+        for path in (Path(folder) / name for name in files):
             # After a power cut a checksum file of Hadoop may be wrong, and Hadoop would then refuse the file that it
-            # belongs to. Hadoop reads a file that has no checksum.
-            if name.startswith(".") and name.endswith(".crc") and _is_written_since(table / name, since_ns):
-                (table / name).unlink(missing_ok=True)
-        _roll_back_table(table, since_ns - _CLOCK_RESOLUTION_NS)
+            # belongs to. Hadoop reads a file that has no checksum. A partitioned table has such files in many folders.
+            if path.name.startswith(".") and path.suffix == ".crc" and _is_written_since(path, since_ns):
+                path.unlink(missing_ok=True)
+        if "_delta_log" in folders:
+            _roll_back_table(Path(folder), since_ns)
 
 
 def _roll_back_table(table: Path, since_ns: int) -> None:
     """Remove the first incomplete version of a table, and all later versions, from its log."""
     log_folder = table / "_delta_log"
     for path in log_folder.iterdir():
-        is_incomplete = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
-        if _is_written_since(path, since_ns) and (is_incomplete or path.name.endswith(".crc")):
+        is_doubtful = path.suffix == ".crc" or (
+            _CHECKPOINT.fullmatch(path.name) and not _is_complete_checkpoint(path)
+        )
+        if is_doubtful and _is_written_since(path, since_ns):
             path.unlink(missing_ok=True)
     first_incomplete_version = _find_first_incomplete_version(table, since_ns)
     if first_incomplete_version is not None and first_incomplete_version == _find_first_incomplete_version(
@@ -143,7 +143,7 @@ def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
 
 def _find_newest_checkpoint(log_paths: Iterable[Path]) -> int:
     """The version of the newest checkpoint; -1 if there is none. Readers need no entry up to this version."""
-    matches = (_ANY_CHECKPOINT.match(path.name) for path in log_paths)
+    matches = (_CHECKPOINT.fullmatch(path.name) for path in log_paths)
     return max((int(match[1]) for match in matches if match), default=-1)
 
 
@@ -184,6 +184,17 @@ def _is_complete(path: Path, size: int) -> bool:
     try:
         return path.stat().st_size >= size and (path.suffix != ".parquet" or _is_parquet(path))
     except FileNotFoundError:
+        return False
+
+
+def _is_complete_checkpoint(path: Path) -> bool:
+    """True if a checkpoint is a Parquet file, or lines of JSON."""
+    if path.suffix != ".json":
+        return _is_parquet(path)
+    lines = _read_from_disk(path).splitlines()
+    try:
+        return bool(lines and all(isinstance(json.loads(line), dict) for line in lines))
+    except ValueError:
         return False
 
 

@@ -152,6 +152,39 @@ def test_an_incomplete_checkpoint_and_its_pointer_are_removed(tmp_path: Path) ->
     assert DeltaRsRecords(Store(), Tables(Store())).position(str(table)) == 3
 
 
+def test_a_checkpoint_of_json_is_removed_if_it_is_incomplete_or_its_version_is(tmp_path: Path) -> None:
+    table, log = tmp_path / "t", tmp_path / "t" / "_delta_log"
+    for position in range(1, 5):
+        DeltaRsRecords().append(str(table), rows(position), position)
+    complete, cut_off, empty_one = (log / f"{version:020d}.checkpoint.a-b.json" for version in (3, 2, 1))
+    complete.write_text('{"checkpointMetadata": {"version": 3}}\n{"protocol": {}}\n')
+    cut_off.write_text('{"checkpointMetadata": {"version": 2}}\n{"proto')
+    empty_one.touch()
+    roll_back_tables(tmp_path, 0)
+    assert (complete.exists(), cut_off.exists(), empty_one.exists()) == (True, False, False)
+    cut_off.write_bytes(complete.read_bytes())
+    empty(parquet_of(table, 3))
+    roll_back_tables(tmp_path, 0)
+    assert not entry(table, 3).exists()
+    assert (complete.exists(), cut_off.exists()) == (False, True)
+
+
+def test_checksums_of_hadoop_are_removed_from_every_folder_if_they_were_written_last(tmp_path: Path) -> None:
+    """A file system keeps a time only with its own resolution, so a checksum just before the time counts as written since."""
+    table, since_ns = tmp_path / "t", 1_700_000_000_000_000_000
+    DeltaRsRecords().append(str(table), rows(1), 1)
+    folders = table, table / "day=1", table / "_delta_log"
+    ages = {"new": 0, "just before": 10**9, "old": 10**10}
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        for name, age_ns in ages.items():
+            (folder / f".{name}.crc").touch()
+            os.utime(folder / f".{name}.crc", ns=(since_ns - age_ns, since_ns - age_ns))
+    roll_back_tables(tmp_path, since_ns)
+    for folder in folders:
+        assert [path.name for path in folder.glob(".*.crc")] == [".old.crc"]
+
+
 def test_a_version_with_incomplete_deletion_vectors_is_removed(tmp_path: Path) -> None:
     table, records = tmp_path / "t", DeltaRsRecords()
     records.write(str(table), rows(8, 9), Commit(10))
