@@ -10,11 +10,13 @@ KeyboardInterrupt is raised.
 import fcntl
 import logging
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
+from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeLogManager
 from dagster_shared.error import SerializableErrorInfo
 
 from pgsieve.assets.lake import lake_resources
@@ -78,7 +80,35 @@ def _open_databases(home: Path) -> Iterator[dg.DagsterInstance]:
             instance.has_asset_key(dg.AssetKey("any"))
             instance.all_instigator_state()
         stack.enter_context(cache_event_log(instance.event_log_storage))
+        stack.enter_context(_shield_log_processes(instance.compute_log_manager))
         yield instance
+
+
+@contextmanager
+def _shield_log_processes(compute_log_manager: ComputeLogManager) -> Iterator[None]:
+    """Within the block, let Ctrl-C not end the processes that Dagster starts for the output of a step.
+
+    Ctrl-C in a terminal reaches all processes of the command. `tail` prints the step's output, so it must not end before
+    the step does. `watch_orphans` would print a traceback. Both inherit that SIGINT is blocked, and Dagster ends them
+    when the step ends.
+    """
+    capture_logs = compute_log_manager.capture_logs
+
+    @contextmanager
+    def capture_with_shielded_processes(log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
+        with ExitStack() as capture:
+            former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                context = capture.enter_context(capture_logs(log_key))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
+            yield context
+
+    vars(compute_log_manager)["capture_logs"] = capture_with_shielded_processes
+    try:
+        yield
+    finally:
+        del vars(compute_log_manager)["capture_logs"]
 
 
 def materialize(

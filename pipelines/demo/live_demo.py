@@ -10,7 +10,6 @@ it has started. Raises PgsieveError if a process does not start, or ends by itse
 """
 
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -134,10 +133,6 @@ def _run_repeatedly(
     """
     from pgsieve.pipelines.commands.run import run
 
-    # Ctrl-C in a terminal reaches all processes of this group. For each step Dagster starts the processes `tail` and
-    # `watch_orphans`, and `watch_orphans` would print a traceback. These processes inherit from this thread that SIGINT
-    # is blocked, so they ignore it, and end with their step.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop_event.is_set():
         try:
             summary = run(config, config.select([]), progress)

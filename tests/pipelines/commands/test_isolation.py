@@ -104,6 +104,29 @@ def test_ctrl_c_ends_the_step_in_progress_and_is_no_subscriptions_error(shop: Sh
 
 
 @pytest.mark.drawn
+def test_ctrl_c_in_a_terminal_prints_no_traceback_of_dagsters_processes(shop: Shop) -> None:
+    """It reaches the whole group: also the processes that print and watch the output of the step."""
+    assert shop.cli("run")[0] == 0
+    shop.database.execute("insert into orders values (5, 5); insert into stock values (5, 5)")
+    source = Source("shop", shop.written["sources"]["shop"]["conninfo"])
+    log, home = shop.path.with_name("log"), shop.path.with_name("home")
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
+    }  # the settings of other tests turn these processes off
+    with source.hold_lock("two"):
+        process = commands.start(
+            ["-c", str(shop.path), "run"], log, environment=environment, prepare=os.setpgrp
+        )
+        wait_until(lambda: log.exists() and 'waiting for "two"' in log.read_text(), log.read_text, 300)
+        assert process.pid is not None
+        os.killpg(process.pid, signal.SIGINT)
+        process.join()
+    assert process.exitcode == 130, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.drawn
 def test_an_error_of_a_source_stops_only_its_subscriptions(shop: Shop) -> None:
     source = shop.written["sources"]["shop"]
     gone = {"conninfo": "host=127.0.0.1 port=1 dbname=x"}
