@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -37,7 +38,7 @@ from tests.faults import undone
 from tests.faults.alterations import Alterations
 from tests.faults.busy_publisher import HEAVY, LIGHT, ROWS, TABLES, TOTAL, Worker, Writer, working
 from tests.faults.disk import Disk
-from tests.faults.killable import start_pgsieve
+from tests.faults.killable import set_clock, start_pgsieve
 from tests.faults.oracles import Oracle
 from tests.faults.proxy import Proxy
 from tests.faults.report import Report, last_error, read
@@ -164,7 +165,8 @@ class Day:
         self, *command: str, failpoint: str | None = None, ahead: timedelta | None = None
     ) -> tuple[multiprocessing.process.BaseProcess, Path]:
         log = self.logs / f"{next(self._numbers):05}-{'-'.join(command)[:40]}.log"
-        return start_pgsieve(command, self.file, log, failpoint, ahead), log
+        prepare = None if ahead is None else partial(set_clock, ahead)
+        return start_pgsieve(command, self.file, log, failpoint, prepare), log
 
     def end(self, process: multiprocessing.process.BaseProcess, log: Path, *command: str) -> int:
         """Wait for a process, count how it ended, and keep its log if it is of interest."""

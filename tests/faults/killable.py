@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Self
@@ -83,6 +83,7 @@ class Site:
         self._file = folder / "pgsieve.yaml"
         self._log = folder / "log"
         self.transfers = 0
+        self._prepare: Callable[[], object] | None = None
         configuration = {
             "lake": self._address(self.lake),
             **({"storage": dict(store.storage)} if store else {}),
@@ -106,6 +107,10 @@ class Site:
         for subscription in configuration["subscriptions"].values():
             subscription["history"] = {"initial": True, "scd2": True}
         self._file.write_text(yaml.safe_dump(configuration))
+
+    def divide_by_keys(self) -> None:
+        """From now on, runs decide all changes by parts of the keys, however few these are."""
+        self._prepare = _divide_by_keys
 
     def verify_versions(self) -> None:
         """Assert that current versions are the replicas' rows, versions of a key do not overlap, and no moment splits a transfer."""
@@ -171,7 +176,7 @@ class Site:
 
     def start(self, *arguments: str, failpoint: str | None = None) -> BaseProcess:
         """Start a command of pgsieve in a process that can be killed."""
-        return start_pgsieve(arguments, self._file, self._log, failpoint)
+        return start_pgsieve(arguments, self._file, self._log, failpoint, self._prepare)
 
     def run(self, failpoint: str | None = None) -> int:
         """Run `pgsieve run` to its end, or up to a failpoint. Return its exit code."""
@@ -272,14 +277,14 @@ def start_pgsieve(
     file: Path,
     log: Path,
     failpoint: str | None = None,
-    ahead: timedelta | None = None,
+    prepare: Callable[[], object] | None = None,
 ) -> BaseProcess:
-    """Start a command of pgsieve in a process that can be killed. Its clock is fast by `ahead`."""
+    """Start a command of pgsieve in a process that can be killed. It calls `prepare` first."""
     return start(
         ["--verbose", *arguments, "-c", str(file)],
         log,
         environment={**os.environ, **({} if failpoint is None else {VARIABLE: failpoint})},
-        prepare=None if ahead is None else partial(_set_clock, ahead),
+        prepare=prepare,
     )
 
 
@@ -296,7 +301,17 @@ def output_of(pgsieve: Site, *arguments: str, ends: int) -> str:
     return pgsieve.log[printed:]
 
 
-def _set_clock(ahead: timedelta) -> None:
+def _divide_by_keys() -> None:
+    """Let tasks decide all changes by parts of the keys. If the driver reads the keys, this fails."""
+    from pgsieve.assets.steps.apply import by_files, row_versions
+    from pgsieve.resources.lake import resource
+
+    make_settings = resource.make_lake_settings
+    resource.make_lake_settings = lambda engine: replace(make_settings(engine), min_parted_changes=0)
+    by_files.make_keyed_changes = row_versions.make_keyed_changes = None  # type: ignore[assignment]
+
+
+def set_clock(ahead: timedelta) -> None:
     """Set the clock that Python code of this process reads; libraries in Rust and C see the real time."""
 
     class Clock(datetime):

@@ -9,7 +9,7 @@ import pytest
 
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import MARKING, site
+from tests.faults.killable import MARKING, NOT_SMALL, site
 
 #: During the copy; then between replicas and their versions, table by table, and before the cut.
 _POINTS = (
@@ -23,13 +23,23 @@ _POINTS = (
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("conf", [None, pytest.param(MARKING, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("conf", "by_parts"),
+    [
+        (None, False),
+        pytest.param(MARKING, False, marks=pytest.mark.long),
+        (NOT_SMALL, True),
+        pytest.param(MARKING, True, marks=pytest.mark.long),
+    ],
+)
 def test_versions_are_complete_wherever_a_run_is_killed(
-    publisher_server: EmbeddedServer, tmp_path: Path, conf: dict[str, str] | None
+    publisher_server: EmbeddedServer, tmp_path: Path, conf: dict[str, str] | None, *, by_parts: bool
 ) -> None:
-    """It takes long: two runs for each failpoint, each a process."""
+    """It takes long: two runs for each failpoint, each a process. Tasks decide the changes `by_parts` of the keys."""
     with site("killed_versions", publisher_server, tmp_path, "threads[2]", conf=conf) as (pgsieve, database):
         pgsieve.keep_versions()
+        if by_parts:
+            pgsieve.divide_by_keys()
         for point in _POINTS:
             assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
             pgsieve.write(database)

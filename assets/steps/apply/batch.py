@@ -129,7 +129,8 @@ class Batch:
     `changes` has an element per slice and table, the oldest slice first.
 
     `versioned_tables` are the tables with versions of rows (`history: scd2`). If the changes of such a table fit in memory,
-    they are kept in `applied_changes`, so that they need not be read again for the versions of rows.
+    they are kept in `applied_changes`, so that they need not be read again for the versions of rows. Changes that are applied
+    by parts of the keys are not in this process's memory, and are not kept.
     """
 
     subscription: str
@@ -257,9 +258,7 @@ class Batch:
         changes: ManyChanges | None = None
         with _large_apply_lock(search):
             if (stored_changes := find_stored_changes(*arguments)) is not None:
-                if search.pending.name not in self.versioned_tables and KeyPartsWriter(
-                    *arguments, self.end
-                ).can_apply(stored_changes):
+                if KeyPartsWriter(*arguments, self.end).can_apply(stored_changes):
                     return None
                 changes = add_net_change(*arguments, stored_changes)
         if changes is not None and changes.net_change is not None:
@@ -326,11 +325,10 @@ class Batch:
         arguments, changes = (lake, path, search.changes_path, definition, pending), plan.examined_changes
         with _large_apply_lock(search):
             if changes is None and (stored_changes := find_stored_changes(*arguments)) is not None:
-                if pending.name not in self.versioned_tables:
-                    result = KeyPartsWriter(*arguments, end).apply(stored_changes)
-                    if result is not None:
-                        reach(Failpoint.REPLICA_COMMITTED)
-                        return result
+                result = KeyPartsWriter(*arguments, end).apply(stored_changes)
+                if result is not None:
+                    reach(Failpoint.REPLICA_COMMITTED)
+                    return result
                 changes = add_net_change(*arguments, stored_changes)
             if changes is not None:
                 if changes.net_change is not None and not plan.is_examined:

@@ -27,7 +27,13 @@ from pgsieve.assets.steps.apply.key_part_tasks import (
     MultisetDecider,
     PartWriter,
 )
-from pgsieve.assets.steps.apply.part_files import FilesPlan, TaskResults, count_key_parts, list_key_bounds
+from pgsieve.assets.steps.apply.part_files import (
+    MAX_ROWS_PER_CHANGE,
+    FilesPlan,
+    TaskResults,
+    count_key_parts,
+    list_key_bounds,
+)
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
 from pgsieve.assets.steps.subscription import Definition
@@ -41,10 +47,8 @@ from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import divide_groups
 from pgsieve.resources.parts import Receivers
 
-#: If the replica's files have more rows per change, `by_files` applies the batch. It looks the keys up in each file, and
-#: this takes less time per row than to divide the rows by keys.
-_MAX_ROWS_PER_CHANGE = 16
-#: The same without a key. `by_files` digests only the rows that may be wanted, but a division by digests digests all.
+#: The same limit as `MAX_ROWS_PER_CHANGE`, without a key. `by_files` digests only the rows that may be wanted, but a division
+#: by digests digests all.
 _MAX_KEYLESS_ROWS_PER_CHANGE = 8
 
 
@@ -101,7 +105,7 @@ class KeyPartsWriter:
         """
         pending, definition = self.pending, self.definition
         return (
-            _count_changes(pending) >= self.lake.policy.min_parted_changes
+            pending.row_change_count >= self.lake.policy.min_parted_changes
             and bool(definition.key or pending.count("update", "delete"))
             and not (definition.soft_delete_columns and pending.truncated_at is not None)
             and not (pending.key_change_count and pending.unsent_columns)
@@ -130,9 +134,9 @@ class KeyPartsWriter:
             stored_changes.committer,
         )
         table = committer.delta_rs.open_table(path)
-        max_rows_per_change = _MAX_ROWS_PER_CHANGE if self.definition.key else _MAX_KEYLESS_ROWS_PER_CHANGE
+        max_rows_per_change = MAX_ROWS_PER_CHANGE if self.definition.key else _MAX_KEYLESS_ROWS_PER_CHANGE
         files = find_stored_files(table, self._list_bounds(stored_changes))
-        if sum(file.row_count or 0 for file in files) > max_rows_per_change * _count_changes(pending):
+        if sum(file.row_count or 0 for file in files) > max_rows_per_change * pending.row_change_count:
             return None
         deletion = RowDeletion(self.lake, committer, path, columns, pending.size_bytes)
         # In a replica that keeps deleted rows, an INSERT may replace a deleted row.
@@ -194,7 +198,7 @@ class KeyPartsWriter:
             change_parts,
             plan.files,
             min(len(plan.files), 2 * parallelism),
-            count_key_parts(_count_changes(pending), parallelism),
+            count_key_parts(pending.row_change_count, parallelism),
         )
 
     def _make_key_schema(self, stored_changes: ManyChanges) -> pa.Schema:
@@ -210,7 +214,3 @@ class KeyPartsWriter:
             commit = Commit(self.end, overwrite=is_emptied, expected_version=pending.head.version)
             plan.commit(stored_changes.committer, path, stored_changes.schema, results, commit)
         return make_batch_result(self.lake, path, pending, self.end, **pending.adjust_row_counts(counts))
-
-
-def _count_changes(pending: PendingChanges) -> int:
-    return pending.count("insert", "update", "delete")

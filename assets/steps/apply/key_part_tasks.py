@@ -256,8 +256,12 @@ class PartDecider(ABC):
     def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
         """Decide the changes that readers have sent to one part."""
         received = ReceivedChanges.unpack(messages, self.batch_parts.change_part_count)
-        if received.changes:
+        if self._has_work(received):
             yield from guard(self._decide(received))
+
+    def _has_work(self, received: ReceivedChanges) -> bool:
+        """Whether the part has something to decide."""
+        return bool(received.changes)
 
     @abstractmethod
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]: ...

@@ -27,6 +27,9 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store
 
 #: A part has about this many changes. Larger arrays would not stay in a core's cache, and each would need new memory.
 _PART_CHANGES = 125_000
+#: If the files of a table with a key have more rows per change, the driver decides the batch. It looks the keys up in each
+#: file, and this takes less time per row than to divide the rows by keys.
+MAX_ROWS_PER_CHANGE = 16
 
 
 def count_key_parts(change_count: int, parallelism: int) -> int:

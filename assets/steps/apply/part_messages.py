@@ -66,7 +66,7 @@ class ReceivedChanges:
         tables_by_sender = defaultdict[int, list[pa.Table]](list)
         for sender, content in messages:
             tables_by_sender[sender].append(_unpack(content))
-        truncates = [_TRUNCATE_SCHEMA.empty_table(), *tables_by_sender.pop(TRUNCATES_SENDER, [])]
+        truncates = tables_by_sender.pop(TRUNCATES_SENDER, [_TRUNCATE_SCHEMA.empty_table()])
         changes = [
             (sender, table)
             for sender, tables in tables_by_sender.items()
@@ -90,6 +90,10 @@ class ReceivedChanges:
             rows = table.select(["row", "is_living"]).take(pa.array(row_indices))
             matches[sender] = PartMatches(np.asarray(rows["row"]), found_keys, np.asarray(rows["is_living"]))
         return matches
+
+    def find_row_numbers(self, number: int) -> Numbers:
+        """Find the numbers of all rows of the file that the receiver with this number changes."""
+        return np.concatenate([np.asarray(table["row"]) for table in self.rows_by_sender[number]])
 
     def make_place_messages(self, kind: int, places: Numbers, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Yield messages to the writers of the changes at `places`; `rows` has a row for each place."""

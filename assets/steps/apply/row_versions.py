@@ -7,8 +7,8 @@ version that has exactly the changes before this LSN.
 
 In: the changes that were applied to the replica, from its change history (the Delta table with all changes), and the
 table of versions. Out: one commit of the table of versions per batch, which ends versions and adds new ones. The versions are
-computed on whole columns (`pgsieve.decoding.changes.net_change.compute_row_versions`). Raises LakeError, and
-OvertakenError if another process has committed to the table first.
+computed on whole columns (`version_outcome`): of very many changes by tasks (`versions_by_parts`), otherwise by this process.
+Raises LakeError, and OvertakenError if another process has committed to the table first.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,12 +21,14 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.batch import AppliedChanges, AppliedChangesByTable, find_lacking_changes
 from pgsieve.assets.steps.apply.by_files import FilesTask
-from pgsieve.assets.steps.apply.completion import MissingValues, NetRows
+from pgsieve.assets.steps.apply.completion import MissingValues
 from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.row_selection import RowSelection, Validity
 from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alteration_lsn
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
+from pgsieve.assets.steps.apply.version_outcome import VersionOutcome
+from pgsieve.assets.steps.apply.versions_by_parts import VersionPartsWriter
 from pgsieve.assets.steps.history.shared_rows import NumberedRows, SharedRows
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,
@@ -43,13 +45,7 @@ from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
-from pgsieve.decoding.changes.net_change import (
-    NONE,
-    Numbers,
-    RowVersions,
-    compute_row_versions,
-    insert_deletes,
-)
+from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.decoding.changes.versions import VALID_TO_LSN, Commits
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
@@ -202,24 +198,6 @@ def find_lagging_versions(
 
 
 @dataclass(frozen=True)
-class _VersionOutcome:
-    """The versions that a batch ends and begins; a TRUNCATE counts as a DELETE of each key.
-
-    - `commit_numbers`: for each change, the number of its commit in `commits`
-    - `places`: for each change, its place: a number that orders the changes of a batch
-    - `matches`: where the table of versions has present versions of the keys
-    - `truncate_commit`: the number of the first commit with a TRUNCATE; None if there is no TRUNCATE
-    """
-
-    versions: RowVersions
-    commit_numbers: Numbers
-    places: Numbers
-    commits: Commits
-    matches: Sequence[FileMatches]
-    truncate_commit: int | None
-
-
-@dataclass(frozen=True)
 class VersionsWriter:
     """Writes the changes of a batch to the table of versions of one table; `changes_path` is the change history with them.
 
@@ -244,8 +222,13 @@ class VersionsWriter:
             return
         table.add_new_columns()
         groups = self._find_groups()
-        outcome = self._compute_outcome(groups)
-        ending_matches, ending_commits = self._find_ended_versions(outcome)
+        if (
+            self._same_changes is None
+            and VersionPartsWriter(table, self.changes_path, groups, pending, self.since_lsn).apply()
+        ):
+            return
+        outcome, matches = self._compute_outcome(groups)
+        ending_matches, ending_commits = self._find_ended_versions(outcome, matches)
         change = VersionChange.plan_ends(
             self._stored_versions, ending_matches, ending_commits, outcome.commits, pending.size_bytes
         )
@@ -253,7 +236,7 @@ class VersionsWriter:
             change = replace(change, replica_rows=shared_rows.select_removed_rows(table.columns))
 
         def write_new_versions() -> list[pa.Table]:
-            return list(self._write_new_versions(outcome, groups))
+            return list(self._write_new_versions(outcome, matches, groups))
 
         change.commit(self._stored_versions, write_new_versions, end, pending.head.version)
 
@@ -272,31 +255,16 @@ class VersionsWriter:
             raise LakeError(f'Delta table "{self.changes_path}": only Spark reads it', sqlstate="55000")
         return changes.row_groups
 
-    def _compute_outcome(self, groups: Sequence[RowGroup]) -> _VersionOutcome:
+    def _compute_outcome(self, groups: Sequence[RowGroup]) -> tuple[VersionOutcome, Sequence[FileMatches]]:
+        """Find out which versions end and begin; also returns where the table has present versions of the keys."""
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
         with lake.access.translate_errors(self.changes_path):
             keyed_changes = self._get_keyed_changes(files)
             times = [lake.store.read_columns(file, ["commit_lsn", "commit_time"]) for file in files]
-        commits = Commits.from_changes(pa.concat_tables(times))
         matches = self._find_present_versions(keyed_changes)
         has_version = keyed_changes.mask_present_keys(match.key_indices for match in matches)
-        changes, change_indices = insert_deletes(
-            keyed_changes.changes, keyed_changes.truncate_indices, keyed_changes.keys.num_rows
-        )
-        lsns = np.concatenate([keyed_changes.commit_lsns, np.asarray(keyed_changes.truncate_lsns, np.int64)])[
-            change_indices
-        ]
-        places = np.concatenate([keyed_changes.places, np.full(len(keyed_changes.truncate_lsns), NONE)])[
-            change_indices
-        ]
-        commit_numbers = commits.find_numbers(lsns)
-        truncate_commit = (
-            int(commits.find_numbers(np.array(keyed_changes.truncate_lsns[:1]))[0])
-            if keyed_changes.truncate_lsns
-            else None
-        )
-        versions = compute_row_versions(changes, commit_numbers, has_version)
-        return _VersionOutcome(versions, commit_numbers, places, commits, matches, truncate_commit)
+        commits = Commits.from_changes(pa.concat_tables(times))
+        return VersionOutcome.compute(keyed_changes, commits, has_version), matches
 
     def _get_keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
         """Get the changes by key. They are read if memory does not have the changes of the same slices."""
@@ -346,14 +314,16 @@ class VersionsWriter:
         assert matches is not None
         return find_present_versions(committer, path, matches)
 
-    def _find_ended_versions(self, outcome: _VersionOutcome) -> tuple[list[FileMatches], list[Numbers]]:
+    def _find_ended_versions(
+        self, outcome: VersionOutcome, matches: Sequence[FileMatches]
+    ) -> tuple[list[FileMatches], list[Numbers]]:
         """Find the present versions that end, file by file; and for each of them the number of the commit that ends it."""
         ends = outcome.versions.former_end_commits
         if outcome.truncate_commit is None:
-            matches = [match.select_keys(ends != NONE) for match in outcome.matches]
-            matches = [match for match in matches if len(match.row_numbers)]
-            return matches, [ends[match.key_indices] for match in matches]
-        match_by_file = {match.name: match for match in outcome.matches}
+            ending_matches = [match.select_keys(ends != NONE) for match in matches]
+            ending_matches = [match for match in ending_matches if len(match.row_numbers)]
+            return ending_matches, [ends[match.key_indices] for match in ending_matches]
+        match_by_file = {match.name: match for match in matches}
         ending_commits = list[Numbers]()
         present_versions = find_present_versions(self._stored_versions.committer, self.table.path)
         for match in present_versions:
@@ -366,48 +336,35 @@ class VersionsWriter:
             ending_commits.append(file_ending_commits)
         return present_versions, ending_commits
 
-    def _write_new_versions(self, outcome: _VersionOutcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
+    def _write_new_versions(
+        self, outcome: VersionOutcome, matches: Sequence[FileMatches], groups: Sequence[RowGroup]
+    ) -> Iterator[pa.Table]:
         """Write the versions that begin with the batch. The versions that the batch also ends get files of their own."""
-        table, versions = self.table, outcome.versions
-        lake, target_file_bytes = (
-            table.lake,
-            self._stored_versions.committer.find_target_file_bytes(table.path, {}),
-        )
+        table, lake = self.table, self.table.lake
+        target_file_bytes = self._stored_versions.committer.find_target_file_bytes(table.path, {})
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
-        runner, is_present = lake.policy.choose_runner(self.pending.size_bytes), versions.end_commits == NONE
-        for is_written in (is_present, ~is_present):
-            version_indices = np.flatnonzero(is_written)
-            if not len(version_indices):
+        runner = lake.policy.choose_runner(self.pending.size_bytes)
+        for are_present in (True, False):
+            rows, validity = outcome.select_new_versions(are_present=are_present)
+            if not len(rows):
                 continue
-            places = outcome.places[versions.last_changes[version_indices]]
-            order = np.argsort(places, kind="stable")  # This kind is fast if they are in order already.
-            version_indices, places = version_indices[order], places[order]
-            sent_places = {
-                name: np.where(
-                    changes[version_indices] == NONE, NONE, outcome.places[changes[version_indices]]
-                )
-                for name, changes in versions.changes_by_column.items()
-            }
-            rows = NetRows(places, sent_places, versions.base_keys[version_indices])
-            validity = Validity(
-                places,
-                outcome.commit_numbers[versions.last_changes[version_indices]],
-                versions.end_commits[version_indices],
-                outcome.commits,
-            )
             shared_parts = (
                 None
                 if self._shared_rows is None
-                else self._shared_rows.select_new_rows(places, table.columns)
+                else self._shared_rows.select_new_rows(rows.places, table.columns)
             )
             if shared_parts is not None:
                 yield self._write_shared_rows(validity, shared_parts, target_file_bytes)
                 continue
-            sources = lake.store, table.path, groups, self.pending.slice_ends, outcome.matches
-            missing_values = MissingValues(*sources, table.columns, rows).reduce() if sent_places else None
+            sources = lake.store, table.path, groups, self.pending.slice_ends, matches
+            missing_values = (
+                MissingValues(*sources, table.columns, rows).reduce() if rows.sent_places else None
+            )
             change_parts = divide_groups(groups, runner.parallelism)
             extent = Extent(self.pending.slice_ends, self.since_lsn)
-            selection = RowSelection(extent, stamp, places, missing_values=missing_values, validity=validity)
+            selection = RowSelection(
+                extent, stamp, rows.places, missing_values=missing_values, validity=validity
+            )
             task = FilesTask(
                 lake.store,
                 table.path,

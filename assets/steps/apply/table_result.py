@@ -116,6 +116,11 @@ class PendingChanges:
         """The partitions through which changes came."""
         return tuple(sorted({partition for c in self.slices for partition in c.partition_names}))
 
+    @property
+    def row_change_count(self) -> int:
+        """The number of changes of rows, including those before a TRUNCATE."""
+        return self.count("insert", "update", "delete")
+
     def count(self, *operations: str) -> int:
         """Count the changes with these operations, including those before a TRUNCATE."""
         return sum(c.sent_counts.get(o, 0) for c in self.slices for o in operations)

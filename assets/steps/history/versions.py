@@ -119,6 +119,22 @@ class StoredVersions:
         """The Parquet encodings of the columns of new files."""
         return version_encodings(self.schema, self.key)
 
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """The columns of the table, some of which may be former columns of the replica."""
+        exists = self.lake.records.exists(self.path)
+        return self.committer.read_table_schema(self.path) if exists else self.schema
+
+    def make_deletion(self, change_bytes: int) -> RowDeletion:
+        """Make the object that decides how versions are removed from their files.
+
+        `change_bytes` is the size in bytes of the changes that end the versions.
+        """
+        lake, path = self.lake, self.path
+        with lake.access.translate_errors(path):
+            columns = lake.columns(path) if lake.records.exists(path) else self.schema.names
+        return RowDeletion(lake, self.committer, path, columns, change_bytes, _MAX_REWRITTEN_BYTES)
+
 
 @dataclass(frozen=True)
 class VersionTable:
@@ -274,7 +290,7 @@ _Ends = tuple[FileMatches, Numbers]
 
 
 @dataclass(frozen=True)
-class _FileWithEnds:
+class FileWithEnds:
     """A file with versions that end.
 
     - `row_numbers`: the numbers of these versions in the file, ascending
@@ -289,7 +305,7 @@ class _FileWithEnds:
 
 
 @dataclass(frozen=True)
-class _EndingTask:
+class EndingTask:
     """Writes versions that end into new files. If a file is rewritten, its other versions go into further files.
 
     The task is sent to executors. When a written file has `file_bytes` bytes, the next one begins. `encodings` are the
@@ -302,7 +318,7 @@ class _EndingTask:
     file_bytes: int
     encodings: Mapping[str, str]
     commits: Commits
-    files: Sequence[_FileWithEnds]
+    files: Sequence[FileWithEnds]
 
     def __call__(self, file_number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Read the file with this number once, and write its rows; yields a row (`FILE_SCHEMA`) per written file."""
@@ -315,7 +331,7 @@ class _EndingTask:
             guard(end_versions(rows, file.ending_commits[numbers], self.commits) for numbers, rows in batches)
         )
 
-    def _rewrite(self, file: _FileWithEnds, guard: Guard) -> Iterator[pa.RecordBatch]:
+    def _rewrite(self, file: FileWithEnds, guard: Guard) -> Iterator[pa.RecordBatch]:
         ended_batches, written_files = list[pa.RecordBatch](), list[pa.RecordBatch]()
 
         def read_other_versions() -> Iterator[pa.RecordBatch]:
@@ -382,14 +398,10 @@ class VersionChange:
 
         `change_bytes` is the size in bytes of the changes that end the versions.
         """
-        lake, committer = table.lake, table.committer
-        with lake.access.translate_errors(table.path):
-            columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
-        deleted_rows = RowDeletion(
-            lake, committer, table.path, columns, change_bytes, _MAX_REWRITTEN_BYTES
-        ).decide(matches)
+        deletion = table.make_deletion(change_bytes)
+        deleted_rows = deletion.decide(matches)
         if deleted_rows is None:
-            if not committer.can_rewrite_files(table.path, columns):
+            if not table.committer.can_rewrite_files(table.path, deletion.columns):
                 raise _make_altered_table_error(table.path)
             deleted_rows = DeletedRows(matches)
         return cls(deleted_rows, ending_commits, commits)
@@ -425,7 +437,7 @@ class VersionChange:
             )
             file_bytes, encodings = committer.find_target_file_bytes(path, {}), table.encodings
             files = list(starmap(self._make_file_with_ends, ends_in_files))
-            ending_task = _EndingTask(lake.store, path, schema, file_bytes, encodings, self.commits, files)
+            ending_task = EndingTask(lake.store, path, schema, file_bytes, encodings, self.commits, files)
             runner = lake.policy.choose_runner(sum(match.size_bytes for match, _ in ends_in_files))
             file_tables = [runner.run(ending_task, len(files))] if files else []
             if ends_in_memory:
@@ -441,7 +453,7 @@ class VersionChange:
                 )
             return pa.concat_tables([FILE_SCHEMA.empty_table(), *file_tables, *write_new_versions()])
 
-        schema = committer.read_table_schema(path) if lake.records.exists(path) else table.schema
+        schema = table.stored_schema
         if not self.ended_rows.are_marked:
             removed_size_by_path = {match.log_path: match.size_bytes for match in self.ended_rows.matches}
             committer.commit(
@@ -469,5 +481,5 @@ class VersionChange:
             (ends_in_memory if is_in_memory else ends_in_files).append((match, ending_commits))
         return ends_in_memory, ends_in_files
 
-    def _make_file_with_ends(self, match: FileMatches, ending_commits: Numbers) -> _FileWithEnds:
-        return _FileWithEnds(match.name, match.row_numbers, ending_commits, not self.ended_rows.are_marked)
+    def _make_file_with_ends(self, match: FileMatches, ending_commits: Numbers) -> FileWithEnds:
+        return FileWithEnds(match.name, match.row_numbers, ending_commits, not self.ended_rows.are_marked)

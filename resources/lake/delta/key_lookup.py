@@ -344,9 +344,11 @@ class StoredFile(NamedTuple):
     row_count: int | None
 
 
-def find_stored_files(table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]]) -> list[StoredFile]:
-    """The files of a table that may have a key within at least one of the bounds."""
-    names = {name for file_bounds in bounds for name in find_files_within(table, file_bounds)}
+def find_stored_files(
+    table: DeltaTable, bounds: Iterable[Mapping[str, Bounds]], null_column: str | None = None
+) -> list[StoredFile]:
+    """The files of a table that may have a key within at least one of the bounds, and a NULL in `null_column`."""
+    names = {name for file_bounds in bounds for name in find_files_within(table, file_bounds, null_column)}
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes", "num_records"]).to_pylist()
     stored_files = (
         StoredFile(unquote(file["path"]), file["path"], file["size_bytes"], file["num_records"])

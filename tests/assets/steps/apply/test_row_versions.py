@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pgsieve.assets.steps.apply import part_files
 from pgsieve.assets.steps.apply.batch import AppliedChanges
 from pgsieve.assets.steps.apply.by_files import FilesWriter, find_many_changes
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter
 from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.versions_by_parts import VersionPartsWriter
 from pgsieve.assets.steps.history import versions
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.history.versions import VersionTable
@@ -47,9 +50,14 @@ class World:
     #: Which of the changes that its versions lack the replica lacks, too.
     replica_lacks = "nothing"
 
-    def __init__(self, folder: Path, replica: dict[int, Values], *, marks: bool) -> None:
+    def __init__(
+        self, folder: Path, replica: dict[int, Values], *, marks: bool, by_parts: bool = False
+    ) -> None:
         # No batch counts as small. With `marks` rows are marked, without it files are rewritten.
-        self.lake = Lake(str(folder), no_session, LakeSettings(-1, -1 if marks else 2**40, thread_count=2))
+        settings = LakeSettings(-1, -1 if marks else 2**40, thread_count=2)
+        if by_parts:
+            settings = replace(settings, min_parted_changes=0)
+        self.lake = Lake(str(folder), no_session, settings)
         self.log = self.lake.paths.change_history("s", "public", "t")
         self.replica = self.lake.paths.replica("s", "public", "t")
         self.table = VersionTable(self.lake, "s", ("public", "t"), _DEFINITION, pa.schema(_COLUMNS))
@@ -81,6 +89,7 @@ class World:
             for number, (commit, change) in enumerate(changes)
         ]
         self.lake.delta_rs.append(self.log, pa.Table.from_pylist(rows, changes_schema(_COLUMNS)), end)
+        unsent = tuple(sorted({name for row in rows for name in row["unchanged"]}))
         sent = {kind: sum(c.operation == kind for _, c in changes) for kind in ROW_OPERATIONS}
         truncates = [(110 + 10 * n, at) for at, (n, c) in enumerate(changes) if c is _TRUNCATE]
         slice_ = TableChanges(
@@ -92,7 +101,7 @@ class World:
             truncate_count=len(truncates),
             last_truncate=max(truncates, default=None),
             key_change_count=sum(c.is_move for _, c in changes),
-            unsent_columns=COLUMNS,
+            unsent_columns=unsent,
         )
 
         decided = retry_after_conflict(self.decided)(slice_)
@@ -140,8 +149,10 @@ def _after(changes: Sequence[tuple[int, Change]], commit: int, rows: dict[int, V
     return applied(upto[begin:], {} if begin else rows)
 
 
-def _drawn(drawn: random.Random) -> tuple[list[tuple[int, Change]], dict[int, Values]]:
-    made, replica = history(drawn, drawn.randint(4, 20))
+def _drawn(
+    drawn: random.Random, *, moves: bool = True, sent: bool = False
+) -> tuple[list[tuple[int, Change]], dict[int, Values]]:
+    made, replica = history(drawn, drawn.randint(4, 20), moves=moves, sent=sent)
     commits = sorted(drawn.randint(0, 7) for _ in made)
     changes = list(zip(commits, made, strict=True))
     if drawn.random() < 0.4 and changes:
@@ -194,6 +205,46 @@ def test_versions_valid_at_each_commit_are_the_rows_of_that_time(
             assert (time is None) is (lsn is None)
             assert lsn is None or lsn < 110 or time == _BEGIN + timedelta(seconds=(lsn - 110) // 10)
         assert row["is_current"] is (row["valid_to_lsn"] is None)
+
+
+@pytest.mark.parametrize("marks", [False, True, None])
+@pytest.mark.parametrize("drawn_changes", ["with all values", "without moves", "with any"])
+@pytest.mark.parametrize("seed", range(8))
+def test_versions_by_parts_of_the_keys_are_those_of_all_keys_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, drawn_changes: str, *, marks: bool | None
+) -> None:
+    """Tasks decide the changes by parts of the keys, unless a move lacks values or finds no row."""
+    if marks is None:
+        monkeypatch.setattr(versions, "_MAX_REWRITTEN_BYTES", -1)
+    monkeypatch.setattr(part_files, "_PART_CHANGES", 3)
+    decided = list[bool]()
+
+    def noted(writer: VersionPartsWriter) -> bool:
+        decided.append(apply_parts(writer))
+        return decided[-1]
+
+    apply_parts = VersionPartsWriter.apply
+    monkeypatch.setattr(VersionPartsWriter, "apply", noted)
+    drawn = random.Random(seed)
+    changes, replica = _drawn(
+        drawn, moves=drawn_changes != "without moves", sent=drawn_changes == "with all values"
+    )
+    middle, rows = drawn.randint(0, 8), list[list[dict[str, Any]]]()
+    for by_parts in (False, True):
+        decided.clear()
+        folder = tmp_path / ("parts" if by_parts else "whole")
+        world = World(folder, replica, marks=bool(marks), by_parts=by_parts)
+        for end, part in (
+            (110 + 10 * middle - 5, [c for c in changes if c[0] < middle]),
+            (500, [c for c in changes if c[0] >= middle]),
+        ):
+            if part:
+                world.apply(part, end)
+        for commit in range(-1, 8):
+            assert world.at(110 + 10 * commit) == _after(changes, commit, replica), commit
+        rows.append(sorted(world.rows(), key=lambda row: (row["k"], row["valid_from_lsn"])))
+        assert all(decided) if by_parts and drawn_changes == "without moves" else by_parts or not any(decided)
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize("marks", [False, True])

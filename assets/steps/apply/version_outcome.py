@@ -1,0 +1,90 @@
+"""Finds out which versions of rows (`history: scd2`) a batch ends and begins.
+
+A version of a row is valid from one of the publisher's commits to another. A present version has not ended yet. A batch is
+the changes that one commit applies.
+
+In: the changes by key, their commits, and which keys have a present version before the changes. Out: the versions that
+end, and the new versions with the places of their changes. A place is a number that orders the changes of a batch.
+Raises nothing. Both ways to write versions use this: `row_versions` for all keys at once, `version_part_tasks` for a part
+of the keys.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pgsieve.assets.steps.apply.completion import NetRows
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
+from pgsieve.assets.steps.apply.row_selection import Validity
+from pgsieve.decoding.changes.net_change import (
+    DELETE,
+    LEAVE,
+    NONE,
+    Mask,
+    Numbers,
+    RowVersions,
+    compute_row_versions,
+    has_lost_moves,
+    insert_deletes,
+)
+from pgsieve.decoding.changes.versions import Commits
+
+
+@dataclass(frozen=True)
+class VersionOutcome:
+    """The versions that a batch ends and begins; a TRUNCATE counts as a DELETE of each key.
+
+    - `commit_numbers`: for each change, the number of its commit in `commits`
+    - `places`: for each change, its place
+    - `truncate_commit`: the number of the first commit with a TRUNCATE; None if there is no TRUNCATE
+    - `has_lost_moves`: True if moves are given in two halves (`split_moves`), and one of them finds no row. The outcome then
+      has no meaning.
+    """
+
+    versions: RowVersions
+    commit_numbers: Numbers
+    places: Numbers
+    commits: Commits
+    truncate_commit: int | None
+    has_lost_moves: bool
+
+    @classmethod
+    def compute(cls, keyed_changes: KeyedChanges, commits: Commits, has_version: Mask) -> "VersionOutcome":
+        """Compute the outcome; `has_version` is a mask of the keys with a present version (`mask_present_keys`)."""
+        changes, change_indices = insert_deletes(
+            keyed_changes.changes, keyed_changes.truncate_indices, keyed_changes.keys.num_rows
+        )
+        truncate_lsns = np.asarray(keyed_changes.truncate_lsns, np.int64)
+        lsns = np.concatenate([keyed_changes.commit_lsns, truncate_lsns])[change_indices]
+        places = np.concatenate([keyed_changes.places, np.full(len(truncate_lsns), NONE)])[change_indices]
+        commit_numbers = commits.find_numbers(lsns)
+        truncate_commit = int(commits.find_numbers(truncate_lsns[:1])[0]) if len(truncate_lsns) else None
+        is_left, loses_moves = changes.operations == LEAVE, False
+        if is_left.any():
+            loses_moves = has_lost_moves(changes, has_version)
+            # A row that leaves a key ends the key's version, as a DELETE does.
+            changes = replace(changes, operations=np.where(is_left, np.int8(DELETE), changes.operations))
+        versions = compute_row_versions(changes, commit_numbers, has_version)
+        return cls(versions, commit_numbers, places, commits, truncate_commit, loses_moves)
+
+    def select_new_versions(self, *, are_present: bool) -> tuple[NetRows, Validity]:
+        """Select the versions that the batch begins, in the order of their changes, and the commits that begin and end them.
+
+        With `are_present`, these are the versions that the batch does not end, otherwise those that it ends.
+        """
+        versions = self.versions
+        version_indices = np.flatnonzero((versions.end_commits == NONE) == are_present)
+        places = self.places[versions.last_changes[version_indices]]
+        order = np.argsort(places, kind="stable")  # This kind is fast if they are in order already.
+        version_indices, places = version_indices[order], places[order]
+        sent_places = {
+            name: np.where(changes[version_indices] == NONE, NONE, self.places[changes[version_indices]])
+            for name, changes in versions.changes_by_column.items()
+        }
+        validity = Validity(
+            places,
+            self.commit_numbers[versions.last_changes[version_indices]],
+            versions.end_commits[version_indices],
+            self.commits,
+        )
+        return NetRows(places, sent_places, versions.base_keys[version_indices]), validity

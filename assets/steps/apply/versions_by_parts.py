@@ -1,0 +1,154 @@
+"""Applies very many changes to the versions of rows (`history: scd2`) of one table, by parts of the keys.
+
+A task decides a part: it computes from the changes of these keys which versions end and which begin. A batch is the
+changes that are applied in one commit.
+
+In: a batch's changes in the files of the change history (the Delta table that has all changes), and the table of versions.
+Out: one commit of the table of versions. Nothing is written if the changes cannot be divided by keys; in that case
+`row_versions` applies them, with all keys in the memory of this process. Raises LakeError, and OvertakenError if another
+process has committed to the table first.
+
+Tasks read the changes, decide, and write the files. This process only commits: it receives the names of files, but no
+rows and no keys.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pgsieve.assets.steps.apply.by_files import FilesTask
+from pgsieve.assets.steps.apply.key_part_tasks import RESULT_SCHEMA, BatchParts
+from pgsieve.assets.steps.apply.part_files import (
+    MAX_ROWS_PER_CHANGE,
+    FilesPlan,
+    TaskResults,
+    count_key_parts,
+    list_key_bounds,
+)
+from pgsieve.assets.steps.apply.row_selection import RowSelection
+from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.version_part_tasks import VersionDecider, VersionPartWriter, VersionReader
+from pgsieve.assets.steps.history.versions import StoredVersions, VersionTable
+from pgsieve.decoding.changes.extent import Extent
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
+from pgsieve.decoding.changes.versions import VALID_TO_LSN
+from pgsieve.resources.lake.delta.key_lookup import Bounds, find_stored_files
+from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.stores.store import RowGroup, divide_groups
+from pgsieve.resources.parts import Receivers
+
+
+@dataclass(frozen=True)
+class VersionPartsWriter:
+    """Applies a batch to the table of versions of one table.
+
+    `changes_path` is the path of the change history, and `groups` are its row groups with the changes. `since_lsn` is the LSN
+    from which changes are applied.
+    """
+
+    table: VersionTable
+    changes_path: str
+    groups: Sequence[RowGroup]
+    pending: PendingChanges
+    since_lsn: int
+
+    def apply(self) -> bool:
+        """Write the versions in one commit; its position is the end of the last slice.
+
+        Returns False if nothing was written, because the batch is small or cannot be applied by parts of the keys. For
+        example, an UPDATE that changes the key does not find its row.
+        """
+        if not self._is_divisible:
+            return False
+        table = self.table
+        with table.lake.access.translate_errors(table.path):
+            return self._write(table.stored_versions)
+
+    @property
+    def _is_divisible(self) -> bool:
+        """Whether the batch is large enough, and each key can be decided from its own changes alone.
+
+        If an UPDATE changes the key, its two keys may be in different parts, and a part does not know the values that
+        the row has under its former key.
+        """
+        pending = self.pending
+        return pending.row_change_count >= self.table.lake.policy.min_parted_changes and not (
+            pending.key_change_count and pending.unsent_columns
+        )
+
+    def _list_bounds(self, key_schema: pa.Schema) -> Sequence[Mapping[str, Bounds]]:
+        """List bounds of the keys, so that only files with a key within some of them are searched.
+
+        A TRUNCATE ends the versions of all keys. INSERTs end none.
+        """
+        if self.pending.truncated_at is not None:
+            return [{}]
+        if not self.pending.count("update", "delete"):
+            return []
+        with self.table.lake.access.translate_errors(self.changes_path):
+            return list_key_bounds(self.table.lake.store, self.groups, key_schema)
+
+    def _plan(self, versions: StoredVersions, key_schema: pa.Schema) -> FilesPlan | None:
+        """Find the files that may have a present version of one of the keys, and decide how to remove versions from them.
+
+        None if the files have too many rows, or if they can neither be rewritten nor get deletion vectors.
+        """
+        pending, delta_table = self.pending, versions.committer.delta_rs.open_table(versions.path)
+        files = find_stored_files(delta_table, self._list_bounds(key_schema), VALID_TO_LSN)
+        if sum(file.row_count or 0 for file in files) > MAX_ROWS_PER_CHANGE * pending.row_change_count:
+            return None
+        deletion = versions.make_deletion(pending.size_bytes)
+        return FilesPlan.make(deletion, files, pending.head.version, removes_rows=True)
+
+    def _write(self, versions: StoredVersions) -> bool:
+        """Let tasks decide the changes and write files, and commit the files; False if a part refuses them."""
+        table, pending, path = self.table, self.pending, self.table.path
+        lake, store, committer = table.lake, table.lake.store, versions.committer
+        key_schema = pa.schema([table.columns.field(name) for name in table.definition.key])
+        plan = self._plan(versions, key_schema)
+        if plan is None:
+            return False
+        runner, files = lake.policy.choose_runner(pending.size_bytes), plan.files
+        change_parts = divide_groups(self.groups, runner.parallelism)
+        key_part_count = count_key_parts(pending.row_change_count, runner.parallelism)
+        file_part_count = min(len(files), 2 * runner.parallelism)
+        extent = Extent(pending.slice_ends, self.since_lsn, pending.truncated_at)
+        batch_parts = BatchParts(
+            key_schema,
+            sorted(pending.unsent_columns),
+            extent,
+            len(change_parts),
+            len(files),
+            has_moves=pending.key_change_count > 0,
+        )
+        selection = RowSelection(extent, Stamp(table.definition.metadata_column(APPLIED_AT)))
+        target_file_bytes = committer.find_target_file_bytes(path, {})
+        files_task = FilesTask(
+            store,
+            path,
+            table.columns,
+            versions.stored_schema,
+            target_file_bytes,
+            (),
+            (),
+            (),
+            selection,
+            versions.encodings,
+        )
+        writer = VersionPartWriter(batch_parts, files_task, change_parts, files, plan.marks_rows)
+        rows = runner.exchange(
+            VersionReader(batch_parts, store, path, change_parts, files, file_part_count, key_part_count),
+            len(change_parts) + file_part_count,
+            [
+                Receivers(key_part_count, VersionDecider(batch_parts, empties_replica=False)),
+                Receivers(batch_parts.writer_count, writer),
+            ],
+            RESULT_SCHEMA,
+        )
+        results = TaskResults.from_rows(rows)
+        if results.counts["refused"]:
+            return False
+        commit = Commit(pending.slice_ends[-1], expected_version=pending.head.version)
+        plan.commit(committer, path, table.schema, results, commit)
+        return True
