@@ -3,8 +3,8 @@
 The workload is that of `replication.py`: a table of `--rows` rows is copied, then `--changes` wait in the
 slot, two thirds of them INSERTs. The cluster is Spark's standalone one, by default with two workers of one
 core each beside the driver; `--master` may name another one on this machine. `--lose` kills that many
-executors during the transformation and the apply of the changes. At the end each row is compared with the
-publisher's.
+executors during the transformation and the apply of the changes. `--history scd2` keeps versions of rows too. At
+the end each row is compared with the publisher's.
 
 CPU is that of this process, of its JVM (with the JVMs of the two workers, which only start executors), and of
 the executors with their Python. *Results* are the bytes that tasks sent to the driver, from Spark's event
@@ -191,7 +191,7 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
         source.execute(f"insert into scale select {ROW} from generate_series(1, {options.rows}) i")
         source.execute("vacuum (freeze, analyze) scale")
         source.execute("create publication scale for table scale where (id % 16 < 15)")
-        subscription, lake = open_lake(folder, publisher, options.master, events)
+        subscription, lake = open_lake(folder, publisher, options, events)
         costs, clock = dict[str, Cost](), Clock()
 
         def step(name: str, act: Callable[[], object], lost: int = 0) -> None:
@@ -216,18 +216,19 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
 
 
 def open_lake(
-    folder: Path, publisher: EmbeddedServer, master: str, events: Path
+    folder: Path, publisher: EmbeddedServer, options: argparse.Namespace, events: Path
 ) -> tuple[Subscription, Lake]:
     """A subscription with a row filter, and its lake, on a cluster with an event log.
 
     Spark runs even small work.
     """
+    history = {"history": options.history} if options.history else {}
     content = {
         "lake": "./lake",
         "sources": {"scale": {"conninfo": publisher.conninfo()}},
-        "subscriptions": {"scale": {"source": "scale", "publications": ["scale"]}},
+        "subscriptions": {"scale": {"source": "scale", "publications": ["scale"], **history}},
         "spark": {
-            "master": master,
+            "master": options.master,
             "conf": {
                 "spark.eventLog.enabled": "true",
                 "spark.eventLog.dir": events.as_uri(),
@@ -272,6 +273,7 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=1_000_000)
     parser.add_argument("--master", default=_CLUSTER)
     parser.add_argument("--lose", type=int, default=0)
+    parser.add_argument("--history", choices=["scd2"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
         folder = Path(name)
