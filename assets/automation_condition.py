@@ -1,6 +1,6 @@
 """A Dagster automation condition, by which a user's own assets are materialised at each new cut.
 
-A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
+A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 """
 
 from typing import Any

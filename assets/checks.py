@@ -1,7 +1,7 @@
 """The asset checks: consistency, row filters, freshness and sync state of the replicas, and the health of slots.
 
-A replica is the copy of one of the publisher's tables. A cut is a version of each replica of a subscription, so that
-together they equal the publisher at one LSN.
+A replica is the copy of one of the publisher's tables. A cut names a version of each replica of a subscription;
+together these versions equal the publisher at one LSN.
 
 For each check of tables there is one op, which evaluates it for all tables of a subscription. There are several ops
 only if Dagster would give two of the tables the same name. The steps of each run evaluate the check of the slot, and

@@ -5,7 +5,7 @@ Out: - the opened lake
      - the replicas of a subscription at a cut or at any moment, as Spark DataFrames, or as delta-rs tables without a
        JVM
 
-A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN. Raises
+A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN. Raises
 LakeError if there is no cut, and MomentError if a moment cannot be read.
 """
 

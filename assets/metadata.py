@@ -1,7 +1,7 @@
 """Metadata of assets, under the standard names of Dagster where there are any.
 
-A replica is the copy of one of the publisher's tables. A cut is a version of each replica of a subscription, so that
-together they equal the publisher at one LSN.
+A replica is the copy of one of the publisher's tables. A cut names a version of each replica of a subscription;
+together these versions equal the publisher at one LSN.
 
 Dagster plots numbers in the metadata, so the name of such an entry is the same in each run.
 """

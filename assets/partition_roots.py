@@ -1,8 +1,8 @@
 """The assets of the replicas. Their step applies changes to all replicas of a subscription, and then writes a cut.
 
-A replica is the copy of one of the publisher's tables. A cut is a version of each replica of a subscription, so that
-together they equal the publisher at one LSN. Before this step, the UPDATE transformation has routed the changes of
-partitions: to the replica of the partition, or to that of the ancestor as which the partition is published
+A replica is the copy of one of the publisher's tables. A cut names a version of each replica of a subscription;
+together these versions equal the publisher at one LSN. Before this step, the UPDATE transformation has routed the
+changes of partitions: to the replica of the partition, or to that of the ancestor as which the partition is published
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
 If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the cut, and report the

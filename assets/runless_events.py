@@ -1,6 +1,6 @@
 """Writes events into Dagster's records for assets that no run has planned: changed tables, their checks, unchanged cuts.
 
-A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
+A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 
 If a run fails, Dagster shows the assets as failed that the run has planned and not materialised. A run that applies
 changes learns only at its end which tables it has changed. So it plans no tables, and reports the changed tables by

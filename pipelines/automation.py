@@ -1,10 +1,10 @@
 """The schedules and sensors of the Dagster definitions.
 
-All but the last one below are off until a user switches them on. If pgsieve.yaml has `dagster: {automation: true}`, they
-are on from the beginning.
+All except the last in this list are off until a user switches them on. If pgsieve.yaml has `dagster: {automation:
+true}`, they are on from the beginning.
 
-- Schedules start the increments of each stream (they read the slot, and apply the changes), and the nightly maintenance.
-  A slot stream is a replication slot with the subscriptions that read it.
+- Schedules start two kinds of runs. Every five minutes a run reads a slot, and applies the changes to the replicas of
+  the subscriptions that read it. Every night a run maintains their tables.
 - One sensor starts the copy of tables that have no replica yet, or whose columns have changed.
 - One sensor watches each slot. If the slot is missing, has lost WAL or retains too much WAL, the sensor starts a run
   that fails. Dagster sends alerts for failed runs, but not for failed sensors.
@@ -26,11 +26,11 @@ from pgsieve.assets.translator import DagsterNames
 from pgsieve.pipelines.jobs import find_slot_problem
 from pgsieve.resources.lake.delta.layout import TableName
 
-#: While a run that the sensor has requested is copying, the sensor starts no second run for this time. After that it
-#: does, because Dagster may never notice that a run was killed, and would show it as running for ever. If the first run
-#: is alive after all, the second run finds nothing to copy.
+#: For this time after it has started a copy, the sensor waits for the end of that run before it starts another one. It
+#: does not wait for ever, because Dagster may not notice that a run was killed. If the first run is alive after all,
+#: each of the two leaves out tables that the other one has copied.
 _MAX_COPY_TIME = timedelta(hours=1)
-#: While a slot has a problem, a run fails once in this time.
+#: While a slot has a problem, the sensor starts a failing run at this interval.
 _ALARM_INTERVAL = timedelta(hours=1)
 
 
@@ -68,7 +68,7 @@ def _choose_sensor_status(*, is_running: bool) -> dg.DefaultSensorStatus:
 def make_published_sensor(
     tables_by_subscription: Mapping[str, Collection[TableName]], dagster_names: DagsterNames
 ) -> dg.SensorDefinition:
-    """Return a sensor that lists the published tables of each subscription in Dagster, as partitions of its initial sync.
+    """Return a sensor that adds a Dagster partition to a subscription's initial sync for each table that is published.
 
     `tables_by_subscription` maps each subscription to the tables that were published when Dagster loaded the code. The sensor is always
     on, since it starts no run, and reads nothing but Dagster's own records.

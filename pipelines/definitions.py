@@ -7,7 +7,7 @@ The published tables are read from a file (`pipelines/published.py`), not from t
 loads quickly, and loads all assets even if a source does not answer. `build_definitions` is for the code location of a
 user's own Dagster project.
 
-A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
+A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 """
 
 from collections import defaultdict

@@ -55,11 +55,11 @@ class MessageHeaders:
     - `end_lsn` is set for Commit messages, and 0 for others. It is the end of the commit record. A client confirms
       this LSN when it has stored the transaction.
     - `ordinal` orders the messages of a transaction. The n-th change (Insert, Update, Delete, Truncate or
-      Message) has the ordinal 2n. All other messages between two changes have the odd number between the ordinals
-      of these changes.
+      Message) has the ordinal 2n. Any other message has the odd number between the ordinals of the changes before and
+      after it.
 
-    So a change has the same (commit_lsn, ordinal) in every session, although sessions send Relation messages at
-    different positions. A change is described by the relation's last Relation message before it.
+    So a change has the same (commit_lsn, ordinal) in every session: Relation messages, which each session sends at other
+    places, are not counted. A change is described by the relation's last Relation message before it.
 
     For a message outside transactions, `commit_lsn` is the message's own LSN, and `commit_time`, `xid` and `ordinal`
     are 0.

@@ -72,7 +72,7 @@ def _find_quote_masks(letters: TextBytes, closing_positions: Positions) -> tuple
 
     If a mask would contain all letters, it is None. A backslash escapes the next letter. So in a run of backslashes the
     first, the third and so on are escapes. `closing_positions` has the positions of the closing braces of the arrays.
-    Raises ValueError if such a brace is inside quotes, because in that case the quotes do not end within the array.
+    If such a brace is inside quotes, the quotes do not end within the array. That raises ValueError.
     """
     is_quote, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
     if not len(backslashes) and not is_quote.any():
@@ -152,7 +152,10 @@ def _build_lists(
 
 
 def print_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.Array:
-    """Print lists as array_out does; `elements` has the texts of the elements of all lists, `lists.flatten()`."""
+    """Print lists as array_out does.
+
+    `elements` has the texts of the elements of all lists, in the order of `lists.flatten()`.
+    """
     special_pattern = rf'^$|["\\{{}}{delimiter} \t\n\v\f\r]|^(?i:null)$'
     escaped_elements = pc.replace_substring(pc.replace_substring(elements, "\\", "\\\\"), '"', '\\"')
     quoted_elements = pc.binary_join_element_wise('"', escaped_elements, '"', "")

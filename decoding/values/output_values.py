@@ -185,6 +185,8 @@ def _print_query(cursor: Cursor, outer_priority: int, *, is_in_phrase: bool) -> 
         lexeme = _print_lexeme(cursor)
         marks = "*" * bool(prefix) + "".join(letter for i, letter in enumerate("ABCD") if weights & 8 >> i)
         return f"{lexeme}:{marks}" if marks else lexeme
+    if kind != _QUERY_OPERATOR:
+        cursor.fail("an item", bytes_before=1)
     operator = cursor.u8("an operator")
     priority = _PRIORITY.get(operator) or cursor.fail("an operator", bytes_before=1)
     if operator == _NOT:

@@ -1,6 +1,6 @@
 """Commands that read replicas as they were at a moment, or make replicas from others: `read`, `restore`, `refilter`.
 
-A cut is a version of each replica, so that together they equal the publisher at one LSN.
+A cut names a version of each replica; together these versions equal the publisher at one LSN.
 """
 
 from typing import Annotated
@@ -83,8 +83,8 @@ def restore(
     """Copy the replicas as they were at one moment into another folder, as Delta tables.
 
     The tables are in FOLDER/SUBSCRIPTION/SCHEMA/TABLE. On the lake's own file system, their files are hard
-    links and take no room. Runs do not continue these tables, as a slot never moves back. The lake and the
-    publisher stay as they are. --at means the same as for `pgsieve read`.
+    links and take no room. `pgsieve run` does not update these tables. The lake and the publisher stay as they
+    are. --at means the same as for `pgsieve read`.
     """
     settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
@@ -107,7 +107,7 @@ def refilter(
         typer.Option(
             "--from",
             metavar="SUBSCRIPTION",
-            help="Make the tables from the replicas of this subscription (default: of any that has the rows).",
+            help="Make the tables from the replicas of this subscription (default: any subscription that has the rows).",
         ),
     ] = None,
     is_plan_only: Annotated[
@@ -125,9 +125,10 @@ def refilter(
     a wide subscription is copied once, and narrow ones are made from it later. `pgsieve run` continues the
     replicas from the LSN that is printed, as after a copy.
 
-    A table is made only if its rows are certain: the other replica has all of its columns, in the same types,
-    and all of its rows, and the other replica's publications have not changed since its copy. Otherwise the
-    table stays as it is, the reason is printed, and the exit code is 1; `pgsieve resync` copies the table.
+    A table is made only if its rows are certain. So the other replica must have all of the table's columns, in
+    the same types, and all of its rows. And the publications of the other replica must not have changed since
+    it was copied. Otherwise the table stays as it is, the reason is printed, and the exit code is 1;
+    `pgsieve resync` copies the table.
     """
     settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
@@ -159,7 +160,7 @@ def print_refilter_report(report: RefilterReport) -> None:
         )
     console.print_out(printed_table)
     if report.has_missing_tables:
-        copy_hint = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it, `pgsieve run` one that has no replica yet"
+        copy_hint = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies the table; if it has no replica yet, `pgsieve run` does"
         console.print_out(
             console.Text.assemble(("hint: ", "bold"), f"where no replica has the rows, {copy_hint}")
         )

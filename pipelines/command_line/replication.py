@@ -36,7 +36,7 @@ TakeOverOption = Annotated[
     bool,
     typer.Option(
         "--take-over",
-        help="Take the replication slot from another lake that may read it. The tables of that lake must be copied again.",
+        help="Take over the replication slot, even if another lake still reads it. The tables of that lake must then be copied again.",
     ),
 ]
 
@@ -197,8 +197,8 @@ def resync(
 
     Prints for each table what changed since it was copied. Without SCHEMA.TABLE it copies the tables that are
     set aside, or whose row filter, columns or publications changed. If the slot was lost, it makes a new one
-    and copies all tables. If tables of pgsieve's own cannot be read, it begins them anew, and copies the
-    tables that they describe.
+    and copies all tables. If one of pgsieve's own tables cannot be read, it is replaced by an empty one, and
+    the tables that it describes are copied.
     """
     settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
@@ -226,8 +226,8 @@ def skip(
 ) -> None:
     """Skip all changes of one transaction, as ALTER SUBSCRIPTION ... SKIP does.
 
-    The error of a disabled subscription names the LSN. pgsieve forgets it after this transaction was skipped,
-    or after another one with changes was applied.
+    The error that disabled the subscription names the LSN. The skip ends once this transaction was skipped,
+    or another one with changes was applied.
     """
     settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
@@ -264,7 +264,7 @@ def drop(
         bool, typer.Option("--delete-tables", help="Delete the subscription's tables in the lake, too.")
     ] = False,
     leave_slot: Annotated[
-        bool, typer.Option("--leave-slot", help="Do not connect to the server: for one that is gone.")
+        bool, typer.Option("--leave-slot", help="Do not connect to the server, which is gone.")
     ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,

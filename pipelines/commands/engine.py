@@ -34,7 +34,10 @@ def start(config: Config, progress: Progress) -> EngineReport:
 
 
 def status(config: Config) -> EngineReport:
-    """Find out whether the engine serves, whether runs would use it, and its address, uptime and memory."""
+    """Describe the engine: whether it serves, its address, uptime and memory.
+
+    `current` says whether it has the settings of the configuration, and `used` whether a process uses it.
+    """
     engine = _find_engine(config)
     record = engine.folder.read_record()
     if record is None:
@@ -60,7 +63,7 @@ def stop(config: Config) -> bool:
 
 
 def start_with_this_process(config: Config) -> None:
-    """Start the engine, which ends with this process.
+    """Start an engine that ends when this process ends.
 
     Errors are ignored, because runs that find no engine start a Spark of their own.
     """

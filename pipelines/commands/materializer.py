@@ -211,8 +211,8 @@ class Materializer:
     ) -> dg.AssetsDefinition:
         """Make the assets of the cut and of the replicas that have changed.
 
-        A cut is a version of each replica, so that together they equal the publisher at one LSN. It includes the tables
-        of `unchanged_tables`, too. `receive_error` and `prefetched_work` are as in `make_table_changes_asset`.
+        A cut names a version of each replica; together these versions equal the publisher at one LSN. It includes the
+        tables of `unchanged_tables`, too. `receive_error` and `prefetched_work` are as in `make_table_changes_asset`.
         """
         return replica_tables_asset(
             self.subscription,

@@ -3,8 +3,8 @@
 In: the configuration and a moment (an LSN or a time; None for the newest cut)
 Out: the list of tables, or the rows of one table
 
-A cut is a version of each replica, so that together they equal the publisher at one LSN. Raises MomentError if the lake
-no longer has the versions and changes that are needed.
+A cut names a version of each replica; together these versions equal the publisher at one LSN. Raises MomentError if the
+lake no longer has the versions and changes that are needed.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 In: the configuration, a moment (None for the newest cut) and a folder
 Out: a `MomentReport`. Raises MomentError if the lake no longer has what is needed for this moment.
 
-A cut is a version of each replica, so that together they equal the publisher at one LSN.
+A cut names a version of each replica; together these versions equal the publisher at one LSN.
 """
 
 from pgsieve.assets.steps.moments.restore import restore_tables

@@ -105,8 +105,8 @@ class WorkCost:
 class SubscriptionRun:
     """The result of a run for one subscription.
 
-    - `from_lsn`, `to_lsn`: the LSN of the last cut before the run, and that of the new cut. A cut is a version of each
-      replica, so that together they equal the publisher at one LSN.
+    - `from_lsn`, `to_lsn`: the LSN of the last cut before the run, and that of the new cut. A cut names a version of
+      each replica; together these versions equal the publisher at one LSN.
     - `changed`: false if nothing was copied or applied
     - `problems`: the reasons why tables are set aside (they get no changes until they are copied again), why tables
       wait, why sequences cannot be read, and why the subscription is disabled

@@ -5,8 +5,8 @@ Out: a `RunSummary`
 
 The command materialises Dagster assets in this process. The web interface shows the same assets, and these runs. The
 order is: copies of tables that need one, the change log (the slot's messages), the changes after row filters, the
-replicas, the cut. A cut is a version of each replica, so that together they equal the publisher at one LSN. An error
-ends the work only for the subscriptions that it concerns.
+replicas, the cut. A cut names a version of each replica; together these versions equal the publisher at one LSN. An
+error ends the work only for the subscriptions that it concerns.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 class DagsterConfig(BaseModel):
     """With `automation`, all schedules and sensors are on, and the asset of each cut has a freshness policy.
 
-    A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
+    A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

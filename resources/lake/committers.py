@@ -89,9 +89,10 @@ class FileCommitter:
         commit: Commit,
         removed_size_by_path: Mapping[str, int] | None = None,
     ) -> list[dict[str, Any]]:
-        """Call `write`, which writes files, and commit the files. Return the rows that describe the files (`FILE_SCHEMA`).
+        """Call `write`, which writes files, and commit the files.
 
-        `removed_size_by_path` has the same meaning as in `Commits.commit`.
+        Returns a row for each file (`parquet_files.FILE_SCHEMA`). `removed_size_by_path` has the files to remove: it
+        maps their paths in the log to their sizes.
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
@@ -108,7 +109,8 @@ class FileCommitter:
     ) -> list[dict[str, Any]]:
         """Call `write`, which writes files. Commit these files, and mark the rows of `marked_files` as deleted.
 
-        Returns the rows that describe the files (`FILE_SCHEMA`). `expected_version` has the same meaning as in `Commit`.
+        Returns a row for each file (`parquet_files.FILE_SCHEMA`). `expected_version` has the same meaning as in
+        `Commit`.
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
@@ -118,9 +120,9 @@ class FileCommitter:
     def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
     ) -> list[MarkedFile] | None:
-        """Make the `marked_files` for `commit_marked_files`: the files with `matches`, with these rows marked as deleted.
+        """Prepare `marked_files` for `commit_marked_files`: the files of the rows `matches`, with these rows marked.
 
-        Returns None and raises OvertakenError in the same cases as `find_markable_files`.
+        Returns None, or raises OvertakenError, in the same cases as `find_markable_files`.
         """
         files = self.find_markable_files(path, {match.name for match in matches}, expected_version)
         return None if files is None else row_removal.make_marked_files(files, matches)
@@ -130,9 +132,8 @@ class FileCommitter:
     ) -> dict[str, Action] | None:
         """Maps the names of these files to their `add` actions, which are needed to mark rows of the files as deleted.
 
-        Returns None if rows of the table cannot be marked. If need be, this enables deletion vectors, which makes
-        a new version of the table. Raises OvertakenError if the version of the table is not `expected_version`
-        afterwards.
+        Returns None if rows of the table cannot be marked. If need be, this first enables deletion vectors, which makes
+        a new version of the table. Raises OvertakenError if the table is not, or no longer, at `expected_version`.
         """
         with self.access.translate_errors(path):
             try:
@@ -185,7 +186,7 @@ class FileCommitter:
             return self.delta_rs.find_flagged_rows(path, flag, candidates)
 
     def make_table_store(self, path: str) -> Store:
-        """The store of the lake. It reads and writes the files of a table by the names of the table's columns."""
+        """The store of the lake. It translates the names of a table's columns, if its files have others (column mapping)."""
         with self.access.translate_errors(path):
             return self.delta_rs.make_table_store(path)
 
@@ -195,12 +196,15 @@ class FileCommitter:
             return self.delta_rs.arrow_schema(path)
 
     def can_rewrite_files(self, path: str, columns: Collection[str]) -> bool:
-        """True if files of a table may be replaced by files with fewer rows. The table must have exactly these columns."""
+        """True if a commit may replace files of a table by files with fewer rows.
+
+        False if the table has other columns than these.
+        """
         with self.access.translate_errors(path):
             return row_removal.can_rewrite_files(self.delta_rs, path, columns)
 
     def can_mark_rows(self, path: str, columns: Collection[str]) -> bool:
-        """True if rows of a table may be marked in deletion vectors. The table must have exactly these columns."""
+        """True if rows of a table may be marked in deletion vectors. False if the table has other columns than these."""
         if not self.wants_vectors:
             return False
         with self.access.translate_errors(path):

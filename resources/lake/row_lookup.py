@@ -61,7 +61,7 @@ def find_row_matches(
 
 @dataclass(frozen=True)
 class _FileSearch:
-    """Searches the files of a table for rows with some digests. Each part of the runner's work searches one file."""
+    """Searches the files of a table for rows with some digests. The runner calls it once for each file."""
 
     store: Store
     path: str

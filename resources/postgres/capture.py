@@ -43,8 +43,8 @@ def ensure_capture_publications(
     call removes it.
     """
     # Before PostgreSQL 18, pgoutput refuses to decode WAL from before the commit that creates a requested publication. So
-    # the caller reads the WAL up to the flush position without the new publications. This position
-    # lies after their commits only if each commit waits until it is flushed, whatever the role's setting is.
+    # the caller first reads the WAL up to the flush position without the new publications. That position must be after
+    # the commits that create them. So each of these commits waits until it is flushed, whatever the role's setting is.
     connection.execute("set synchronous_commit = local")
     for publication in planned_publications:
         name = capture_name + publication.suffix
@@ -136,7 +136,7 @@ def make_capture_statements(
 
 
 def describe_preparation(name: str) -> str:
-    """The text that names the work on a capture publication in messages."""
+    """The words for the work on a capture publication in error messages."""
     return f'prepare the capture publication "{name}"'
 
 
@@ -146,7 +146,7 @@ def _find_own_capture_publications(connection: psycopg.Connection[Any], capture_
 
 
 def find_own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
-    """The names among `names` of publications that pgsieve created, and may therefore alter or drop."""
+    """Those of the names that belong to publications that pgsieve created. It may alter or drop them."""
     rows = connection.execute(
         "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s and pubname = any(%s)",
         [CREATED_COMMENT, list(names)],

@@ -75,14 +75,14 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
         except psycopg.Error as error:
             if is_transient(error) or find_failed_trigger(connection, error) is None:
                 raise
-            # An event trigger on CREATE VIEW may rely on the role's own search_path, so try again under this path. Even
-            # then a filter is refused if it uses a user's function, operator, type or collation.
+            # An event trigger on CREATE VIEW may need the role's own search_path, so try again with it. With this path
+            # a filter may find functions, operators, types and collations of users, but it is refused if it uses one.
             search_path = f"pg_catalog, pg_temp, {read_own_search_path(connection)}"
             expression, reason = _analyse_filter(connection, table, where, search_path)
     except psycopg.errors.LockNotAvailable as error:
         raise UncheckedFilterError(
             f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: table {table.qualified_name} is locked",
-            hint="end the transaction, or wait until it has ended",
+            hint="end the transaction that locks it, or wait until it has ended",
             sqlstate=error.sqlstate,
         ) from None
     except psycopg.Error as error:
@@ -119,7 +119,7 @@ def _analyse_filter(
             connection.execute("select set_config('search_path', %s, true)", [search_path])
         _check_syntax(connection, where)
         expression = _read_expression(connection, table, where)
-        return expression, find_refusal_reason(expression, *_find_mutable_functions(connection, expression))
+        return expression, find_refusal_reason(expression, *_find_refusable_functions(connection, expression))
 
 
 def _make_rejection_error(
@@ -134,8 +134,8 @@ def _make_rejection_error(
 def _check_syntax(connection: psycopg.Connection[Any], where: str) -> None:
     """Make the server parse the filter as one expression in parentheses, as CREATE PUBLICATION does.
 
-    The statement CREATE POLICY has the same grammar rule for its expression, in all versions. This rule refuses a
-    text that closes the parenthesis and goes on as a SELECT. The statement is only parsed, and not run.
+    The statement CREATE POLICY has the same grammar rule for its expression, in all versions. So a text such as
+    `true) limit (1` is refused, although it would be valid in a view. The statement is only parsed, and not run.
     """
     statement = f"create policy p on t using ({where}\n)"
     result = connection.pgconn.prepare(b"", statement.encode())
@@ -179,12 +179,12 @@ def _parse_quals(action: str) -> TreeNode:
     return quals
 
 
-def _find_mutable_functions(
+def _find_refusable_functions(
     connection: psycopg.Connection[Any], expression: Expression
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Two sets of oids in the expression: functions that PostgreSQL may refuse in a filter, and their operators.
+    """Find the functions in the expression that PostgreSQL may refuse in a filter, and the operators that call them.
 
-    Such a function was defined by a user, or is not immutable.
+    Returns two sets of oids. Such a function was defined by a user, or is not immutable.
     """
     functions = connection.execute(
         "select oid::bigint from pg_proc where oid = any(%s) and (provolatile <> 'i' or oid >= 16384)",

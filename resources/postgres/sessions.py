@@ -477,8 +477,8 @@ def _run_password_command(command: Sequence[str]) -> str:
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
             command,
-            # `hide_token` unsets the variable of a token, so that the libraries that send requests to the lake do not
-            # use it. Python's copy of the environment, os.environ, still has the token, and the command may need it.
+            # Python's copy of the environment. In this process's own, `lake.stores.storage.hide_token` may have unset
+            # the session token of S3, because the lake has other keys. The command may need it.
             env=dict(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

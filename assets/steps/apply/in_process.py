@@ -1,10 +1,11 @@
-"""Applies a batch of few changes to one replica table by delta-rs, in this process: one commit of their net change.
+"""Applies a batch of few changes to one replica table, in one commit. delta-rs makes it in this process.
 
-The net change is what all changes do together to each key, or to each row of a table without a key. A table's change
-history is the Delta table that has all its changes.
+The commit has the net change: what all changes do together to each key, or to each row of a table without a key. A
+table's change history is the Delta table that has all its changes.
 
 In: a batch's changes as an Arrow table, in order. Out: `TableResult`. Raises LakeError. This module is for replicas
-whose files `by_files` cannot write. `writer` does the same by Spark, for any number of changes.
+that need a MERGE, for example because they have constraints. `by_files` writes the files of other replicas. `writer`
+does the same by Spark, for any number of changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, add_costs
 
-#: In a MERGE in this process, the replica may have this many times the bytes that the changes may have.
+#: The changes of a MERGE in this process have a limit of bytes. The replica may have this many times as many.
 MAX_REPLICA_FACTOR = 4
 
 
@@ -150,9 +151,10 @@ class FewChangesWriter:
         net_change: NetChange,
         merge: Merge,
     ) -> pa.Table:
-        """Make the source of a MERGE: the net change, in the columns of `merge`."""
+        """Make the rows that the MERGE reads: the net change, in the columns that `merge` names."""
         source = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
-        # If an UPDATE moved a row to another key, the replica has the row's unsent values under the former key.
+        # An UPDATE may give a row another key, and leave out TOASTed values that it does not change. Take these values
+        # from the replica's row with the former key.
         former_key_indices = np.flatnonzero(source.base_keys != NONE)
         numbers, former_rows = self.few_changes.committer.find_rows(
             self.path, keyed_changes.keys.take(pa.array(source.base_keys[former_key_indices])), schema
@@ -197,7 +199,7 @@ class FewChangesWriter:
     def _append(self, rows: pa.Table, counts: Mapping[str, int], *, has_changes: bool) -> TableResult:
         """Append the rows, or replace the replica by them after a TRUNCATE.
 
-        `has_changes` is False if there is nothing to commit.
+        `has_changes` is False if the rows change nothing. A TRUNCATE is committed nevertheless.
         """
         is_truncated = self.pending.truncated_at is not None
         if has_changes or is_truncated:

@@ -1,4 +1,4 @@
-"""The changes of a table without a key, by digests of their rows, and their net change.
+"""Reads the changes of a table without a key, and computes their net change. Rows are compared by digests.
 
 A table without a key is a multiset of rows: it may have several equal rows. A batch is the changes that one commit
 applies. Their net change is what they do together: which rows are deleted and inserted, and how often. The place of a
@@ -82,8 +82,8 @@ class _DigestTask:
 class KeylessChanges:
     """The changes of a batch to a table without a key.
 
-    Distinct rows are numbered. `keyed_changes` takes a row's digest for its key: `keyed_changes.keys[i]` is the digest of
-    the row with the number i.
+    Distinct rows are numbered. In `keyed_changes` the digest of a row is its key, so `keyed_changes.keys[i]` is the
+    digest of the row with the number i.
     """
 
     keyed_changes: KeyedChanges
@@ -103,8 +103,8 @@ class KeylessChanges:
     def compute_net_change(self, count_rows: RowCounter) -> "MultisetOutcome":
         """Compute the net change of the multiset.
 
-        The first pass looks up only the rows that the replica must have. If one of them is missing, the changes have to
-        be replayed one by one. For this replay a second pass looks up the old rows of all changes.
+        First, only those rows are looked up that the replica must have if no change fails to find its row. If one of
+        them is missing, the changes are replayed one by one. For this, the old rows of all changes are looked up.
         """
         changes, row_count = self.keyed_changes.effective_changes, self.keyed_changes.keys.num_rows
         old_rows = rows_before_and_after(changes)[0]
@@ -146,8 +146,9 @@ class MultisetOutcome:
 def select_first_matches(matches: Sequence[FileMatches], wanted_counts: Numbers) -> list[FileMatches]:
     """Select as many of the replica's rows as are to be deleted.
 
-    `matches` has for each file the rows whose digest was looked up, and the number of each such row.
-    `wanted_counts` has for each row number how many of these rows to select.
+    `matches` has the rows that were found, file by file: their places in the file (`row_numbers`), and the numbers of
+    the distinct rows that they equal (`key_indices`). `wanted_counts[i]` says how many rows that equal the row with the
+    number i to select.
     """
     remaining_counts, first_matches = wanted_counts.copy(), list[FileMatches]()
     for match in matches:

@@ -122,7 +122,7 @@ class ReplicaWriter:
     def _append(self, rows: DataFrame, counts: Mapping[str, int], *, has_changes: bool) -> TableResult:
         """Append the rows, or replace the replica by them after a TRUNCATE.
 
-        `has_changes` is False if there is nothing to commit.
+        `has_changes` is False if the rows change nothing. A TRUNCATE is committed nevertheless.
         """
         is_truncated, names = self.pending.truncated_at is not None, self.definition.names
         if has_changes or is_truncated:

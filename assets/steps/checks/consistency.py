@@ -95,9 +95,9 @@ TableNames = Collection[Name] | None
 class SubscriptionAtLsn:
     """A subscription and its publisher at the LSN of an exported snapshot.
 
-    - `table_by_name`, `state_by_table`: map the subscription's tables to their definitions in `catalog` and to their
-      states
-    - `seed`: the seed of the hashes of rows; None if the server computes other hashes than pgsieve
+    - `table_by_name`: the subscription's tables, with their definitions in `catalog`
+    - `state_by_table`: the states of these tables
+    - `seed`: the seed of the hashes of rows; None if pgsieve cannot compute the server's hashes
     - `oids_with_hidden_rows`: the oids of tables with rows that row-level security hides from the role
     """
 
@@ -138,7 +138,7 @@ class SubscriptionAtLsn:
         return None
 
     def find_rewritten_tables(self, names: Collection[Name]) -> list[Name]:
-        """Find the tables that were rewritten after the snapshot was exported, so that the snapshot may show them as empty."""
+        """Find the tables that were rewritten after the export of the snapshot, which may show them as empty now."""
         if not names:
             return []
         later_catalog = read_catalog(self.connection)
@@ -177,7 +177,8 @@ class SubscriptionAtLsn:
             raise OvertakenError(path)
 
         def count_parts(size: int) -> int:
-            # If this process reads both sides, it queries the publisher in this many sessions.
+            # If this process does the comparison, without Spark, it queries the publisher in CHECKSUM_SESSIONS
+            # sessions.
             policy = self.lake.policy
             return (
                 policy.count_parallel_parts(size) if policy.find_reader(path) is None else CHECKSUM_SESSIONS
@@ -248,9 +249,9 @@ def check_consistency(
 ) -> list[TableConsistency]:
     """Compare replicas with the publisher at one LSN: those of `names_to_check`, or all if it is None.
 
-    If a table is altered or rewritten during its comparison, it is compared again, at a later LSN. `warn` receives two
-    kinds of warnings: changes of some partitions are not sent; or a table differs because its publications do not
-    publish all operations.
+    If a table is altered or rewritten during its comparison, it is compared again, at a later LSN. `warn` receives a
+    warning if the changes of some partitions are not sent, and one for each table that differs because its publications
+    do not publish all operations.
     """
     final_result_by_table: dict[Name, TableConsistency] = {}
     warnings: dict[str, None] = {}
@@ -360,7 +361,7 @@ def _make_result(replicated_table: ReplicatedTable, lsn: int, difference: Differ
 
 
 def _format_key(replicated_table: ReplicatedTable, values: Sequence[str], count: int) -> str:
-    """Write a row that differs as text: its key, and on which side it is. Without a key, no value of the row is written."""
+    """Describe a row that differs: its key, and the side that has it. Without a key, no value of the row is written."""
     side = "missing from the replica" if count > 0 else "only in the replica"
     if not replicated_table.key:
         return f"a row {side}"

@@ -1,8 +1,8 @@
 """Freshness: how long a commit has been waiting to be applied to a subscription's replicas. The oldest commit counts.
 
 A stream is a slot with the subscriptions that read it. Its change log has the messages that were read from the slot. A
-slice of the change log has those from one position of the slot to another. A cut is a version of each replica of a
-subscription, so that together they equal the publisher at one LSN.
+slice of the change log has those from one position of the slot to another. A cut names a version of each replica of a
+subscription; together these versions equal the publisher at one LSN.
 
 In: the publisher and the lake
 Out: the seconds since the oldest waiting commit, by the publisher's clock; 0 if no commit is waiting

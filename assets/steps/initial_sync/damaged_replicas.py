@@ -1,9 +1,9 @@
-"""Removes what would prevent a table from being copied: unreadable Delta logs, and wrong cuts.
+"""Removes what is in the way of copying a table: unreadable Delta logs, wrong cuts, and constraints.
 
-A cut is a version of each replica, so that together they equal the publisher at one LSN. It is wrong if it names a
-Delta version that does not exist now: a later commit will get this version, with other rows. Constraints that other
-writers have added to the replica are removed, too. A table's change history is the Delta table that has all its
-changes.
+A cut names a version of each replica; together these versions equal the publisher at one LSN. A cut is wrong if a
+version that it names does not exist now: a later commit will make this version, with other rows. Constraints that other
+writers have added to the replica could refuse the copy's rows. A table's change history is the Delta table that has all
+its changes.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class Damage:
 class ReplacedReplica:
     """A replica that a copy will replace.
 
-    - `generation`: the number of the change history that goes on after the copy. A history that begins anew gets a new
-      number.
+    - `generation`: the number of the change history that gets the changes after the copy. A history that begins anew
+      gets a new number.
     - `has_versions`: true if there may be a table of versions of rows (`history: scd2`)
     """
 
@@ -59,8 +59,8 @@ class ReplacedReplica:
         """Find what would prevent the copy.
 
         A replica, a change history or a table of versions begins anew if its log cannot be read. If a replica begins
-        anew, or was put back to an earlier version, later commits will have the versions that cuts name, with other rows.
-        The same is true if the table states were put back.
+        anew, or was put back to an earlier version, a cut may name a version that does not exist now. A cut also names
+        the version of `_table_states`, the table of the states of tables, which may have been put back, too.
         """
         lake, paths = self.lake, [self.path, self.history_path]
         if self.has_versions:

@@ -1,6 +1,6 @@
 """The replicas of a subscription as they were at any moment: at a cut, or at a cut plus later changes.
 
-A cut is a version of each replica of a subscription, so that together they equal the publisher at one LSN.
+A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 
 - `moment` converts a time to an LSN
 - `bases` finds for each table a version of its replica, and the changes after this version

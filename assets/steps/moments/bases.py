@@ -102,8 +102,8 @@ def find_bases(moment: Moment) -> list[TableBase]:
 class _BaseSearch:
     """Finds the base of each table.
 
-    `cut_before` is the last cut at or before the moment, and `cut_after` is the first cut after it. A cut is a version
-    of each replica, so that together they equal the publisher at one LSN.
+    `cut_before` is the last cut at or before the moment, and `cut_after` is the first cut after it. A cut names a
+    version of each replica; together these versions equal the publisher at one LSN.
     """
 
     moment: Moment

@@ -1,8 +1,8 @@
 """Removes record tables of pgsieve that are damaged. Later runs make them again, and copy tables again if necessary.
 
 A record table is a Delta table of pgsieve's own, for example with the states of a subscription's tables. A stream is a
-slot with the subscriptions that read it. A slice is the changes from one position of the slot to another. A cut is a
-version of each replica, so that together they equal the publisher at one LSN.
+slot with the subscriptions that read it. A slice is the changes from one position of the slot to another. A cut names a
+version of each replica; together these versions equal the publisher at one LSN.
 
 In: a subscription
 Out: the paths of the tables that were removed

@@ -3,8 +3,8 @@
 A table is put back by RESTORE, or by restoring files from a backup. A stream is a slot with the subscriptions that read
 it.
 
-In: cuts, which record the versions that these tables had. A cut is a version of each replica of a subscription, so that
-    together they equal the publisher at one LSN.
+In: cuts, which record the versions that these tables had. A cut names a version of each replica of a subscription;
+    together these versions equal the publisher at one LSN.
 Out: the paths of the tables that now have an earlier version than in a cut
 
 In a cut the tables are named by the identifiers of Delta tables. If a table was created anew, it has another

@@ -1,9 +1,9 @@
-"""Reads a slot without the changes of tables that are set aside because their row filter has failed at the publisher.
+"""Reads a slot although the row filters of some tables fail at the publisher.
 
-A table that is set aside gets no more changes until it is copied again. pgsieve creates a publication that lists these
-tables without a row filter. If the slot is also read with this publication, the server does not evaluate the filters,
-and does not fail. The changes of these tables are not fetched. Before such a table is copied again, it is removed from
-the publication.
+A table whose filter has failed is set aside: it gets no more changes until it is copied again. But pgoutput would still
+evaluate its filter, and fail again. So pgsieve creates a publication that lists these tables without a filter. If a
+session requests this publication, too, pgoutput sends all changes of the tables and evaluates no filter. The query
+leaves these changes out. Before such a table is copied again, it is removed from the publication.
 
 In: the states of the tables of a stream (a slot with its subscriptions), and how its slot is read
 Out: the publication, and a `Peek` (a reading of the slot that confirms nothing) with it
@@ -59,8 +59,8 @@ def publish_set_aside_tables(
     ):
         if tables:
             log(
-                f'publication "{slot_stream.unfiltered_publication}" is not pgsieve\'s: until it is renamed, a transaction in which a row filter fails has'
-                f" all tables of {subscription} copied again"
+                f'publication "{slot_stream.unfiltered_publication}" is not pgsieve\'s: until it is renamed, each transaction in which a row filter fails makes'
+                f" pgsieve copy all tables of {subscription} again"
             )
         return
     try:
@@ -70,8 +70,8 @@ def publish_set_aside_tables(
             )
     except SourceError as error:
         log(
-            f"{error.message}: until it is there, a transaction in which a row filter fails has all tables of {subscription}"
-            f" copied again; run as the tables' owner: {'; '.join(statements)}"
+            f"{error.message}: without this publication, each transaction in which a row filter fails makes pgsieve copy all tables of {subscription}"
+            f" again; run as the tables' owner: {'; '.join(statements)}"
         )
 
 
@@ -80,8 +80,8 @@ def find_peek_past_filters(
 ) -> Peek | None:
     """Find out how to read the slot up to `end` without the tables that are set aside.
 
-    Returns None if the server refuses that, too; if there is no publication for it; or if a table in the publication is no
-    longer set aside.
+    Returns None in three cases: there is no publication for it; the publication lists a table that is no longer set
+    aside; or the server refuses this query, too.
     """
     slot_stream, catalog = peek.slot_stream, read_present_catalog(connection)
     publication = catalog.publications.get(slot_stream.unfiltered_publication)
@@ -94,13 +94,13 @@ def find_peek_past_filters(
     listed_oids = {entry.oid for entry in publication.tables}
     if not listed_oids <= set_aside_tables.keys():
         return None  # A listed table is in use again, and has to be sent with its filter.
-    relations = frozenset(
+    excluded_oids = frozenset(
         oid for listed_oid in listed_oids for oid in _list_oids(set_aside_tables[listed_oid])
     )
     options = replace(
         peek.options, publications=(*peek.options.publications, slot_stream.unfiltered_publication)
     )
-    unfiltered_peek = replace(peek, options=options, excluded_oids=relations)
+    unfiltered_peek = replace(peek, options=options, excluded_oids=excluded_oids)
     error = find_decoding_error(
         connection, slot_stream.source.name, slot_stream.slot, unfiltered_peek.query(end)
     )

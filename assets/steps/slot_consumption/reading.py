@@ -386,7 +386,7 @@ class _SlotReader:
 def _has_later_copy(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:
     """True if a table was copied at a later LSN. No cut can be written before the position has reached that LSN.
 
-    A cut is a version of each replica, so that together they equal the publisher at one LSN.
+    A cut names a version of each replica; together these versions equal the publisher at one LSN.
     """
     for subscription in subscriptions:
         try:

@@ -1,15 +1,15 @@
 """Makes the changes of one table for one subscription: as files, or as a DataFrame that Spark writes.
 
-The changes come from one slice, which is what the slot delivered from one of its positions to another. In a slice, a
-Relation message describes the columns of the messages that follow it. Each such description is a relation version.
+The changes come from one slice: what the slot delivered between two of its positions. In a slice, a Relation message
+describes the columns of the messages that follow it. Each such description is a relation version.
 
-In: readings (a reading has the messages of a relation version, and says how they are filtered and converted to the
-columns of the replica), and TRUNCATEs
+In: readings and TRUNCATEs. A reading has the messages of one relation version. It says how to filter them, and how to
+convert them to the columns of the replica.
 Out: files, which the caller commits, or a DataFrame
 
-Both forms run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The work for files
-is divided into parts of some row groups, and a worker has only one row group in memory at a time. Raises the errors of
-decoding and of row filters, and OSError.
+Both forms run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The messages are
+in Parquet files. The work that writes files is divided into parts: each part reads some row groups of messages, one at
+a time. Raises the errors of decoding and of row filters, and OSError.
 """
 
 import json
@@ -43,7 +43,8 @@ from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
 
-#: The order key of a TRUNCATE (commit LSN, ordinal), and its commit time if the change log has it.
+#: The place of a TRUNCATE among the changes: the LSN of its commit, and its number in the transaction. Then its commit
+#: time, if it is known.
 TruncateOrder = tuple[int, int, datetime | None]
 #: Some messages, and how they are transformed.
 _TransformedMessages = tuple[Transformation, MessageSource]
@@ -94,8 +95,8 @@ class WrittenChanges:
 class ReadableChanges:
     """Changes whose messages can be read without Spark.
 
-    `messages_and_transformations` has the messages of each relation version, and how they are transformed. The other
-    fields are as in `SentChanges`.
+    `messages_and_transformations` has the messages of each relation version, and how they are transformed. `truncates`
+    has the TRUNCATEs of the table.
     """
 
     messages_and_transformations: Sequence[tuple[Transformation, ReadableMessages]]
@@ -169,7 +170,7 @@ class SentChanges:
     def count_without_writing(
         self, lake: Lake, columns: Sequence[tuple[str, str]], size_bytes: int
     ) -> ChangeCounts:
-        """Make the changes with the runner for `size_bytes` bytes, and keep only their counts.
+        """Make the changes, and keep only their counts. The runner is chosen by `size_bytes`.
 
         `columns` are as in `make_rows`.
         """

@@ -1,9 +1,9 @@
 """Writes Arrow batches into Parquet files of a Delta table, in the process that has the rows.
 
-If delta-rs can reach the lake, and no expression of Spark has to be evaluated, rows need not be converted to rows
-of the JVM. The executor that has made the rows writes them into files, and the driver commits these files
-(`Commits.commit`). If an executor fails, its files are not committed, and VACUUM removes them later. Executors
-have no configuration of pgsieve, so the functions get all that they need as arguments.
+Rows do not pass through the JVM, if delta-rs can reach the lake and the rows need no expression of Spark. The executor
+that has made the rows writes them into files, and the driver commits these files (`Commits.commit`). If an executor
+fails, its files are not committed, and VACUUM removes them later. Executors have no configuration of pgsieve, so the
+functions get all that they need as arguments.
 
 In: the folder of a table, its schema, and batches of rows.
 Out: files, and a row for each file that describes it (`FILE_SCHEMA`).
@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from pgsieve.resources.lake.delta.layout import DEFAULT_FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The columns of the rows that describe files, as an Arrow schema and as Spark's DDL. A row without a `path` does
-#: not describe a file. Instead, its `tally` has the counts of the changes that one task has decoded and filtered.
+#: The columns of the rows that describe files, as an Arrow schema and as Spark's DDL. A row without a `path` does not
+#: describe a file: in its `tally` a task reports what it has counted, as JSON.
 FILE_SCHEMA = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 FILE_DDL = "path string, size bigint, stats string, tally string"
 
@@ -42,8 +42,8 @@ _LOCAL_STORE = Store()
 #: Only this many columns, the first ones, have statistics: bounds, and the number of NULLs. That is Delta's default.
 #: Columns of integers after these have bounds, too, because such bounds cost little.
 _INDEXED_COLUMNS = 32
-#: The number of values of a text column that decide whether the column gets a dictionary, and the share of them that
-#: may be distinct. 1,000 values out of 100,000 distinct ones contain about five repetitions.
+#: This many values of a text column are sampled. If more than this share of them are distinct, the column gets no
+#: dictionary. A sample of a column with 100,000 distinct values has about five repetitions.
 _SAMPLED_VALUES, _MAX_DISTINCT_SHARE = 1000, 0.995
 #: Longer texts are not used as bounds. A UUID has 36 characters.
 _MAX_BOUND_CHARACTERS = 64
@@ -94,8 +94,7 @@ def write_files(
                 if stream.tell() >= target_bytes:
                     break
             writer.close()
-            # Take the size here. Later an object store would need two requests for it, one of them for a folder of this
-            # name.
+            # The stream knows the size. To ask an object store for it would take two requests.
             file_bytes = stream.tell()
         # A metadata_collector would have the footer, too. But if a write has failed, it would raise its own error, and
         # hide the error of the write.
@@ -152,7 +151,7 @@ def _find_dictionary_columns(schema: pa.Schema, group: Sequence[pa.RecordBatch])
             for path, data_type in list_leaf_columns(stored_field.name, stored_field.type)
             if has_dictionary(data_type)
         ]
-        # In a nested column, the values of one row may repeat.
+        # A nested column always keeps its dictionary: values may repeat within one row.
         if text_paths == [stored_field.name]:
             sample = values.take(sampled_rows)
             if len(sample.unique()) > _MAX_DISTINCT_SHARE * len(sample):
@@ -162,7 +161,7 @@ def _find_dictionary_columns(schema: pa.Schema, group: Sequence[pa.RecordBatch])
 
 
 def has_dictionary(data_type: pa.DataType) -> bool:
-    """True if values of this type are written with a dictionary if they repeat. Only texts are.
+    """True if a column of this type may get a dictionary. Only texts may.
 
     Numbers and times would take longer to write with a dictionary, and need more space.
     """

@@ -30,7 +30,8 @@ from pgsieve.resources.lake.engine.record import (
     EngineRecord,
 )
 
-_WAIT_SECONDS = 0.1
+#: The time between two looks at whether an engine serves.
+_POLL_SECONDS = 0.1
 _START_SECONDS = 150.0
 _END_SECONDS = 30.0
 
@@ -39,13 +40,13 @@ _END_SECONDS = 30.0
 class EngineUse:
     """The use of an engine by this process.
 
-    Until `close`, or until this process ends, the engine does not count as unused. `stop` ends it nevertheless.
+    The engine counts as used until `close`, or until this process ends. `stop` ends it nevertheless.
     """
 
     record: EngineRecord
     lock: IO[bytes]
-    #: The file descriptor of the engine's folder. With it, connections reach this folder even if another folder gets its
-    #: name.
+    #: The file descriptor of the engine's folder. Connections by this descriptor reach the folder even if another
+    #: folder gets its name.
     folder_descriptor: int
 
     @property
@@ -101,7 +102,7 @@ def _lock_use(folder: EngineFolder) -> IO[bytes]:
         lock = folder.lock("used", is_shared=True)
         if lock is not None:
             return lock
-        time.sleep(_WAIT_SECONDS / 10)
+        time.sleep(_POLL_SECONDS / 10)
 
 
 def start(
@@ -119,7 +120,7 @@ def start(
         if record is not None and record.fingerprint == compute_fingerprint(settings):
             return record
         is_launched = launch(folder, settings, max_idle, owner_pid) or is_launched
-        time.sleep(_WAIT_SECONDS)
+        time.sleep(_POLL_SECONDS)
     raise EngineError(
         f"the engine does not start to serve: {_read_last_line(folder)}",
         hint=f"read {folder.log_path}; meanwhile each run starts its own Spark",
@@ -150,8 +151,8 @@ def launch(
                 # With -P Python imports no module from the current folder.
                 [sys.executable, "-P", "-m", server.__name__],
                 cwd=f"/proc/self/fd/{descriptor}",
-                # `hide_token` removes a token from the environment that C libraries read, so that requests to the lake do
-                # not use it. Python's os.environ still has the token, and the engine may need it.
+                # Python's copy of the environment. In this process's own, `stores.storage.hide_token` may have unset
+                # the session token of S3, because the lake has other keys. The engine may need it.
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=log_descriptor,
@@ -167,7 +168,7 @@ def launch(
             process.stdin.write(json.dumps(asdict(plan)).encode())
         # Wait only until the process has locked the file `serving`, so that no other process starts a second engine.
         while process.poll() is None and not folder.is_serving():
-            time.sleep(_WAIT_SECONDS / 10)
+            time.sleep(_POLL_SECONDS / 10)
     return True
 
 
@@ -190,7 +191,7 @@ def _end_other_engine(folder: EngineFolder, record: EngineRecord) -> None:
     use_lock = folder.lock("used")
     if use_lock is None:
         raise EngineError(
-            f"the engine of {folder.path} serves version {record.version} of pgsieve or other settings of Spark, and is in use",
+            f"the engine of {folder.path} has version {record.version} of pgsieve, or other settings of Spark, and is in use",
             hint="wait for the runs that use it, or end it: pgsieve engine stop",
             sqlstate="55006",
         )
@@ -211,7 +212,7 @@ def stop(folder: EngineFolder) -> bool:
             raise EngineError(
                 f"the engine does not end (process {record.pid})", hint=f"read {folder.log_path}"
             )
-        time.sleep(_WAIT_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return True
 
 

@@ -380,6 +380,15 @@ def test_send_format_that_does_not_fit_is_refused():
         convert_copy(pa.array([b"1234"]), column_type(TIMESTAMP, -1), "c")
 
 
+def test_an_item_of_a_tsquery_that_is_neither_a_value_nor_an_operator_is_refused():
+    def not_a(kind: int) -> pa.Array:
+        return pa.array([struct.pack(">iBB", 2, kind, 1) + b"\x01\x00\x00a\x00"])
+
+    assert convert_binary(not_a(2), column_type(3615, -1), "c").to_pylist() == ["!'a'"]
+    with pytest.raises(ProtocolError):
+        convert_binary(not_a(3), column_type(3615, -1), "c")
+
+
 def numeric_sent(value: Decimal) -> bytes:
     """The result of numeric_send for a number: its digits in groups of four around the decimal point."""
     sign, digits, exponent = value.as_tuple()
