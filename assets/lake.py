@@ -26,7 +26,7 @@ from pgsieve.resources.lake.session import SparkEngine
 
 
 class PgsieveLake(LakeResource):
-    """The lake of a pgsieve.yaml, for the steps, and for assets that read the replicas."""
+    """The lake of a pgsieve.yaml. The steps use it, and so may assets of the user's that read the replicas."""
 
     def read_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DataFrame]:
         """The replicas of a subscription as they were at one LSN, in the same form as `pgsieve.read_at_cut` returns them.

@@ -3,7 +3,7 @@
 A replica is the copy of one of the publisher's tables. A cut names a version of each replica of a subscription;
 together these versions equal the publisher at one LSN.
 
-Dagster plots numbers in the metadata, so the name of such an entry is the same in each run.
+Dagster plots the numbers of an entry over the runs, so an entry has the same name in each run.
 """
 
 from collections.abc import Iterable, Mapping

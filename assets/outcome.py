@@ -135,9 +135,9 @@ def run_as_step(
 ) -> Iterator[None]:
     """Run the `with` block as a step of a Dagster run.
 
-    During the block, pgsieve's log messages also go to the log of the run. If the block raises a PgsieveError,
-    StepFailedError is raised instead, since it is a Dagster Failure. If a step raises any error that is not a
-    Failure, Dagster shows users and sensors only "Error occurred while executing op", not the reason.
+    During the block, pgsieve's log messages also go to the log of the run. If the block raises a PgsieveError, raise
+    StepFailedError instead, which Dagster takes for a Failure. If a step raises any error that is not a Failure,
+    Dagster shows users and sensors only "Error occurred while executing op", not the reason.
     """
     logger = logging.getLogger(_PARENT_LOGGER)
     level = logger.level

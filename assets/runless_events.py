@@ -2,7 +2,7 @@
 
 A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 
-If a run fails, Dagster shows the assets as failed that the run has planned and not materialised. A run that applies
+If a run fails, Dagster shows those assets as failed that it has planned and not materialised. A run that applies
 changes learns only at its end which tables it has changed. So it plans no tables, and reports the changed tables by
 events of this module. A Dagster run costs 0.2 seconds, and an event without a run only some milliseconds.
 
@@ -52,8 +52,8 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import Work
 
-#: How often an unchanged cut is reported within the time that a subscription's `freshness` allows. With more than one
-#: report in this time, a Dagster freshness policy that allows the same time does not fail.
+#: How often an unchanged cut is reported within the time that a subscription's `freshness` allows. A Dagster freshness
+#: policy that allows this time does not fail, because there is more than one report in this time.
 _REPORTS_PER_FRESHNESS = 4
 #: A run repeats the recorded versions of inputs that it does not materialise, but only if there are at most this many.
 _MAX_INPUTS = 100

@@ -27,7 +27,7 @@ def escape_controls(text: str) -> str:
 def escape_controls_in_json(text: str) -> str:
     r"""Replace control characters and invisible characters in a JSON document by escapes such as `\u009b`.
 
-    The line ends between the parts of the document stay.
+    Line ends between the parts of the document are not replaced.
     """
     return text if text.isprintable() else _CONTROLS.sub(_json_escape, text)
 

@@ -29,7 +29,7 @@ def private_folder(parent_path: str | None = None) -> Path:
 
 @cache
 def _create_folder(parent_path: str, _pid: int) -> Path:
-    """Create the folder of a process. The id of the process makes a forked process create its own folder."""
+    """Create the folder of a process. The folder is cached by process id, so that a forked process creates its own."""
     Path(parent_path).mkdir(parents=True, exist_ok=True)
     remove_abandoned_folders(Path(parent_path))
     while True:

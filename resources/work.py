@@ -1,11 +1,11 @@
 """Names Spark's jobs in Spark's UI, and measures what a step of a run costs: engines, tasks, bytes and seconds.
 
 In: - the code of a step, as `with` blocks
-    - the engines that did the work of the step; an engine is what executes tasks, for example Spark or threads
+    - reports of the engines that did the work of the step (an engine executes tasks, for example Spark or threads)
 Out: - Spark jobs with a group and a description
      - the costs, as a `Work`
 
-The names and the costs belong to the context of a thread. Threads with a copy of the context share them.
+Each thread has its own names and costs (context variables). Threads with a copy of the context share them.
 """
 
 from collections.abc import Collection, Iterator
@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.context import assign_within
 
-#: The name of the engine of small work, which is the calling thread.
+#: The name of the engine that does small work: the calling thread.
 DRIVER = "driver"
 _COSTS_LOCK = Lock()
 

@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
 
-#: A bitmap begins with one of these numbers. The second number means that it has containers of runs (of adjacent
-#: numbers).
+#: A bitmap begins with one of these numbers. The second number means that some of its containers have runs, which are
+#: ranges of adjacent numbers.
 _COOKIE, _COOKIE_OF_RUNS = 12346, 12347
 #: A container with more numbers than this has a bit for each possible number. A smaller container lists its numbers, with
 #: two bytes each.
 _MAX_LISTED_NUMBERS = 4096
 _CONTAINER_SIZE = 1 << 16
-#: A bitmap with containers of runs has a list of the offsets of its containers if they are at least this many.
+#: If a bitmap with containers of runs has at least this many containers, a list of their offsets follows.
 _MIN_CONTAINERS_WITH_OFFSETS = 4
 
 

@@ -18,7 +18,7 @@ from pgsieve.decoding.changes.digests import HASH_FACTOR, encode_as_words
 from pgsieve.decoding.changes.equality import is_text_or_binary, to_comparable
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 
-#: Integer keys are looked up in an array with an element for each integer between two bounds. The bounds are those of
+#: Integer keys are looked up in an array with an element for each integer between two bounds. These are the bounds of
 #: the keys, or of the rows in which the keys are sought. The array has at most 16 elements per key or row, plus a fixed
 #: number of elements. If it would be larger, a hash table is used instead, which takes several times as long.
 _ARRAY_ELEMENTS_PER_VALUE, _EXTRA_ARRAY_ELEMENTS = 16, 1 << 20
@@ -32,7 +32,7 @@ _ARRAY_ELEMENTS_PER_INTEGER = 4
 def number_keys(keys: pa.Table) -> Numbers:
     """Return the number of each row's key. Numbers begin with 0, and equal keys have the same number.
 
-    NULL counts as a value here, although no table has NULL in a key.
+    NULL counts as a value here. (No table has NULL in a key.)
     """
     return reduce(_number_pairs, (_number_values(to_comparable(column)) for column in keys.columns))
 
@@ -133,8 +133,8 @@ class _NumberedIntegers:
     def find(self, integers: Numbers) -> tuple[Numbers, Numbers]:
         """Return the indexes of those integers that have a number, and their numbers.
 
-        For an integer outside of the array its first or last element counts. So either these elements have no number, or
-        no integer is outside.
+        An integer outside of the array gets the number of the array's first or last element. So callers make sure that
+        these two elements have no number, or that no integer is outside.
         """
         indexes, numbers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for begin in range(0, len(integers), _LOOKUP_LENGTH):
@@ -210,7 +210,7 @@ def _is_too_long(least: int, greatest: int, count: int) -> bool:
 
 
 def is_orderable(data_type: pa.DataType) -> bool:
-    """Whether values of a type are equal in Arrow exactly if they are equal in PostgreSQL, and Arrow can order them."""
+    """Whether Arrow can order the values of a type, and finds the same values equal as PostgreSQL."""
     return bool(
         pa.types.is_integer(data_type)
         or is_text(data_type)

@@ -23,13 +23,13 @@ class MergeSource:
     - `actions` is "delete", "update", "upsert", or "end" if the replica retains ended rows (rows that were
       deleted, but stay). The action "end" changes only the metadata of a row.
     - `last_changes` is, for each key, the change that has the new row.
-    - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
-      the column's value for each key, or to `NONE` if no change has it.
+    - `changes_by_column` has the columns that some change did not send. For each key, such a column has the number of
+      the change with the column's value, or `NONE` if no change has it.
     - `base_keys` is set if an UPDATE moved the row from another key, and the row lacks values that no change sent. Then
       it is the key of the replica's row with these values. Otherwise it is `NONE`.
     - `retains_value_by_column` maps the same columns to the mask of the keys whose row in the replica keeps its present
       value.
-    - `end_changes` is the change that ended a row that the replica retains.
+    - If the replica retains a row that a change ended, `end_changes` has that change.
     """
 
     keys: Numbers

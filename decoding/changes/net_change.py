@@ -39,8 +39,9 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: The operations of changes. A change is one event, but a move is two events: `LEAVE` and `_ARRIVE`. A move may also be given
-#: as two changes, `LEAVE` and `INSERT`, if its row has all values and `has_lost_moves` is false.
+#: The operations of changes. A change is one event, but a move is two events: `LEAVE` and `_ARRIVE`. A caller may also
+#: give a move as two changes, `LEAVE` and `INSERT`. It may do so only if the move finds its row (`has_lost_moves` is
+#: false), and if the new row has all values: an INSERT takes none from the old row.
 INSERT, UPDATE, DELETE, LEAVE = range(4)
 _ARRIVE = 4
 #: Where the row of a tenure comes from: an INSERT (`INSERT`), a move (`_ARRIVE`), the replica (`_REPLICA`), or nowhere,

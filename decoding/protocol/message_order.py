@@ -1,6 +1,6 @@
 """Checks the order of the messages of one session.
 
-Raises ProtocolError for the messages below. The error says where a message of this type may come.
+Raises ProtocolError for the messages below. The error says where a message of this type would be allowed.
 
 - a change outside a transaction
 - the beginning of a transaction inside another transaction
@@ -95,7 +95,7 @@ class MessageOrder:
         if not isinstance(message, StreamStart) or message.first_segment:
             self._expect_new_xid(message, self._stream_xids)
         elif message.xid not in self._stream_xids:
-            self._fail(message, f"after the first block: the stream of {message.xid} has not begun")
+            self._fail(message, f"after the first block of transaction {message.xid}, which has not come")
         if isinstance(message, StreamStart):
             self._stream_xids.add(message.xid)
         self._open_message = message
@@ -120,9 +120,9 @@ class MessageOrder:
                 self._expect_new_xid(message, self._prepared_xids | self._stream_xids)
                 is_match = True
             case _:
-                self._fail(message, "at the end of a transaction or block of its kind")
+                self._fail(message, "to end an open transaction or block of its kind")
         if not is_match:
-            self._fail(message, "with the LSN and the transaction of its begin")
+            self._fail(message, "with the LSN and the transaction of the message that began it")
         if isinstance(message, Prepare):
             self._prepared_xids.add(message.xid)
         self._open_message = None
@@ -135,14 +135,14 @@ class MessageOrder:
                 self._stream_xids.discard(message.xid)
             return
         if message.xid not in self._stream_xids:
-            self._fail(message, f"after a block: the stream of {message.xid} has not begun")
+            self._fail(message, f"after a block of transaction {message.xid}, and none has come")
         self._stream_xids.remove(message.xid)
         if isinstance(message, StreamPrepare):
             self._prepared_xids.add(message.xid)
 
     def _expect_new_xid(self, message: _TransactionMessage, begun_xids: set[int]) -> None:
         if message.xid in begun_xids:
-            self._fail(message, f"after the end of transaction {message.xid}, which has begun before")
+            self._fail(message, f"after the end of transaction {message.xid}, which is still open")
 
     def _expect_none_open(self, message: Message) -> None:
         if self._open_message is not None:
@@ -153,5 +153,6 @@ class MessageOrder:
 
     def _fail(self, message: Message, place: str) -> NoReturn:
         raise ProtocolError(
-            f"unexpected {type(message).__name__} message: it comes {place}", sqlstate=PROTOCOL_VIOLATION
+            f"unexpected {type(message).__name__} message: it may come only {place}",
+            sqlstate=PROTOCOL_VIOLATION,
         )

@@ -334,7 +334,7 @@ def find_published_relation(
         for publication in publications
         if (relation_and_level := find_publish_as_relation(publication, table, catalog)) is not None
     ]
-    # No change has the name of a partitioned table unless the publication has publish_via_partition_root.
+    # Without publish_via_partition_root, no change has the name of a partitioned table.
     publications_and_relations = [
         (publication, relation, level)
         for publication, relation, level in publications_and_relations

@@ -187,8 +187,8 @@ def _make_suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
 def find_routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
     """Maps a relation id in captured messages to the part of the relation's changes that one subscription receives.
 
-    The result has the id of a root only if all leaves of the root are published in the same way. No other tree is
-    captured as its root, so no message has the id of its root.
+    A root is in the result only if all of its leaves are published in the same way. No other tree is captured as its
+    root, so no message has the id of its root.
     """
     relations = _find_published_relations(catalog, publications)
     roots = {

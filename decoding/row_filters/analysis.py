@@ -381,7 +381,8 @@ class _Analysis:
     def _analyse_elements(self, array: exp.Expr, left_oid: int) -> Sequence[Node] | Node:
         """Return the elements of ARRAY[…] or of a constant array in their common type; any other array as one node.
 
-        An array of only NULLs is one node, too. The planner makes it a constant, but keeps the comparison.
+        ARRAY[…] of only NULLs is one node, too: PostgreSQL's planner does not split a comparison with it into one for
+        each element.
         """
         array = grammar.strip_parentheses(array)
         if isinstance(array, exp.Array):

@@ -64,7 +64,7 @@ _SUPPORTED_ARGUMENTS: Final[dict[type[exp.Expr], frozenset[str]]] = {
 
 
 def supported_arguments(expression_class: type[exp.Expr]) -> frozenset[str]:
-    """Return the arguments that the analysis of row filters reads of a class of sqlglot.
+    """Return those arguments of a class of sqlglot that the analysis of row filters reads.
 
     If a part of a filter has other arguments, the analysis refuses the filter.
     """

@@ -308,7 +308,7 @@ def resolve_procedure(name: str, type_oids: Sequence[int]) -> Procedure:
             if candidate.count_matches(text_oids, counts_preferred=counts_preferred) == most_matches
         ]
     if len(matches) > 1:
-        # PostgreSQL takes an unknown argument for a string if a candidate takes a string there.
+        # If a candidate takes a string there, PostgreSQL takes an argument of unknown type for a string.
         unknown_positions = [position for position, text_oid in enumerate(text_oids) if text_oid == UNKNOWN]
         string_matches = [
             c for c in matches if all(c.argument_oids[position] in STRINGS for position in unknown_positions)

@@ -2,7 +2,7 @@
 
 In: a typed tree. Out: the tree without the parts that PostgreSQL never evaluates. For example, PostgreSQL never
 divides for `NULL > 1 / a` or `1 / a > 0 AND false`. So the division by zero raises no error, and pgsieve must not
-raise one either. A tree that cannot fail needs no simplification, because its result is the same.
+raise one either. A tree that cannot fail is left as it is, because it has the same result without simplification.
 
 Raises RefusedError if the simplification depends on the value of a constant expression that only PostgreSQL
 computes.
@@ -70,9 +70,9 @@ _RELABELLED_TYPES: Final = frozenset((*STRINGS, *ELEMENT_OIDS))
 #: The first major version whose planner replaces IS NULL of an expression that cannot be NULL.
 _NULL_TEST_VERSION: Final = 19
 #: Maps an implementation of a function (`prosrc`) to the first major version that has it, and to the name of the
-#: implementation before it. The implementation before it can have an entry of its own. From 16 on, a difference of
-#: timestamps that overflows is an error. From 17 on, differences of infinite timestamps are infinite. From 19 on, right()
-#: accepts the least integer, -2147483648.
+#: earlier implementation, which can have an entry of its own. From 16 on, a difference of
+#: timestamps that overflows is an error. From 17 on, differences of infinite timestamps are infinite. From 19 on,
+#: right() accepts the least integer, -2147483648.
 _FORMER_FUNCTIONS: Final = MappingProxyType(
     {
         "timestamp_mi": (17, "timestamp_mi_before_17"),
@@ -173,8 +173,8 @@ def _is_nonnullable(node: Node) -> bool | None:
         ):
             return _is_nonnullable(operand)
         case IsTruth(operand=operand) | Not(operand=IsTruth(operand=operand)):
-            # If the operand is never NULL, the planner replaces the test by the operand or its negation. It does not
-            # simplify the replacement again.
+            # If the operand is never NULL, the planner replaces the test by the operand or its negation, and does not
+            # simplify this again. So the answer is then not known.
             return True if _is_nonnullable(operand) is False and not _can_become_constant(operand) else None
         case Not(operand=IsNull()):
             return True
@@ -230,7 +230,8 @@ def _fold_strict(node: Node) -> Node:
         return _make_null_constant(node)
     for index, operand in enumerate(operands):
         other_operands = (*operands[:index], *operands[index + 1 :])
-        # The other operands come first: mostly they are a constant or a column, which takes no walk through a deep tree.
+        # Ask about the other operands first. Mostly they are a constant or a column, so the answer takes no walk
+        # through a deep tree.
         if any(map(_can_fail_for_a_row, other_operands)) and _can_become_null(operand):
             raise _make_undecided_error()
     return node

@@ -15,7 +15,7 @@ from typing import TypeAlias
 class BuiltinType:
     """A built-in type: its SQL name, and the oid of its array type.
 
-    `subtype_oid` is the oid of the subtype of a range, or of the range type of a multirange. It is 0 for other types.
+    `subtype_oid` is the oid of a range's subtype, or of a multirange's range type. It is 0 for other types.
     """
 
     name: str

@@ -122,13 +122,16 @@ def decode(
     ] = None,
     from_change_log: Annotated[
         bool,
-        typer.Option("--from-change-log", help="Read the change log instead of the slot."),
+        typer.Option(
+            "--from-change-log",
+            help="Read the lake's change log, the messages that runs have read, instead of the slot.",
+        ),
     ] = False,
     config: ConfigOption = None,
 ) -> None:
     """Print the changes that wait in a slot, as pg_recvlogical does with this output plugin.
 
-    Confirms nothing.
+    The slot stays where it is.
     """
     settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.decode import decode as run_decode

@@ -18,7 +18,7 @@ import pyarrow.csv as pacsv
 
 from pgsieve.decoding.values.replica_output import print_values
 
-#: Dates and timestamps between these days since 1970 are printed by Arrow, which does not know years from 32768 on.
+#: Between these days, counted from 1970, Arrow prints dates and timestamps. It cannot print years from 32768 on.
 _ARROW_DAYS = (-30_000 * 365, 30_000 * 365)
 #: The days since 1970 that Python knows: those of the years 1 to 9999.
 _PYTHON_DAYS = (-719_162, 2_932_897)
@@ -107,7 +107,7 @@ def _is_date_or_timestamp(column_type: pa.DataType) -> bool:
 
 
 def _is_between(values: pa.Array, days: tuple[int, int]) -> pa.Array:
-    """Whether dates or timestamps are between two days, the second of which is excluded."""
+    """Whether dates or timestamps are at or after the first day, and before the second."""
     is_date = pa.types.is_date32(values.type)
     numbers = values.cast(pa.int32()).cast(pa.int64()) if is_date else values.cast(pa.int64())
     first, end = (day if is_date else day * _MICROSECONDS_PER_DAY for day in days)

@@ -124,7 +124,7 @@ def _print_received_table(table: ReceivedTable) -> None:
 
 
 def _print_updates(changes: ReceivedChanges) -> None:
-    """Print what the row filter may make of an UPDATE. Each run counts what became of its UPDATEs."""
+    """Print as what operations the row filter may send an UPDATE. Each run counts what became of its UPDATEs."""
     operations = [name.upper() for name in changes.updates_sent_as if name != "nothing"]
     if len(operations) > 1:
         description = f"sent as {', '.join(operations)}, or not sent, by {changes.row_filters['update']}; each run counts which"

@@ -46,7 +46,7 @@ def delete_earlier_idle_runs(instance: dg.DagsterInstance, result: dg.ExecuteInP
 
 
 def _is_idle(metadata: Mapping[str, dg.MetadataValue]) -> bool:
-    """True if a materialization of a slot's messages, or of decoded changes, reports that there was nothing to do."""
+    """True if a materialization of the slot's messages, or of the decoded changes, reports no work."""
     slices, tables = metadata.get("slices"), metadata.get("tables")
     return (slices is not None and slices.value == 0) or (tables is not None and tables.value == "no changes")
 

@@ -58,7 +58,7 @@ def _start_for_large_tables(
 def _estimate_bytes_by_slot(
     config: Config, subscription_configs: Sequence[SubscriptionConfig], max_bytes: int
 ) -> Iterator[int]:
-    """Yield an estimate for each slot: the bytes that its largest table will get."""
+    """For each slot, yield an estimate of the bytes that the table with the most changes will get."""
     subscriptions_by_slot = defaultdict(list)
     for subscription_config in subscription_configs:
         subscriptions_by_slot[subscription_config.source, _find_slot(config, subscription_config)].append(

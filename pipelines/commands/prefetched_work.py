@@ -39,8 +39,8 @@ def prefetch_work(
 ) -> Iterator[Mapping[Key, PrefetchedWork[Result]]]:
     """Within the block, threads do the work of the steps, in the order of `work_by_key`; yields a function for each step.
 
-    `work_by_key` maps the key of each step to its work. If there is only one step, no function is yielded, and the step does
-    its work itself. If the block fails, the work in progress is asked to end, and no further work begins.
+    `work_by_key` maps the key of each step to its work. If there is only one step, it does its work itself, and no
+    function is yielded. If the block fails, the work in progress is asked to end, and no further work begins.
     """
     if len(work_by_key) < 2:
         yield {}

@@ -37,7 +37,7 @@ def resync(
 ) -> ResyncReport:
     """Copy the named tables again; without names, all tables that need it.
 
-    Without names, a slot that was lost and records (pgsieve's own tables) that are damaged are replaced, too. If
+    Without names, this also replaces a slot that was lost, and those of pgsieve's own tables that are damaged. If
     another lake may have read the slot, this lake takes it only if `take_over` is true.
     """
     if take_over:
@@ -49,7 +49,7 @@ def resync(
     lake.access.check_writable()
     with slot_stream.source.connect() as connection, ExitStack() as stack:
         if not chosen_names:
-            # The check below reads a record that may be damaged. After that, damaged records are replaced.
+            # The check reads one of pgsieve's own tables, which may be damaged. The next step replaces damaged ones.
             stack.enter_context(suppress(LakeError))
         refuse_other_publisher(connection, slot_stream, lake)
     damaged_records = [] if chosen_names else remove_damaged_records(subscription, lake)
@@ -66,7 +66,8 @@ def resync(
     if names_to_copy and (is_followed := _is_slot_in_use(slot_stream)):
         states.leave_to_next_copy(names_to_copy)
     elif names_to_copy:
-        # If a copy was killed, its state would let the table become ready without a new copy. The call replaces the state.
+        # A copy may have been killed between its commit and the record that it is complete. Without this call, the run
+        # would only make this record, and not copy the table again.
         states.leave_to_next_copy(names_to_copy)
         with open_instance(config) as instance:
             materializer = Materializer(project, subscription, instance, progress)

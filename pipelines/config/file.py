@@ -125,7 +125,7 @@ class Document:
     def _follow_location(self, location: Location) -> tuple[yaml.Node | None, yaml.Node]:
         """Follow a location through the nodes, as far as they exist.
 
-        Returns the node of the last key, or None if the location ends in a list; and the node of the value.
+        Returns two nodes: that of the last key (None if the location ends in a list), and that of the value.
         """
         key: yaml.Node | None = None
         node = self.root

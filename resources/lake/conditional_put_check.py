@@ -6,7 +6,7 @@ that one commit overwrites another.
 
 In: - the address of a lake
     - the lake's object store, which has the interface of S3
-Out: nothing, if the store is safe. The lake may record this result as an empty object, so that each lake and
+Out: nothing, if the store is safe. This result may be recorded in the lake, as an empty object, so that each lake and
      server is checked only once.
 
 Raises UnsafeStoreError if two commits of the same version succeed, or if the store does not support conditional
@@ -89,7 +89,7 @@ def check_conditional_put(lake: str, store: Store, endpoint: str, *, record: boo
         store.remove(trial_folder)
     if decided_pairs < _MIN_DECIDED_PAIRS:
         _LOGGER.debug(
-            'lake "%s": of %d pairs of commits only %d met: the next run tries again',
+            'lake "%s": of %d pairs of commits only %d overlapped: the next run tries again',
             lake,
             _MAX_PAIRS,
             decided_pairs,

@@ -104,7 +104,7 @@ def read_rows(
     group_by_row = np.searchsorted(group_ends, row_numbers, "right")
     group_numbers = np.unique(group_by_row)
     row_counts = np.diff(group_ends, prepend=0)[group_numbers]
-    # Only these row groups are read. So subtract from each row number the rows of the groups before it that are skipped.
+    # Other row groups are skipped. So subtract from each row number the rows of the groups that are skipped before it.
     skipped_counts = (group_ends[group_numbers] - row_counts) - (np.cumsum(row_counts) - row_counts)
     row_numbers, first_row_number = (
         row_numbers - skipped_counts[np.searchsorted(group_numbers, group_by_row)],

@@ -154,7 +154,8 @@ class Lake:
                 self.release_tables()
 
         self.release_tables()
-        # While this thread waits for the pool, only the pool's threads count as working (`pgsieve.resources.strands`).
+        # If subscriptions work in parallel, only one has its turn at a time (`pgsieve.resources.strands`). While this
+        # thread waits, the threads of the pool work in its turn.
         with release_strand(), ThreadPoolExecutor(self.parallelism) as pool:
             return [
                 future.result()

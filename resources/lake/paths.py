@@ -67,9 +67,10 @@ class LakePaths:
     def _slot_stream_folder(self, slot_owner: str) -> str:
         """The folder of a stream.
 
-        A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`. This
-        inner folder has slices (the changes between two positions of the slot) that the publisher has decoded a second
-        time, with the publications of the subscription `orders`.
+        A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`. If
+        publications were altered during a slice (the changes between two positions of the slot), the publisher filters
+        this slice: it decodes it once more, with the publications of the subscription `orders`. The inner folder has
+        the result.
         """
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
@@ -78,7 +79,7 @@ class LakePaths:
         return f"{self._slot_stream_folder(slot_owner)}/change_log"
 
     def slices(self, slot_owner: str) -> str:
-        """What each slice of the change log contains besides row changes: descriptions of relations, and TRUNCATEs.
+        """A summary of each slice of the change log: the descriptions of relations, and the TRUNCATEs.
 
         Rows that are missing in this table can be derived from the change log again.
         """

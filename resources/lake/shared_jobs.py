@@ -114,8 +114,8 @@ def divide_into_tasks(job: Sequence[Request], parallelism: int) -> Sequence[Sequ
     among the caller's parts.
 
     The number of tasks is the number of parts of the largest request, or `parallelism` if this is greater. But there are
-    never more tasks than parts. Parts at the same relative place of their requests, for example the first parts of all
-    requests, come into the same task. Such parts often read the same rows, which the task then reads only once
+    never more tasks than parts. Parts with the same relative place in their requests come into the same task, for
+    example all first parts. Such parts often read the same rows, which the task then reads only once
     (`stores.batch_cache`).
     """
     parts = sorted(

@@ -10,8 +10,8 @@ if the folder cannot be written, or if writes did not reach the disk.
 
 The system call syncfs(2) writes a whole file system to disk. This covers the writes of this process, of delta-rs,
 of a JVM, and of other processes of this machine. Its argument is an open file of the file system. Since Linux 5.8
-the call reports all writes that have failed since this file was opened. Therefore a file is used that is opened before the
-first write: the mark. After an error no write counts as durable.
+the call reports all writes that have failed since this file was opened. So the mark, a file, is opened before the first
+write. After an error no write counts as durable.
 """
 
 import ctypes

@@ -48,7 +48,7 @@ def make_missing_relation_error(
     *,
     is_excluded: bool = False,
 ) -> PublicationError:
-    """The error of a publication of pgsieve.yaml that lists or excludes a table that cannot be published.
+    """The error if a publication of pgsieve.yaml lists or excludes a table that cannot be published.
 
     The message has the words of CREATE PUBLICATION. The kinds of relations are those of
     check_publication_add_relation() in src/backend/catalog/pg_publication.c.
@@ -185,7 +185,10 @@ def _read_catalog(
     lock_holders_by_oid: Mapping[int, str],
     as_bytes: bool,
 ) -> Catalog:
-    """Read the catalog in one transaction, without the expressions of tables in `lock_holders_by_oid`. For `as_bytes` see `Texts`."""
+    """Read the catalog in one transaction, without the expressions of tables in `lock_holders_by_oid`.
+
+    If `as_bytes` is true, the server does not convert texts from the database's encoding.
+    """
     version = connection.info.server_version
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     with connection.transaction():
@@ -267,8 +270,8 @@ def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) ->
 def _make_attribute(*values: Any) -> Attribute:
     """A column from its JSON array. In the array, attmissingval is an array of one element.
 
-    The text of a box contains commas, but the type box separates array elements by semicolons. So the text of a
-    box was split at its commas, and is joined here.
+    A box prints commas, and arrays of boxes have semicolons between the elements. The text was split at the commas, so
+    join it.
     """
     attribute = Attribute(*values)
     return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))

@@ -1,4 +1,4 @@
-"""Opens all sessions of a publisher: sessions of psycopg, including those in replication mode, and sessions of ADBC.
+"""Opens the sessions of a publisher, by psycopg (also in replication mode) and by ADBC.
 
 In: a `Conninfo`.
 Out: sessions, all of which have the same settings.
@@ -53,7 +53,8 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
     "client_encoding": "UTF8",
 }
 
-#: For this many seconds an attempt to open a session is repeated while a limit of connections is reached.
+#: While the server has no room for a further connection, the attempt to open a session is repeated for this many
+#: seconds.
 _LIMIT_SECONDS = 1.0
 
 #: Temporary tables come last. If the path did not contain them, the server would look for tables there before
@@ -175,7 +176,7 @@ def _connect_within_limits(connect: Callable[[], Session]) -> Session:
     """Open a session by `connect`. If a limit of connections is reached, try again for `_LIMIT_SECONDS`.
 
     The server counts a session until the process of the session has ended, which is a moment after the client has closed
-    the session. Executors run this function, and may lack the library that retries elsewhere (tenacity).
+    the session. Executors run this function. They may lack tenacity, the library that retries elsewhere.
     """
     deadline = time.monotonic() + _LIMIT_SECONDS
     while True:

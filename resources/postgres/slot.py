@@ -203,7 +203,7 @@ def enable_failover(source: Source, slot: str) -> None:
 
 
 def make_resync_hint(subscriptions: Iterable[str], options: str = "") -> str:
-    """The hint of an error that only a new copy of the tables of these subscriptions can end."""
+    """The hint of errors after which the tables of these subscriptions have to be copied again."""
     commands = " and ".join(f"`pgsieve resync {name}{options}`" for name in subscriptions)
     return f"copy every table again: {commands or f'`pgsieve resync{options}` its subscriptions'}"
 
@@ -363,7 +363,7 @@ def peek_query(
 
 
 def _build_end_lsn_sql(end_lsn: int) -> str:
-    """The SQL of the position where a peek ends, chosen so that it delivers no record that begins at `end_lsn` or later.
+    """The SQL of the position where a peek must end, so that it delivers no record that begins at `end_lsn` or later.
 
     The server reads records until one ends at `end_lsn` or later. WAL is divided into pages, which begin with a
     header. If `end_lsn` lies within the header of a page, the last record before `end_lsn` ends where the page begins.
@@ -396,8 +396,8 @@ def exclude_relations(query: str, relations: Iterable[int]) -> str:
     return f"select data from ({query}) m where get_byte(data, 0) not in ({row_change_tags}) or substring(data from 2 for 4) not in ({oids})"
 
 
-#: The start of a CASE that sets the session's encoding to SQL_ASCII if this is the database's encoding. With this
-#: setting pgoutput sends all bytes unaltered (pq_sendcountedtext() in src/backend/libpq/pqformat.c). Without it,
+#: The start of a CASE. If the database's encoding is SQL_ASCII, it sets the session's encoding to SQL_ASCII, too. With
+#: this setting pgoutput sends all bytes unaltered (pq_sendcountedtext() in src/backend/libpq/pqformat.c). Without it,
 #: bytes that are not UTF-8 would end the query with an error, even bytes of a table that pgsieve does not need.
 _SQL_ASCII_CASE = (
     "case when current_setting('server_encoding') <> 'SQL_ASCII'"
@@ -485,7 +485,7 @@ def find_transactions_and_relations(
 def find_changed_relations(
     connection: psycopg.Connection[Any], source_name: str, slot: str, query: str
 ) -> set[int]:
-    """The oids of the relations in which a peek's messages insert, update or delete rows, or that they truncate.
+    """The oids of the relations that a peek's messages truncate, or in which they insert, update or delete rows.
 
     Raises the same errors as `has_changes`.
     """

@@ -85,8 +85,8 @@ def copy_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
     with ExitStack() as stack:
         copy = None
         try:
-            # The transaction stays open, for the case that this process dies: a pooler ends the server's session only
-            # if it is in a transaction. The copy of the slot ends with this session.
+            # The transaction stays open, because a pooler ends the session of a process that died only if it is in a
+            # transaction. The copy of the slot ends with this session.
             cursor = stack.enter_context(stack.enter_context(conninfo.connect_adbc()).cursor())
             _call_function(
                 cursor,

@@ -156,7 +156,8 @@ def build_chunk_queries(
 ) -> "Chunks":
     """The queries that together select the published rows of a table.
 
-    Each query reads a range of ctids of one leaf of the table. A table that is not partitioned is its own only leaf.
+    Each query reads a range of ctids of one leaf of the table. The only leaf of a table that is not partitioned is the
+    table itself.
 
     - `expressions`: the select list
     - `choose_parallelism`: maps the bytes of a table to the number of queries that run at the same time
@@ -271,8 +272,7 @@ select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_act
 def find_tables_with_hidden_rows(connection: psycopg.Connection[Any], oids: Collection[int]) -> set[int]:
     """The oids of the tables in which row-level security may hide rows from the role.
 
-    The slot delivers the changes of these hidden rows all the same, so a copy without them would not fit the
-    changes.
+    The slot delivers the changes of hidden rows, too. They would not fit a copy without these rows.
     """
     return {oid for (oid,) in connection.execute(_HIDDEN_ROWS_QUERY, [list(oids)])}
 

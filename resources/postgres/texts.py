@@ -18,7 +18,7 @@ from psycopg import adapt, errors
 
 Result = TypeVar("Result")
 
-#: The types of texts in system catalogs. The loaders of these types load the elements of arrays, too.
+#: The types of texts in system catalogs. A loader of such a type also loads the elements of its arrays.
 _TEXT_TYPES = ("text", "name", '"char"', "varchar", "bpchar")
 
 
@@ -72,9 +72,10 @@ class Texts:
 
 
 def read_any_encoding(connection: psycopg.Connection[Any], read: Callable[[bool], Result]) -> Result:
-    """The result of `read(as_bytes)`.
+    """Read texts of a database with any encoding, and return the result of `read`.
 
-    If the server cannot convert a text, `read` is called again with True.
+    The argument of `read` says whether the server shall send texts without converting them. If the server cannot
+    convert a text, `read` is called again with True.
     """
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     try:

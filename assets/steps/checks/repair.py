@@ -6,9 +6,9 @@ replica, and inserted as often as the publisher has it. This is one Delta commit
 deleted rows, a row is not deleted, but marked as deleted.
 
 The position of the replica (the LSN up to which it has all changes) stays the same, because the replica had reached the
-snapshot's LSN before. So later changes are still applied, and a repair can be repeated. After the repair, the histories
-of rows are brought up to date. Then the newest cut gets the new versions: a cut is an LSN, and for each replica the Delta
-version that equals the publisher's table at this LSN.
+snapshot's LSN before. So later changes are still applied, and a repair can be repeated. After the repair, the record of
+all changes of the table counts as incomplete, and its table of versions of rows begins anew. Then the newest cut gets
+the new versions: a cut is an LSN, and for each replica the Delta version that equals the publisher's table at this LSN.
 """
 
 from collections.abc import Collection

@@ -109,8 +109,8 @@ class BatchCopy:
     """The copy of some tables at a new snapshot.
 
     It waits at most `wait_seconds` for open transactions, which may keep the server from exporting a snapshot. Before the
-    copy, the states of the tables record the LSN of the snapshot. By this LSN, a later run recognises that a copy is
-    complete.
+    copy, the states of the tables record the LSN of the snapshot. If a replica has this LSN, a later run knows that its
+    copy is complete.
     """
 
     subscription: Subscription

@@ -75,7 +75,7 @@ class CopyResult:
     is_overtaken: bool = False
     #: The ids of the transactions for which the snapshot of the table has to wait.
     awaited_transactions: tuple[str, ...] = ()
-    #: True if the table is not the cause of the problem, so that the next run copies it again.
+    #: True if the next run copies the table again, because the cause of the problem is not in the table.
     must_be_repeated: bool = False
 
 
@@ -220,8 +220,8 @@ class SnapshotCopy:
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without `copy_data`, a table that is published again keeps the rows of its replica.
         if not self.subscription.copy_data and lake.records.exists(path):
-            # The position (LSN) that the replica's commits record has to rise as it would by a copy. If it were below
-            # the LSN of the table's state, the replica would be taken for one that was put back to an earlier version.
+            # The replica's position must rise, as it does by a copy. A replica whose position is below the LSN of its
+            # table's state counts as put back to an earlier version.
             lake.record_position(path, self.snapshot.lsn)
             return _WrittenReplica(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:
@@ -292,8 +292,9 @@ class SnapshotCopy:
     def _refuse_position(self, path: str, table: Table) -> None:
         """Raise an error if the position of the replica is at or beyond the snapshot.
 
-        In that case Delta would leave out the commit of the copy. Raises OvertakenError if another process has copied
-        the table in the meantime, and PgsieveError if the publisher is behind the replica.
+        Delta leaves out a commit whose position (its `txn` version) is not above the table's, so it would leave out the
+        copy. Raises OvertakenError if another process has copied the table in the meantime, and PgsieveError if the
+        publisher is behind the replica.
         """
         position, lsn = self.lake.records.position(path), self.snapshot.lsn
         if position is not None and position >= lsn:

@@ -30,9 +30,9 @@ class MomentError(PgsieveError):
 class Moment:
     """A moment: the LSN at which the replicas of a subscription are read.
 
-    `complete_lsn` is an LSN up to which everything was read from the slot, as the caller has found out. If nothing has
-    changed lately, this LSN is beyond the last slice (changes between two positions of the slot) and beyond the last cut
-    (versions of all replicas at one LSN).
+    The caller has found out that everything up to `complete_lsn` was read from the slot. If nothing has changed lately,
+    this LSN is beyond the last slice (changes between two positions of the slot) and beyond the last cut (versions of
+    all replicas at one LSN).
     """
 
     lake: Lake
@@ -81,7 +81,7 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
     if not later_lsns:
         raise MomentError(
             f"{subject}: no commit after that time has been replicated, so earlier ones may still arrive",
-            hint="`pgsieve run` reads on; the replicas have the newest rows, also as of the newest cut's LSN",
+            hint="apply later changes by `pgsieve run`, or read the newest rows: leave `--at` out",
             sqlstate="22023",
         )
     first_lsn = min(later_lsns)

@@ -1,7 +1,7 @@
 """The replicas of a subscription as they were at an LSN, as Delta tables: versions of the replicas, or clones.
 
-A slice is the changes from one position of the slot to another. A cut is an LSN, and for each replica the Delta version
-that has exactly the changes before this LSN. A table's change history is the Delta table with all its changes.
+A slice is the changes from one position of the slot to another. A cut is an LSN. For each replica it names the Delta
+version that has exactly the changes before this LSN. A table's change history is the Delta table with all its changes.
 
 In: the base of each table (a version of its replica, and the slices of its change history with later changes), and a
     folder for clones
@@ -144,8 +144,8 @@ def find_tables(
 def _make_scratch_folder(lake: Lake) -> Path:
     """A temporary folder for clones.
 
-    It is in the lake if the lake is a folder that this user can write, because a clone may have hard links to data files.
-    Otherwise it is in the folder for temporary files.
+    If the lake is a folder that this user can write, it is in the lake, because a clone may have hard links to data
+    files. Otherwise it is in the folder for temporary files.
     """
     if not is_uri(lake.uri):
         try:

@@ -1,10 +1,11 @@
 """Restores the replicas of a subscription as they were at an LSN, in another folder.
 
 In: a lake, an LSN, and the path or URI of an empty folder
-Out: Delta tables at `<folder>/<subscription>/<schema>/<table>`. No run can update them, because a slot never goes back.
+Out: Delta tables at `<folder>/<subscription>/<schema>/<table>`. No run can update them, because a slot cannot go back
+to their LSN.
 
-Raises MomentError, and in that case leaves no files. If the process is killed, the folder keeps a folder `_pgsieve`,
-which it does not have after a complete restore.
+Raises MomentError, and in that case leaves no files. If the process is killed, a folder `_pgsieve` stays in the folder.
+A complete restore leaves none.
 """
 
 from pathlib import Path

@@ -41,7 +41,7 @@ def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
     - a record table of the stream, except `slices`
 
     If the state of the subscription is removed, the subscription is like a new one: it is enabled, and skips nothing.
-    If cuts, slices, registered names or sequences are removed, they begin again, and nothing is copied.
+    If only cuts, slices, registered names or sequences are removed, nothing is copied: these tables begin again.
     """
     slot_stream, name = subscription.slot_stream, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)

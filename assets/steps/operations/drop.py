@@ -1,11 +1,11 @@
 """Drops a subscription: what pgsieve has created for it on the server, and its progress in the lake.
 
 In: a subscription, and the other subscriptions of its stream (the readers of the same slot) that are in use
-Out: a `DropResult`. The server has nothing of the subscription any more. Its tables in the lake stay, unless their
+Out: a `DropResult`. Nothing of the subscription is left on the server. Its tables in the lake stay, unless their
      deletion is requested.
 
-Capture publications are pgsieve's own publications, with which it reads a slot. What is on the server is dropped first,
-so that a drop that was killed can be repeated. Raises SourceError if the server does not answer or refuses, and
+Capture publications are pgsieve's own publications, with which it reads a slot. The server's objects are dropped first.
+So a drop that was killed can be repeated. Raises SourceError if the server does not answer or refuses, and
 OtherClusterError or OtherDatabaseError if the source is another cluster or database than before.
 """
 
@@ -103,7 +103,7 @@ def drop_subscription(
             result = _drop_on_server(connection, slot_stream, other_subscriptions)
     retry_after_conflict(lambda: _record_removed_tables(TableStates(lake, name)))()
     if lake.records.exists(SubscriptionRecord(lake, name).path):
-        # The record of the folders stays, because the replicas can still be read.
+        # The record of the folders stays, so that the replicas can still be read.
         SubscriptionRecord(lake, name).change_state(
             lambda state: SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to)
         )

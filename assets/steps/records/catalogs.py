@@ -47,10 +47,11 @@ from pgsieve.resources.postgres.slot import read_slot_state
 #: - `subscriptions`: the names of the subscriptions for which the slot was read
 #: - `known`: the oids of the relations for whose changes the catalog is valid
 #: - `captured`: a digest of the capture publications, by which pgsieve reads the slot
-#: - `alike`: True if this digest was the same for all transactions that the slot could still send. If it is False,
-#:   the row is valid only after the slot's restart_lsn has reached `lsn`.
-#: - `gone`, `unsure`: numbers of removed catalog rows, which the server still stores for a while. The removal of
-#:   `gone` had committed when the catalog was recorded, and the removal of `unsure` was perhaps in progress.
+#: - `alike`: True if the capture publications were the same for all transactions that the slot could still send. If it
+#:   is False, the row is valid only after the slot's restart_lsn has reached `lsn`.
+#: - `gone`, `unsure`: catalog rows that were removed, and that the server still stores for a while. Each is an integer
+#:   made of its catalog and its oid (`CatalogFingerprint.removed_rows`). The removal of `gone` had committed when the
+#:   catalog was recorded, and the removal of `unsure` was perhaps in progress.
 #:
 #: The lakes of earlier versions of pgsieve have only `lsn`, `digest`, `catalog` and `subscriptions`.
 CATALOG_SCHEMA = pa.schema(

@@ -49,8 +49,8 @@ _TRANSIENT_ERRORS = (
     LockedTableError,
 )
 
-#: Errors of a table that is damaged, or that Spark or delta-rs refuses. The next copy replaces the table, so the user
-#: need not do what the hint says.
+#: Errors of a table that is damaged, or that Spark or delta-rs refuses. The user need not follow the hint, because the
+#: next copy replaces the table.
 CURED_BY_COPY = (DamagedTableError, RefusedTableError)
 
 #: Errors that the data or the definition of a table may cause. Any other error is a fault, and ends the run.

@@ -2,7 +2,7 @@
 
 A slice is the changes from one position of the slot to another; a change history has the changes of one table, slice by
 slice. The state is the newest row of the Delta table `_subscription`. If the table has no row, the subscription is
-enabled and skips nothing. Raises SubscriptionDisabledError if work on a disabled subscription is to begin.
+enabled and skips nothing. Raises SubscriptionDisabledError before work on a disabled subscription would begin.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class SubscriptionState:
     - `notice`: a sentence about the last transaction that was skipped
     - `folders`: the template of the replicas' folders; None until it is recorded
     - `properties`: the Delta properties that were last set on the replicas, as JSON; None until then
-    - `clustered`: by what the replicas were last clustered, as JSON; None until then
+    - `clustered`: the columns by which each replica was last clustered, as JSON; None if there was no clustering
     - `database`: the database of the replicas (`Database` as text); None until it is recorded
     - `deleted_up_to`: the LSN up to which maintenance may have deleted slices of change histories; None if it is not
       known

@@ -29,9 +29,9 @@ class SyncState(StrEnum):
     `i`, `d`, `f` and `r` mean the same as in pg_subscription_rel.srsubstate; `e` and `x` are pgsieve's own.
     """
 
-    #: The table has to be copied, because its replica cannot be brought up to date in another way. The state is set by
-    #: the copy, the UPDATE transformation, schema changes, a new slot, a transaction that the server cannot send, and
-    #: `pgsieve resync`. It may have a reason: what the user has to correct before, or why the table is copied again.
+    #: The table has to be copied, because its replica cannot be brought up to date in another way. For example, its
+    #: changes cannot be decoded, its columns were altered, the slot was lost, or the user has called `pgsieve resync`.
+    #: The state may have a reason: what the user has to correct before the copy, or why the table is copied again.
     INITIALIZE = "i"
     #: The table is being copied. The copy sets this state twice before it writes the replica: at first without an LSN,
     #: and then with the LSN of the snapshot.
@@ -64,7 +64,7 @@ _MEANING = {
     SyncState.REMOVED: "not replicated any more",
 }
 
-#: The reason in the state of a table while `pgsieve refilter` makes it.
+#: The reason in the state of a table while `pgsieve refilter` makes its replica.
 REFILTER_REASON = "filtering it again did not end; the next run copies it"
 
 Name = tuple[str, str]
@@ -114,7 +114,7 @@ class TableState:
 
     @property
     def announces_copy(self) -> bool:
-        """True if the state announces the snapshot of a copy. The replica may have the rows of this snapshot already.
+        """True if the state names the snapshot of a copy. The replica may have the rows of this snapshot already.
 
         A run may have died before it made the table ready, and the next run does that if the replica has the rows.
         """

@@ -58,10 +58,11 @@ def prepare_slot(
 
     Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
 
-    A lock of another session may prevent a table from being captured, or its row filter from being read. As long as that
-    is so, the publisher decides which changes a subscription gets. It cannot decide for the subscription `copier`, which is
-    about to copy tables, if pgsieve.yaml defines a publication of it. Raises SlotError if the slot does not fit the position
-    of the change log. Raises OpenTransactionsError or LockedTableError for a lock if the publisher cannot decide.
+    A lock of another session may prevent a table from being captured, or its row filter from being read. As long as
+    that is so, the publisher filters: it decodes each slice once more for each subscription, with the subscription's
+    own publications. It cannot do so for a subscription that is about to copy tables (`copier`) and has a publication
+    that pgsieve.yaml defines. Raises SlotError if the slot does not fit the position of the change log. Raises
+    OpenTransactionsError or LockedTableError for such a lock if the publisher cannot filter.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
     sound_stream, server_catalog = select_sound_subscriptions(connection, slot_stream, catalog)
@@ -96,7 +97,7 @@ def prepare_slot(
         if must_record:
             if log_position is not None and connection.info.server_version < 180000:
                 _read_older_wal(connection, slot_stream, lake, names)
-            # If a subscription was missing in pgsieve.yaml for a while, its tables have not got the changes of that time.
+            # While a subscription was missing in pgsieve.yaml, its tables got no changes.
             forget_copies(lake, catalogs.find_unread_subscriptions())
             restart_lsn = capture_lsn if state is None else state.restart_lsn
             catalogs.append(capture_lsn, next_xid, fingerprint, catalog, restart_lsn)
@@ -208,8 +209,9 @@ def _read_older_wal(
 ) -> None:
     """Read WAL from before some of the capture publications existed, without these publications.
 
-    Before PostgreSQL 18, pgoutput refuses to decode it with them (`find_missing_publications`). Transactions that are still
-    open now are read later (`unsendable_changes`).
+    Before PostgreSQL 18, pgoutput refuses to decode it with them (`find_missing_publications`). A transaction that is
+    still open now may have changes from before. When it commits, `unsendable_changes` reads it in the same way, without
+    these publications.
     """
     target_lsn, version = read_flushed_lsn(connection), connection.info.server_version
 

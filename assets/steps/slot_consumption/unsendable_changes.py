@@ -114,7 +114,8 @@ class Fallback:
         to `end` are appended. The slot is at `position`, and cannot be read up to `end`. Raises `fault` if the server can
         send everything, or refuses the query even if it has nothing to send.
         """
-        # It is not proven that a recorded catalog is valid for this slice, so the publisher decides.
+        # pgsieve cannot filter this slice by the catalog that it has recorded, because nothing proves that this catalog
+        # is valid for the slice. So the publisher filters: it decodes the slice once more for each subscription.
         subscription_slot_streams = make_publisher_slot_streams(self.lake, self.peek.slot_stream)
 
         def find_refusal_before(lsn: int) -> SourceError | None:

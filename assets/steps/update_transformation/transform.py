@@ -3,7 +3,7 @@
 A slice is the changes from one position of the slot to another. It is transformed once for each subscription, as a
 whole or in windows (parts). The changes of each table are one Delta commit, and its position is the end of the slice or
 of the window. After these commits a row for each table is written to `_transformed`, which the next step (`apply`)
-reads. If a slice is repeated after a crash, Delta leaves out the commits that exist already, by their positions.
+reads. A slice may be repeated after a crash. Delta then leaves out commits that exist already: it knows them by the position.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,8 @@ class Transformation:
         if hold_back_tables(subscription, lake, find_table_problems(subscription, current_catalog)):
             return
         if SchemaChanges(subscription, lake, lsn, begin_lsn, self.log).follow(current_catalog):
-            # The definitions have changed, so this process begins again. Another process that transforms now does the same.
+            # The definitions have changed. So this process begins again, and so does another process that transforms
+            # now.
             self.run(results)
             return
         for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, since_lsn=begin_lsn):
@@ -160,7 +161,8 @@ class Transformation:
     def _note_altered_replicas(self, end: int, *, is_skipping: bool) -> None:
         """Record that replicas may have other rows than a new copy would have.
 
-        The reason is that a transaction of the slice was skipped, or that the publisher has filtered the slice.
+        There are two reasons. A transaction of the slice was skipped. Or the publisher has filtered the slice, because
+        publications were altered during it, so pgsieve does not know what became of the rows.
         """
         contents = read_slice_contents(self.lake, self.subscription.slot_stream, end)
         truncated_relations = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
@@ -255,7 +257,7 @@ class _SliceTransformation:
                 raise error
             problem = describe_waiting_reason(error)
             return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
-        # This call is for its errors: it raises `error` if the lake itself has failed, and not only this table.
+        # If the lake itself has failed, and not only this table, the call raises `error`.
         describe_error(lake, error)
         if not is_damage(error):
             if subscription.disable_on_error:
@@ -379,8 +381,8 @@ def _count_written_changes(lake: Lake, path: str, end: int, key: Sequence[str]) 
 def _add_counts(result: TableChanges, counts: ChangeCounts) -> TableChanges:
     """Add the counts of the changes to a result.
 
-    If the counts include the size of the sent changes, and it is smaller than `size`, it becomes the new `size`. It may be
-    much smaller, because a row filter may let only few changes pass.
+    `size` becomes the size of the sent changes, if the counts include it and it is smaller. It may be much smaller,
+    because a row filter may let only few changes pass.
     """
     sent_counts = counts.sent
     return replace(

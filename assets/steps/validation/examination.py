@@ -301,6 +301,7 @@ def _refuse_lacking_old_tuples(published_relation: PublishedRelation, columns: f
         raise UnsupportedFilterError(
             f"row filter of {published_relation.publish_as.qualified_name} cannot be evaluated outside PostgreSQL: it reads a generated"
             f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(missing_columns))})",
-            # The hint does not name `row_filter: publisher`: the column is in the replica identity, and is not sent.
+            # The hint does not name `row_filter: publisher`, which would not help: the generated column is in the
+            # replica identity, and is not sent.
             hint="use REPLICA IDENTITY FULL, or publish only inserts",
         )

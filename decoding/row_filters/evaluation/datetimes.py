@@ -1,8 +1,8 @@
 """PostgreSQL's functions of dates, timestamps and intervals, for row filters.
 
 In: dates as days since 1970-01-01, and timestamps as microseconds since 1970-01-01. Either can be an infinity, and none
-is NULL. Out: the value that PostgreSQL's function returns, in the same form. Raises FilterValueError if the server
-raises an error (date.c, timestamp.c).
+is NULL. Out: the value that PostgreSQL's function returns, in the same form. Raises FilterValueError where the server
+would raise an error (date.c, timestamp.c).
 """
 
 from __future__ import annotations
@@ -395,5 +395,6 @@ DATETIME_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
 )
 """The functions of dates and times, except those of `bind_constant`.
 
-The keys are `prosrc`, and the names that `simplification` gives the implementations of older servers.
+The keys are `prosrc`. If older servers implement a function in another way, that implementation has a name of pgsieve's
+own (`pgsieve.decoding.row_filters.simplification`).
 """

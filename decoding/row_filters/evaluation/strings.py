@@ -1,7 +1,7 @@
 """PostgreSQL's functions of strings and bytes, for row filters.
 
-In: Python values, none of them NULL. Out: the value that PostgreSQL's function returns. Raises FilterValueError if the
-server raises an error (varlena.c, oracle_compat.c, like_match.c).
+In: Python values, none of them NULL. Out: the value that PostgreSQL's function returns. Raises FilterValueError where
+the server would raise an error (varlena.c, oracle_compat.c, like_match.c).
 """
 
 from __future__ import annotations
@@ -225,5 +225,6 @@ STRING_FUNCTIONS_BY_SOURCE: Final[Mapping[str, Callable[..., Any]]] = MappingPro
 )
 """The functions of strings and bytes.
 
-The keys are `prosrc`, and the names that `simplification` gives the implementations of older servers.
+The keys are `prosrc`. If older servers implement a function in another way, that implementation has a name of pgsieve's
+own (`pgsieve.decoding.row_filters.simplification`).
 """

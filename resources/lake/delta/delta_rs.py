@@ -76,7 +76,7 @@ class DeltaRsRecords(Commits):
         return find_single_value_files(self.open_table(path), column)
 
     def make_table_store(self, path: str) -> Store:
-        """The store, with the names that a table's columns have in its files; without names if there is no table yet."""
+        """The store. If the table exists, it has the names of the table's columns in its files."""
         table = self.open_if_exists(path)
         return self.store if table is None else replace(self.store, names=find_column_names(table, path))
 
@@ -159,8 +159,7 @@ class DeltaRsRecords(Commits):
     def can_set_properties(self, path: str) -> bool:
         """True if all readers of a table can still read it after `set_properties`.
 
-        If the protocol of a table has a list of features, delta-rs adds the feature for the variant type to the
-        list, and few readers support this feature.
+        If a table's protocol lists features, delta-rs adds the feature of the variant type, which few readers support.
         """
         table = self.open_table(path)
         return (
@@ -170,7 +169,7 @@ class DeltaRsRecords(Commits):
         )
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A stamp of the newest version of a table: the table's identifier with the version's time, and the version's number.
+        """A stamp of the newest version of a table: the table's identifier, the time of the version, and its number.
 
         If a table was created again, it has another identifier. If the folder of a table was restored from a copy,
         the new versions have the same numbers as former versions, but other times.
@@ -192,7 +191,11 @@ class DeltaRsRecords(Commits):
         return None if is_uri(path) else self._tables.log_entries(path).entry_bytes(version)
 
     def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
-        """True if a table was set back, as `Records` describes. If the version is the newest, only two files are checked."""
+        """True if a table was put back to a version before `since_version`, by RESTORE or an older copy of its folder.
+
+        If `since_version` is the newest version, this only checks that its log entry exists, and that the next one does
+        not. `entry_bytes` is the expected size of the entry.
+        """
         log_entries = self._tables.log_entries(path)
         stamp_by_version = log_entries.read_stamps_since(since_version, since_version)
         if since_version in stamp_by_version:
@@ -210,7 +213,11 @@ class DeltaRsRecords(Commits):
         )
 
     def is_repaired(self, path: str, since_version: int) -> bool:
-        """True if a table was repaired, as `Records` describes. If the version is the newest, only two files are checked."""
+        """True if `check --repair` has made a commit after `since_version`.
+
+        If `since_version` is the newest version, this only checks that its log entry exists, and that the next one does
+        not.
+        """
         if {since_version, since_version + 1} & self._tables.log_entries(path).read_stamps_since(
             since_version, since_version
         ).keys() == {since_version}:

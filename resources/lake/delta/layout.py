@@ -1,6 +1,6 @@
 """Defines the layout of replicas (the lake's copies of published tables).
 
-A layout says the folders, the order of rows, the size of files, and Delta properties.
+A layout has the folders, the order of rows, the size of files, and Delta properties.
 
 In: `layout` of pgsieve.yaml.
 Out: the layout of each table, and its Delta properties.

@@ -44,8 +44,8 @@ def refuse_reserved_columns(columns: Collection[str]) -> None:
 class Clauses:
     """The clauses of a MERGE.
 
-    Rows of the table that match `match_condition` are deleted or updated, and other rows of the source are inserted. Names
-    of columns are quoted.
+    Rows of the table that match a row of the source (`match_condition`) are deleted or updated. Rows of the source that
+    match none are inserted. Names of columns are quoted.
     """
 
     match_condition: str

@@ -182,7 +182,7 @@ class Records(Protocol):
         So the order of the rows does not depend on a clock, and survives compaction and vacuum. If another writer
         commits at the same time, the version would be wrong, and an error is raised. `expected_version` is the version
         from which the rows were planned. If the table has another version, OvertakenError is raised. A table that does
-        not exist is created, and `expected_version` is 0 for it.
+        not exist is created. A caller that found no table passes 0 as `expected_version`.
         """
 
     def position(self, path: str) -> int | None:
@@ -203,7 +203,7 @@ class Records(Protocol):
         """The newest version of a table."""
 
     def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
-        """True if a table was set back to a version before `since_version`, by RESTORE or by an older copy of its folder.
+        """True if a table was put back to a version before `since_version`, by RESTORE or an older copy of its folder.
 
         The position does not show this, because RESTORE keeps the transaction identifiers of the commits that it
         undoes. Raises DamagedTableError if the log entry of `since_version` has another size than `entry_bytes`, or

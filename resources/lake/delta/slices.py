@@ -48,7 +48,7 @@ class Slices:
         return make_arrow_schema(self.table)
 
     def list_ends_after(self, after_lsn: int) -> Sequence[int]:
-        """The slices that end after an LSN: the LSNs where they end, in order, from the statistics of the files.
+        """The ends (LSNs) of the slices that end after an LSN, in order. They are in the statistics of the files.
 
         Only files with several slices (compaction makes such files) and files without statistics are read.
         """

@@ -52,6 +52,7 @@ class SparkQueryCache:
         except Py4JNetworkError:
             raise
         except (Py4JError, TypeError):
-            # The log is illegible, or this version of Delta has other functions. If there is an error, the query raises it.
+            # The log is illegible, or this version of Delta has other functions. An error is not cached: the query
+            # raises it.
             return None
         return None if version < 0 else (str(time_written), version)

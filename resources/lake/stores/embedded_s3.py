@@ -28,7 +28,7 @@ REGION = "us-east-1"
 
 _TIMEOUT_SECONDS = 60
 _MAX_ATTEMPTS = 5
-#: Each service of SeaweedFS has a port, and a gRPC port whose number is greater by this.
+#: The number of each service's gRPC port is that of its other port plus this.
 _GRPC_PORT_OFFSET = 10_000
 _SERVICES = ("master", "volume", "filer", "admin")
 #: The server's message after the keys and the bucket exist. Its port answers before that.
@@ -130,8 +130,7 @@ def _run_server(
 def _write_identity(folder: Path, key: str, secret: str) -> Path:
     """Write the keys that the server accepts to a file that only its owner can read. Return the path of the file.
 
-    The keys could be in environment variables instead, but then they would be missing while SeaweedFS reads its
-    identities again.
+    Keys in environment variables would be missing for a moment whenever SeaweedFS reads its identities again.
     """
     path = folder / "identity.json"
     path.touch(mode=0o600)

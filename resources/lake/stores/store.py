@@ -55,7 +55,10 @@ class Store:
     _file_system_by_root: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Hide a token in the environment of this process. The process may be an executor, so this cannot be done earlier."""
+        """Keep the libraries from using a session token of the environment that belongs to other keys (`hide_token`).
+
+        This cannot be done earlier, because the process may be an executor.
+        """
         hide_token(dict(self.options))
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...], ColumnNames | None]]:
