@@ -66,8 +66,7 @@ def resync(
     if names_to_copy and (is_followed := _is_slot_in_use(slot_stream)):
         states.leave_to_next_copy(names_to_copy)
     elif names_to_copy:
-        # A copy may have been killed between its commit and the record that it is complete. Without this call, the run
-        # would only make this record, and not copy the table again.
+        # Otherwise a run would only complete a copy that was killed after its commit, and not copy the table again.
         states.leave_to_next_copy(names_to_copy)
         with open_instance(config) as instance:
             materializer = Materializer(project, subscription, instance, progress)

@@ -59,10 +59,9 @@ def prepare_slot(
     Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
 
     A lock of another session may prevent a table from being captured, or its row filter from being read. As long as
-    that is so, the publisher filters: it decodes each slice once more for each subscription, with the subscription's
-    own publications. It cannot do so for a subscription that is about to copy tables (`copier`) and has a publication
-    that pgsieve.yaml defines. Raises SlotError if the slot does not fit the position of the change log. Raises
-    OpenTransactionsError or LockedTableError for such a lock if the publisher cannot filter.
+    that is so, the publisher filters: it decodes each slice again for each subscription. It cannot do so for a
+    subscription that is about to copy tables (`copier`) and has a publication that pgsieve.yaml defines. Raises SlotError if
+    the slot does not fit the change log, and OpenTransactionsError or LockedTableError if the publisher cannot filter.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
     sound_stream, server_catalog = select_sound_subscriptions(connection, slot_stream, catalog)

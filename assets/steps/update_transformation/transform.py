@@ -112,8 +112,7 @@ class Transformation:
         if hold_back_tables(subscription, lake, find_table_problems(subscription, current_catalog)):
             return
         if SchemaChanges(subscription, lake, lsn, begin_lsn, self.log).follow(current_catalog):
-            # The definitions have changed. So this process begins again, and so does another process that transforms
-            # now.
+            # The definitions have changed. So this process begins again, as any other that transforms now does.
             self.run(results)
             return
         for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, since_lsn=begin_lsn):
