@@ -5,16 +5,15 @@ together these versions equal the publisher at one LSN. Before this step, the UP
 changes of partitions: to the replica of the partition, or to that of the ancestor as which the partition is published
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
-If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the asset of the cut, and
-report the replicas that they have changed. A replica without changes keeps its last materialization. A replica that is
-set aside (its changes are not applied, because of an error) keeps it, too; the check `sync_state` tells the two apart.
-Replicas that a user selects are materialised if they are ready. A run that has brought all replicas up to date
-materialises the cut, even if there were no changes.
+If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the cut, and report the
+replicas that they have changed. A replica without changes keeps its last materialization. A replica that is set aside
+(its changes are not applied, because of an error) keeps it, too; the check `sync_state` tells the two apart. Replicas
+that a user selects are materialised if they are ready. A run that has brought all replicas up to date materialises the
+cut, even if there were no changes.
 
 Each run of the cut evaluates its checks `sync_state` and `freshness`, which cover all tables. The checks of a single
 table are reported only if the run has materialised the table, or if the table has a new problem. A table that is set
-aside, or a disabled subscription, fails one run, at its end. If a user selects the table for a run, it also fails that
-run.
+aside, or a disabled subscription, fails one run, at its end. If a user selects the table, it also fails that run.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
 """The base class of pgsieve's errors, and the errors of this package.
 
-A message says which object has which problem. It never contains a password. The only values of a row in it are those of
-its key.
+A message says which object has which problem. It never contains a password, and no values of a row except its key.
 
     PgsieveError
         CatalogNameError              assets.steps.operations.registration

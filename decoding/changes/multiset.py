@@ -36,12 +36,17 @@ class MultisetChange:
 
     - `deletion_counts` says how often each row is deleted.
     - `inserting_changes` has the changes whose new rows are inserted.
-    - `missing_count` is the number of changes that found no row.
+    - `changes_without_row` has the changes that found no row.
     """
 
     deletion_counts: Numbers
     inserting_changes: Numbers
-    missing_count: int
+    changes_without_row: Numbers
+
+    @property
+    def missing_count(self) -> int:
+        """The number of changes that found no row."""
+        return len(self.changes_without_row)
 
 
 def rows_before_and_after(changes: KeyChanges) -> tuple[Numbers, Numbers]:
@@ -72,34 +77,26 @@ def count_needed_rows(changes: KeyChanges, row_count: int) -> Numbers:
 
 
 def compute_multiset_change(changes: KeyChanges, present_counts: Numbers) -> MultisetChange:
-    """Return the effect of changes on a multiset; `present_counts` says how often the multiset has each row."""
-    complete_change = compute_complete_change(changes, present_counts)
-    if complete_change is not None:
-        return complete_change
-    old_rows, new_rows = rows_before_and_after(changes)
-    is_without_row = _mask_changes_without_row(old_rows, new_rows, present_counts)
-    old_rows, new_rows = np.where(is_without_row, NONE, old_rows), np.where(is_without_row, NONE, new_rows)
-    return _sum_changes(old_rows, new_rows, len(present_counts), int(np.count_nonzero(is_without_row)))
+    """Return the effect of changes on a multiset; `present_counts` says how often the multiset has each row.
 
-
-def compute_complete_change(changes: KeyChanges, present_counts: Numbers) -> MultisetChange | None:
-    """Return the same as `compute_multiset_change`, or None if a change finds no row.
-
-    If every change finds its row, no row depends on another row. So an UPDATE of a row to another row may also be given
-    as two changes: a `LEAVE`, which removes the old row, and an INSERT of the new row.
+    An UPDATE of a row to another row may also be given as two changes, so that each part of the rows can be computed
+    alone: a `LEAVE`, which removes the old row, and an INSERT of the new row. But a `LEAVE` that finds no row has no
+    INSERT. If it was given with one, compute the changes again without the INSERT: then it may turn out that further
+    changes find no row.
     """
+    old_rows, new_rows = rows_before_and_after(changes)
+    is_without_row = np.zeros(len(old_rows), np.bool_)
     if (count_needed_rows(changes, len(present_counts)) > present_counts).any():
-        return None
-    return _sum_changes(*rows_before_and_after(changes), len(present_counts), 0)
-
-
-def _sum_changes(old_rows: Numbers, new_rows: Numbers, row_count: int, missing_count: int) -> MultisetChange:
-    """Sum up the changes that have found their rows; `old_rows` and `new_rows` have the rows before and after each."""
-    counts = np.zeros(row_count, np.int64)
+        is_without_row = _mask_changes_without_row(old_rows, new_rows, present_counts)
+        old_rows = np.where(is_without_row, NONE, old_rows)
+        new_rows = np.where(is_without_row, NONE, new_rows)
+    counts = np.zeros(len(present_counts), np.int64)
     np.add.at(counts, new_rows[new_rows != NONE], 1)
     np.subtract.at(counts, old_rows[old_rows != NONE], 1)
     return MultisetChange(
-        np.maximum(-counts, 0), _find_last_changes(new_rows, np.maximum(counts, 0)), missing_count
+        np.maximum(-counts, 0),
+        _find_last_changes(new_rows, np.maximum(counts, 0)),
+        np.flatnonzero(is_without_row),
     )
 
 

@@ -40,8 +40,8 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 #: The operations of changes. A change is one event, but a move is two events: `LEAVE` and `_ARRIVE`. A caller may also
-#: give a move as two changes, `LEAVE` and `INSERT`. It may do so only if the move finds its row (`has_lost_moves` is
-#: false), and if the new row has all values: an INSERT takes none from the old row.
+#: give a move as two changes, `LEAVE` and `INSERT`. It may do so only if the move finds its row
+#: (`find_moves_without_row`), and if the new row has all values: an INSERT takes none from the old row.
 INSERT, UPDATE, DELETE, LEAVE = range(4)
 _ARRIVE = 4
 #: Where the row of a tenure comes from: an INSERT (`INSERT`), a move (`_ARRIVE`), the replica (`_REPLICA`), or nowhere,
@@ -107,7 +107,7 @@ class NetChange:
     - `is_updated`: after the changes, the key has the replica's row with the key `base_keys`, which was updated. If the
       replica has no such row, the key has no row.
     - `is_expected`: the replica should have a row with this key before the changes.
-    - `last_changes` is the change that has the row's values at the end.
+    - `last_changes` is the last change that has the row's values.
     - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
       the column's value, or to `NONE` if only the replica's row with the key `base_keys` has it.
     - `end_changes` is the change that ended the row, if the replica retains ended rows (rows that were deleted, but
@@ -473,7 +473,7 @@ def _replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges
     """Replace each move that finds no row by a DELETE of its old key. The DELETE finds no row either, so it does nothing."""
     if not changes.is_move.any():
         return changes
-    if not has_lost_moves(changes, has_row_before):
+    if not len(find_moves_without_row(changes, has_row_before)):
         return changes
     lost_moves = _find_lost_moves(changes, has_row_before)
     operations, new_keys = changes.operations.copy(), changes.new_keys.copy()
@@ -481,16 +481,17 @@ def _replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges
     return replace(changes, operations=operations, new_keys=new_keys)
 
 
-def has_lost_moves(changes: KeyChanges, has_row_before: Mask) -> bool:
-    """Whether a move finds no row. If moves are given as LEAVE and INSERT, they are understood to find rows.
+def find_moves_without_row(changes: KeyChanges, has_row_before: Mask) -> Numbers:
+    """Return the moves that find no row, as far as they can be found if all other moves are assumed to find theirs.
 
-    Even then the first move that finds no row is noticed, because all moves before it have found rows.
+    A move that finds no row brings none to its new key, so later moves may find no row either. If moves are given as LEAVE
+    and INSERT, returns each such LEAVE. Take away its INSERT, and call this function again to find the later ones.
     """
     tenures = _find_tenures(changes)
     is_without_row = (tenures.origins == _NOTHING) | (
         (tenures.origins == _REPLICA) & ~has_row_before[tenures.keys]
     )
-    return bool((tenures.is_left & is_without_row).any())
+    return np.sort(tenures.event_changes[tenures.last_events[tenures.is_left & is_without_row]])
 
 
 def _find_lost_moves(changes: KeyChanges, has_row_before: Mask) -> Numbers:

@@ -164,10 +164,7 @@ class Receiver:
 
     @property
     def last_message_at(self) -> float:
-        """The time (time.monotonic) of the server's last message.
-
-        While nothing is read from the server, it is the present time.
-        """
+        """When the server last sent a message (time.monotonic); or, while nothing is read from it, the present time."""
         return self._last_message_time
 
     def end(self) -> None:

@@ -57,7 +57,7 @@ KEY_BYTES = 1024 * 1024 * 1024
 class ReplicaChange:
     """The net change of a batch for a replica.
 
-    - `new_rows`: the rows to write, and the changes that have them
+    - `new_rows`: the rows to write, by the changes that made them
     - `deleted_rows`: the rows to remove from the replica's files
     - `counts`: the numbers of inserted, updated, deleted and missing rows, as in `make_batch_result`
     - `has_changes`: True if there is anything to commit
@@ -233,7 +233,7 @@ class _NetChangeComputation:
         counts = pending.adjust_row_counts(net.count_rows(had_row))
         has_changes = outcome.has_row_changes or pending.truncated_at is not None
         new_rows = find_net_rows(
-            keyed_changes.places[keyed_changes.first_effective_index :],
+            keyed_changes.effective_places,
             net,
             has_row & (net.last_changes != NONE),
         )

@@ -12,14 +12,13 @@ Tasks read the changes, decide which rows come and go, and write the files. This
 names of files and numbers of rows, but no rows and no keys.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.by_files import FilesTask, ManyChanges
 from pgsieve.assets.steps.apply.key_part_tasks import (
-    RESULT_SCHEMA,
     BatchParts,
     KeyDecider,
     KeyExaminer,
@@ -32,6 +31,7 @@ from pgsieve.assets.steps.apply.part_files import (
     FilesPlan,
     TaskResults,
     count_key_parts,
+    exchange_keys,
     list_key_bounds,
 )
 from pgsieve.assets.steps.apply.row_selection import RowSelection
@@ -69,8 +69,7 @@ class KeyPartsWriter:
     def apply(self, stored_changes: ManyChanges) -> TableResult | None:
         """Apply the changes; None if they cannot be applied by parts of the keys.
 
-        For example, a change gives a row the key of another row, or an UPDATE that changes the key does not find its
-        row. Or in a table without a key, a change does not find its row.
+        For example, a change gives a row the key of another row.
         """
         if not self._is_divisible:
             return None
@@ -88,12 +87,17 @@ class KeyPartsWriter:
             plan = self._plan(stored_changes)
             if plan is None:
                 return False
-            reader = self._make_reader(stored_changes, plan)
-            examiner = KeyExaminer(reader.batch_parts, stored_changes.empties_replica)
-            rows = self._runner.exchange(
-                reader, reader.task_count, [Receivers(reader.key_part_count, examiner)], RESULT_SCHEMA
+            results = exchange_keys(
+                self._runner,
+                self._make_reader(stored_changes, plan),
+                lambda reader: [
+                    Receivers(
+                        reader.key_part_count,
+                        KeyExaminer(reader.batch_parts, stored_changes.empties_replica),
+                    )
+                ],
             )
-        return not TaskResults.from_rows(rows).counts["refused"]
+        return results is not None and not results.counts["refused"]
 
     @property
     def _is_divisible(self) -> bool:
@@ -150,8 +154,18 @@ class KeyPartsWriter:
         plan = self._plan(stored_changes)
         if plan is None:
             return None
+        results = exchange_keys(
+            self._runner,
+            self._make_reader(stored_changes, plan),
+            lambda reader: self._make_receivers(stored_changes, plan, reader),
+        )
+        return None if results is None else self._commit(stored_changes, plan, results)
+
+    def _make_receivers(
+        self, stored_changes: ManyChanges, plan: FilesPlan, reader: KeyReader
+    ) -> Sequence[Receivers]:
+        """Make the receivers that decide the changes, and those that write."""
         path, committer, schema = self.path, stored_changes.committer, stored_changes.schema
-        reader = self._make_reader(stored_changes, plan)
         batch_parts, store = reader.batch_parts, reader.store
         decider = (KeyDecider if self.definition.key else MultisetDecider)(
             batch_parts, stored_changes.empties_replica
@@ -163,13 +177,7 @@ class KeyPartsWriter:
         )
         files_task = FilesTask(store, path, schema, replica_schema, target_file_bytes, (), (), (), selection)
         writer = PartWriter(batch_parts, files_task, reader.change_parts, plan.files, plan.marks_rows)
-        rows = self._runner.exchange(
-            reader,
-            reader.task_count,
-            [Receivers(reader.key_part_count, decider), Receivers(batch_parts.writer_count, writer)],
-            RESULT_SCHEMA,
-        )
-        return self._commit(stored_changes, plan, rows)
+        return [Receivers(reader.key_part_count, decider), Receivers(batch_parts.writer_count, writer)]
 
     @property
     def _runner(self) -> Runner:
@@ -205,8 +213,10 @@ class KeyPartsWriter:
         key, schema = self.definition.key, stored_changes.schema
         return pa.schema([schema.field(name) for name in key]) if key else DIGEST_SCHEMA
 
-    def _commit(self, stored_changes: ManyChanges, plan: FilesPlan, rows: pa.Table) -> TableResult | None:
-        path, pending, results = self.path, self.pending, TaskResults.from_rows(rows)
+    def _commit(
+        self, stored_changes: ManyChanges, plan: FilesPlan, results: TaskResults
+    ) -> TableResult | None:
+        path, pending = self.path, self.pending
         counts, is_emptied = results.counts, stored_changes.empties_replica
         if counts["refused"]:
             return None

@@ -61,7 +61,7 @@ class EndedRows:
 class RowEndings:
     """Finds the rows that a batch ends but the replica keeps.
 
-    `has_row` is the mask of the net change's keys that have a row after the batch. This row may be an ended one.
+    `has_row` is the mask of the keys of the net change that have a row after the batch. This row may be an ended one.
     `truncated_rows` are the rows of the replica that a TRUNCATE ends; empty without a TRUNCATE.
     """
 

@@ -19,9 +19,8 @@ they have written. Raises OSError, and Arrow's errors.
 
 import json
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -53,8 +52,8 @@ from pgsieve.decoding.changes.digests import compute_row_digests
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.keys import assign_key_parts
 from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, mask_living_rows
-from pgsieve.decoding.changes.multiset import compute_complete_change, mask_first_occurrences
-from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers, has_lost_moves
+from pgsieve.decoding.changes.multiset import compute_multiset_change, mask_first_occurrences
+from pgsieve.decoding.changes.net_change import LEAVE, NONE, Mask, Numbers, find_moves_without_row
 from pgsieve.resources.lake.delta.deletion_vectors import (
     read_vector,
     write_vector,
@@ -68,6 +67,8 @@ from pgsieve.resources.parts import Guard, Message, make_message
 #: The columns that tasks return: a row per new file, or a row with only `result`, a JSON text (counts, changed files).
 RESULT_SCHEMA = FILE_SCHEMA.append(pa.field("result", pa.string()))
 _NO_ROWS = np.empty(0, np.int64)
+#: A part refuses the changes if more of its moves find no row.
+_MAX_LOST_PLACES = 100_000
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,11 @@ class BatchParts:
     - `soft_delete_columns`: the metadata columns, if the replica keeps deleted rows
     - `has_moves`: whether an UPDATE may move a row to another key
     - `row_schema`: the columns of a row if the table has no key; the digest of the whole row is then the key
+    - `lost_places`: the places of the moves that were found to be lost: an UPDATE that moves a row to another key is lost
+      if it does not find the row
 
     The receivers that write are numbered in this order: one for each part of the changes, which writes the new rows of the
-    part; one for each file of the replica; and one that sums up the counts.
+    part; one for each file of the replica; and one that passes on the results of the deciders.
     """
 
     key_schema: pa.Schema
@@ -105,6 +108,7 @@ class BatchParts:
     soft_delete_columns: Metadata = ()
     has_moves: bool = False
     row_schema: pa.Schema | None = None
+    lost_places: Numbers = field(default_factory=lambda: _NO_ROWS)
 
     @property
     def deleted_column(self) -> str | None:
@@ -163,7 +167,7 @@ class KeyReader:
         metadata = batch_parts.soft_delete_columns
         changes = extract_changes(table, *columns, batch_parts.extent, metadata)
         # The two keys of a move may be in different parts.
-        return split_moves(changes) if batch_parts.has_moves else changes
+        return split_moves(changes, batch_parts.lost_places) if batch_parts.has_moves else changes
 
     def _label_changes(self, _: pa.Table, changes: UnorderedChanges) -> pa.Table:
         """Make a row for each change, with the columns that `ReceivedChanges` expects.
@@ -266,16 +270,27 @@ class PartDecider(ABC):
     @abstractmethod
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]: ...
 
-    def _is_refused(self, keyed_changes: KeyedChanges, outcome: ChangesOutcome) -> bool:
-        """Whether a part of a table with a key has a conflict, or a move whose row may be in another part."""
-        has_lost = self.batch_parts.has_moves and has_lost_moves(
-            keyed_changes.effective_changes, outcome.had_row
-        )
-        return outcome.conflict is not None or has_lost
+    def _find_refusal(
+        self, keyed_changes: KeyedChanges, outcome: ChangesOutcome
+    ) -> Mapping[str, object] | None:
+        """Return the result of a part of a table with a key if the changes cannot be applied; None if they can."""
+        if self.batch_parts.has_moves:
+            moves = find_moves_without_row(keyed_changes.effective_changes, outcome.had_row)
+            if len(lost_places := self._find_new_places(keyed_changes.effective_places[moves])):
+                return describe_lost_places(lost_places)
+        return {"counts": {"refused": 1}} if outcome.conflict is not None else None
+
+    def _find_new_places(self, lost_places: Numbers) -> Numbers:
+        """Return those of the places of lost moves that no earlier round has found."""
+        return np.setdiff1d(lost_places, self.batch_parts.lost_places)
 
     def _make_counts(self, **counts: int) -> pa.RecordBatch:
-        """Make the message to the receiver that sums up the counts."""
-        return make_message(self.batch_parts.writer_count - 1, ROWS, json.dumps(counts).encode())
+        """Make the message with the counts of a part."""
+        return self._make_report({"counts": counts})
+
+    def _make_report(self, result: Mapping[str, object]) -> pa.RecordBatch:
+        """Make a message with a part's result, which the last receiver passes on to the driver."""
+        return make_message(self.batch_parts.writer_count - 1, ROWS, json.dumps(result).encode())
 
 
 class KeyDecider(PartDecider):
@@ -284,7 +299,9 @@ class KeyDecider(PartDecider):
     Sends three kinds of messages to the receivers:
     - the places of the changes that have new rows, and where the values are that these changes did not send
     - for each file, the numbers of the rows to remove from it
-    - the counts of inserted, updated, deleted and missing rows, and whether there are conflicts or anything to commit
+    - the counts of inserted, updated, deleted and missing rows, and whether there is anything to commit
+
+    If the changes cannot be applied, because of a conflict or of moves whose rows are missing, it sends only the reason.
 
     In a replica that keeps deleted rows, the first two also have the numbers of ended rows, and the metadata of these rows.
     """
@@ -296,12 +313,15 @@ class KeyDecider(PartDecider):
         outcome = keyed_changes.decide(
             (match.living_keys for match in matches.values()), empties_replica=self.empties_replica
         )
+        if (refusal := self._find_refusal(keyed_changes, outcome)) is not None:
+            yield self._make_report(refusal)
+            return
         for kind, places, rows in self._describe_new_rows(keyed_changes, outcome, matches):
             yield from received.make_place_messages(kind, places, rows)
         if not self.empties_replica:
             yield from self._describe_removed_rows(keyed_changes, outcome, matches)
-        counts, is_refused = outcome.net.count_rows(outcome.had_row), self._is_refused(keyed_changes, outcome)
-        yield self._make_counts(**counts, refused=int(is_refused), changes=int(outcome.has_row_changes))
+        counts = outcome.net.count_rows(outcome.had_row)
+        yield self._make_counts(**counts, changes=int(outcome.has_row_changes))
 
     def _describe_new_rows(
         self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, PartMatches]
@@ -309,7 +329,7 @@ class KeyDecider(PartDecider):
         """Yield what the writers of new rows need: the kind of message, the places of new rows, and a row for each place."""
         net_change = outcome.net
         new_rows = find_net_rows(
-            keyed_changes.places[keyed_changes.first_effective_index :],
+            keyed_changes.effective_places,
             net_change,
             outcome.has_row & (net_change.last_changes != NONE),
         )
@@ -342,7 +362,7 @@ class KeyDecider(PartDecider):
 
 
 class KeyExaminer(PartDecider):
-    """Examines the changes of a part of the keys: tells whether a `KeyDecider` would refuse them, and sends no messages."""
+    """Examines the changes of a part of the keys: says whether a `KeyDecider` could apply them, and sends no messages."""
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
         keyed_changes = received.join(self.batch_parts.unsent_columns, self.batch_parts.soft_delete_columns)
@@ -350,15 +370,15 @@ class KeyExaminer(PartDecider):
         outcome = keyed_changes.decide(
             (match.living_keys for match in matches.values()), empties_replica=self.empties_replica
         )
-        yield _make_result({"counts": {"refused": int(self._is_refused(keyed_changes, outcome))}})
+        if (refusal := self._find_refusal(keyed_changes, outcome)) is not None:
+            yield _make_result(refusal)
 
 
 class MultisetDecider(PartDecider):
     """Decides the changes of a part of the digests of a table without a key. Two equal rows have the same digest.
 
     Sends the places of the changes that have new rows, for each file the numbers of the rows to remove from it, and the
-    counts of inserted and deleted rows. Refuses the changes if one of them finds no row: what a later change finds may
-    then depend on rows of other parts.
+    counts of inserted, deleted and missing rows. If moves find no row, it sends only their places.
     """
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
@@ -369,9 +389,12 @@ class MultisetDecider(PartDecider):
             (np.bincount(match.keys, minlength=digests.num_rows) for match in matches.values()),
             np.zeros(digests.num_rows, np.int64),
         )
-        net_change = compute_complete_change(changes.keyed_changes.effective_changes, counts)
-        if net_change is None:
-            yield self._make_counts(refused=1)
+        effective_changes = changes.keyed_changes.effective_changes
+        net_change = compute_multiset_change(effective_changes, counts)
+        moves = net_change.changes_without_row
+        moves = moves[effective_changes.operations[moves] == LEAVE]
+        if len(lost_places := self._find_new_places(changes.places[moves])):
+            yield self._make_report(describe_lost_places(lost_places))
             return
         places = changes.places[net_change.inserting_changes]
         yield from received.make_place_messages(ROWS, places, pa.table({"place": places}))
@@ -384,7 +407,12 @@ class MultisetDecider(PartDecider):
                 row_numbers = match.row_numbers[order][is_removed]
                 yield make_message(number, ROWS, pack(pa.table({"row": row_numbers})))
         inserted, deleted = len(places), int(net_change.deletion_counts.sum())
-        yield self._make_counts(inserted=inserted, deleted=deleted, changes=inserted + deleted)
+        yield self._make_counts(
+            inserted=inserted,
+            deleted=deleted,
+            missing=net_change.missing_count,
+            changes=inserted + deleted,
+        )
 
 
 @dataclass(frozen=True)
@@ -393,7 +421,7 @@ class PartWriter:
 
     The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
     removed rows, or writes a deletion vector if `can_mark_rows` is True; removed rows that have ended but are kept go into
-    new files. The last receiver sums up the counts.
+    new files. The last receiver passes on the results of the deciders.
     `files_task` writes files once it has the rows to write.
     """
 
@@ -406,10 +434,8 @@ class PartWriter:
     def __call__(self, receiver: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write what a receiver was sent."""
         if receiver == self.batch_parts.writer_count - 1:
-            counts = sum(
-                (Counter(json.loads(content.to_pybytes())) for _, content in messages), Counter[str]()
-            )
-            yield _make_result({"counts": counts})
+            for _, content in messages:
+                yield _make_result(json.loads(content.to_pybytes()))
             return
         if receiver < len(self.change_parts):
             yield from self._write_new_rows(receiver, messages, guard)
@@ -495,6 +521,14 @@ class PartWriter:
             self.batch_parts.extent.slices,
         )
         return MissingValues(task.store, task.path, groups, slice_ends, matches, task.schema, rows).reduce()
+
+
+def describe_lost_places(places: Numbers) -> Mapping[str, object]:
+    """Return the result of a part in which the moves at these places find no row.
+
+    Very many places would need much memory in the driver. Then the part refuses the changes.
+    """
+    return {"counts": {"refused": 1}} if len(places) > _MAX_LOST_PLACES else {"lost_places": places.tolist()}
 
 
 def find_sources(batch_parts: BatchParts, rows: NetRows, matches: Mapping[int, PartMatches]) -> pa.Table:

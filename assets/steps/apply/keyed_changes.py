@@ -103,6 +103,11 @@ class KeyedChanges:
         """The changes after the last TRUNCATE."""
         return self._take_changes(self.first_effective_index, len(self.places))
 
+    @property
+    def effective_places(self) -> Numbers:
+        """The places of the changes after the last TRUNCATE."""
+        return self.places[self.first_effective_index :]
+
     def _take_changes(self, begin: int, end: int) -> KeyChanges:
         changes, part = self.changes, slice(begin, end)
         is_sent_by_column = {name: is_sent[part] for name, is_sent in changes.is_sent_by_column.items()}

@@ -98,7 +98,7 @@ class KeylessChanges:
     @property
     def places(self) -> Numbers:
         """The place of each change after the last TRUNCATE."""
-        return self.keyed_changes.places[self.keyed_changes.first_effective_index :]
+        return self.keyed_changes.effective_places
 
     def compute_net_change(self, count_rows: RowCounter) -> "MultisetOutcome":
         """Compute the net change of the multiset.

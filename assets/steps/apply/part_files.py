@@ -7,15 +7,17 @@ OvertakenError if another process has committed to the table first.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.key_part_tasks import ReplicaFile
+from pgsieve.assets.steps.apply.key_part_tasks import RESULT_SCHEMA, KeyReader, ReplicaFile
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.keys import is_orderable
+from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile, parse_vector_file
 from pgsieve.resources.lake.delta.key_lookup import Bounds, StoredFile
@@ -23,13 +25,18 @@ from pgsieve.resources.lake.delta.log import Action
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.row_deletion import RowDeletion
+from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import RowGroup, Store
+from pgsieve.resources.parts import Receivers
 
 #: A part has about this many changes. Larger arrays would not stay in a core's cache, and each would need new memory.
 _PART_CHANGES = 125_000
 #: If the files of a table with a key have more rows per change, the driver decides the batch. It looks the keys up in each
 #: file, and this takes less time per row than to divide the rows by keys.
 MAX_ROWS_PER_CHANGE = 16
+
+#: If the parts have not found all lost moves in so many rounds, the driver decides the changes.
+_MAX_ROUNDS = 8
 
 
 def count_key_parts(change_count: int, parallelism: int) -> int:
@@ -41,13 +48,15 @@ def count_key_parts(change_count: int, parallelism: int) -> int:
 class TaskResults:
     """What the tasks that write have returned.
 
-    - `counts`: the sums of the counts of all tasks
+    - `counts`: the sums of what the deciders counted
+    - `lost_places`: the places of the moves that find no row, as far as the tasks did not know them
     - `new_files`: a row (`FILE_SCHEMA`) for each new file
     - `changed_files`: the indices of the files that lose rows, each with its new deletion vector, or None if the file is
       rewritten
     """
 
     counts: Counter[str]
+    lost_places: Numbers
     new_files: pa.Table
     changed_files: Sequence[tuple[int, Action | None]]
 
@@ -57,9 +66,36 @@ class TaskResults:
         results = [json.loads(text) for text in rows["result"].to_pylist() if text is not None]
         return cls(
             sum((Counter(result["counts"]) for result in results if "counts" in result), Counter[str]()),
+            np.array([place for result in results for place in result.get("lost_places", ())], np.int64),
             rows.filter(pc.is_valid(rows["path"])).select(FILE_SCHEMA.names),
             [(result["file"], result.get("vector")) for result in results if "file" in result],
         )
+
+
+def exchange_keys(
+    runner: Runner, reader: KeyReader, make_receivers: Callable[[KeyReader], Sequence[Receivers]]
+) -> TaskResults | None:
+    """Let tasks read the keys, and receivers decide the changes of each part; None if this takes too many rounds.
+
+    The two keys of a move, an UPDATE that changes the key, may be in different parts. So in the first round the parts
+    assume that each move finds its row. If some do not (lost moves), the next round leaves out the rows that they would
+    have brought to their new keys. Then it may turn out that later moves find no row either. The last round is the first
+    one that finds no more of them:
+
+        the replica has no row 1       round 1              round 2              round 3
+        UPDATE moves row 1 to 2        lost                 known                known
+        UPDATE moves row 2 to 3        finds row 2          lost                 known
+        DELETE of row 3                finds row 3          finds row 3          finds none
+    """
+    lost_places = np.empty(0, np.int64)
+    for _ in range(_MAX_ROUNDS):
+        reader = replace(reader, batch_parts=replace(reader.batch_parts, lost_places=lost_places))
+        rows = runner.exchange(reader, reader.task_count, make_receivers(reader), RESULT_SCHEMA)
+        results = TaskResults.from_rows(rows)
+        if not len(results.lost_places):
+            return results
+        lost_places = np.union1d(lost_places, results.lost_places)
+    return None
 
 
 @dataclass(frozen=True)
@@ -132,7 +168,7 @@ class FilesPlan:
 def list_key_bounds(
     store: Store, groups: Sequence[RowGroup], key_schema: pa.Schema
 ) -> list[Mapping[str, Bounds]]:
-    """For each file of the change history that has these row groups, list the bounds of its keys.
+    """List the bounds of the keys in each file of the change history with these row groups.
 
     `key_schema` has the names and types of the key's columns. Files without keys are left out.
     """

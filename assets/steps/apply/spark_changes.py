@@ -218,7 +218,7 @@ class SparkChanges:
         unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
         numbers = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
         stored_keys = present_keys.take_stored_keys(keyed_changes.keys)
-        places = np.append(keyed_changes.places[keyed_changes.first_effective_index :], 0)
+        places = np.append(keyed_changes.effective_places, 0)
         metadata = keyed_changes.make_ended_metadata(numbers.end_changes, self._stamp)
 
         def find_places(changes: Numbers) -> pa.Array:

@@ -38,6 +38,7 @@ from pgsieve.resources.lake.stores.store import Store
 #: The operations; the index of each is its number (`INSERT`, `UPDATE`, `DELETE`) in `net_change`.
 _OPERATIONS = pa.array(ROW_OPERATIONS)
 _SORT_KEYS = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
+_NO_PLACES = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -217,10 +218,11 @@ def extract_changes(
     )
 
 
-def split_moves(changes: UnorderedChanges) -> UnorderedChanges:
+def split_moves(changes: UnorderedChanges, lost_places: Numbers = _NO_PLACES) -> UnorderedChanges:
     """Replace each UPDATE that moves a row to another key by a LEAVE of the old key and an INSERT of the new key.
 
-    Both have the place of the UPDATE. The changes must have sent all values.
+    Both have the place of the UPDATE. The changes must have sent all values. `lost_places` are the places of UPDATEs that find
+    no row; they get no INSERT.
     """
     updates, former_keys = changes.move_indices, changes.former_keys
     numbers = number_keys(pa.concat_tables([changes.keys.take(pa.array(updates)), former_keys]))
@@ -229,13 +231,16 @@ def split_moves(changes: UnorderedChanges) -> UnorderedChanges:
     moves, former_keys = updates[is_move], former_keys.filter(pa.array(is_move))
     operations = changes.operations.copy()
     operations[moves] = INSERT
-    rows = np.concatenate([moves, np.arange(len(operations))])
+    is_kept = np.ones(len(operations), np.bool_)
+    is_kept[moves] = ~np.isin(changes.places[moves], lost_places)
+    kept_changes = np.flatnonzero(is_kept)
+    rows = np.concatenate([moves, kept_changes])
     return UnorderedChanges(
         changes.places[rows],
         changes.commit_lsns[rows],
         changes.ordinals[rows],
-        np.concatenate([np.full(len(moves), LEAVE, np.int8), operations]),
-        pa.concat_tables([former_keys, changes.keys]),
+        np.concatenate([np.full(len(moves), LEAVE, np.int8), operations[kept_changes]]),
+        pa.concat_tables([former_keys, changes.keys.take(pa.array(kept_changes))]),
         updates[:0],
         former_keys.slice(0, 0),
         [is_sent[rows] for is_sent in changes.sent_masks],

@@ -24,7 +24,7 @@ from pgsieve.decoding.changes.net_change import (
     Numbers,
     RowVersions,
     compute_row_versions,
-    has_lost_moves,
+    find_moves_without_row,
     insert_deletes,
 )
 from pgsieve.decoding.changes.versions import Commits
@@ -37,8 +37,7 @@ class VersionOutcome:
     - `commit_numbers`: for each change, the number of its commit in `commits`
     - `places`: for each change, its place
     - `truncate_commit`: the number of the first commit with a TRUNCATE; None if there is no TRUNCATE
-    - `has_lost_moves`: True if moves are given in two halves (`split_moves`), and one of them finds no row. The outcome then
-      has no meaning.
+    - `lost_places`: if moves are given in two halves (`split_moves`), the places of those that find no row
     """
 
     versions: RowVersions
@@ -46,7 +45,7 @@ class VersionOutcome:
     places: Numbers
     commits: Commits
     truncate_commit: int | None
-    has_lost_moves: bool
+    lost_places: Numbers
 
     @classmethod
     def compute(cls, keyed_changes: KeyedChanges, commits: Commits, has_version: Mask) -> "VersionOutcome":
@@ -59,13 +58,13 @@ class VersionOutcome:
         places = np.concatenate([keyed_changes.places, np.full(len(truncate_lsns), NONE)])[change_indices]
         commit_numbers = commits.find_numbers(lsns)
         truncate_commit = int(commits.find_numbers(truncate_lsns[:1])[0]) if len(truncate_lsns) else None
-        is_left, loses_moves = changes.operations == LEAVE, False
+        is_left, lost_places = changes.operations == LEAVE, places[:0]
         if is_left.any():
-            loses_moves = has_lost_moves(changes, has_version)
+            lost_places = places[find_moves_without_row(changes, has_version)]
             # A row that leaves a key ends the key's version, as a DELETE does.
             changes = replace(changes, operations=np.where(is_left, np.int8(DELETE), changes.operations))
         versions = compute_row_versions(changes, commit_numbers, has_version)
-        return cls(versions, commit_numbers, places, commits, truncate_commit, loses_moves)
+        return cls(versions, commit_numbers, places, commits, truncate_commit, lost_places)
 
     def select_new_versions(self, *, are_present: bool) -> tuple[NetRows, Validity]:
         """Select the versions that the batch begins, in the order of their changes, and the commits that begin and end them.

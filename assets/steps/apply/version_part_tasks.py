@@ -24,6 +24,7 @@ from pgsieve.assets.steps.apply.key_part_tasks import (
     PartDecider,
     PartWriter,
     describe_files,
+    describe_lost_places,
     find_sources,
 )
 from pgsieve.assets.steps.apply.part_messages import (
@@ -85,7 +86,8 @@ class VersionDecider(PartDecider):
     - the places of the changes that begin versions, the commits that begin and end these versions, and where the values are
       that the changes did not send. Versions that the batch also ends are sent apart (`ENDED_ROWS`).
     - for each file, the numbers of the versions that end, and the commits that end them
-    - that the changes are refused, if a move finds no row: what a later change finds may then depend on other parts
+
+    If moves find no row, it sends only their places.
     """
 
     def _has_work(self, received: ReceivedChanges) -> bool:
@@ -102,8 +104,8 @@ class VersionDecider(PartDecider):
         matches = received.find_matches(keyed_changes.keys)
         has_version = keyed_changes.mask_present_keys(match.keys for match in matches.values())
         outcome = VersionOutcome.compute(keyed_changes, commits, has_version)
-        if outcome.has_lost_moves:
-            yield self._make_counts(refused=1)
+        if len(lost_places := self._find_new_places(outcome.lost_places)):
+            yield self._make_report(describe_lost_places(lost_places))
             return
         for kind in (ROWS, ENDED_ROWS):
             rows, validity = outcome.select_new_versions(are_present=kind == ROWS)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.by_files import FilesTask
-from pgsieve.assets.steps.apply.key_part_tasks import RESULT_SCHEMA, BatchParts
+from pgsieve.assets.steps.apply.key_part_tasks import BatchParts, KeyReader
 from pgsieve.assets.steps.apply.part_files import (
     MAX_ROWS_PER_CHANGE,
     FilesPlan,
-    TaskResults,
     count_key_parts,
+    exchange_keys,
     list_key_bounds,
 )
 from pgsieve.assets.steps.apply.row_selection import RowSelection
@@ -56,8 +56,7 @@ class VersionPartsWriter:
     def apply(self) -> bool:
         """Write the versions in one commit; its position is the end of the last slice.
 
-        Returns False if nothing was written, because the batch is small or cannot be applied by parts of the keys. For
-        example, an UPDATE that changes the key does not find its row.
+        Returns False if nothing was written, because the batch is small or cannot be applied by parts of the keys.
         """
         if not self._is_divisible:
             return False
@@ -112,7 +111,6 @@ class VersionPartsWriter:
         runner, files = lake.policy.choose_runner(pending.size_bytes), plan.files
         change_parts = divide_groups(self.groups, runner.parallelism)
         key_part_count = count_key_parts(pending.row_change_count, runner.parallelism)
-        file_part_count = min(len(files), 2 * runner.parallelism)
         extent = Extent(pending.slice_ends, self.since_lsn, pending.truncated_at)
         batch_parts = BatchParts(
             key_schema,
@@ -136,18 +134,23 @@ class VersionPartsWriter:
             selection,
             versions.encodings,
         )
-        writer = VersionPartWriter(batch_parts, files_task, change_parts, files, plan.marks_rows)
-        rows = runner.exchange(
-            VersionReader(batch_parts, store, path, change_parts, files, file_part_count, key_part_count),
-            len(change_parts) + file_part_count,
-            [
-                Receivers(key_part_count, VersionDecider(batch_parts, empties_replica=False)),
-                Receivers(batch_parts.writer_count, writer),
-            ],
-            RESULT_SCHEMA,
+        reader = VersionReader(
+            batch_parts,
+            store,
+            path,
+            change_parts,
+            files,
+            min(len(files), 2 * runner.parallelism),
+            key_part_count,
         )
-        results = TaskResults.from_rows(rows)
-        if results.counts["refused"]:
+
+        def make_receivers(reader: KeyReader) -> Sequence[Receivers]:
+            decider = VersionDecider(reader.batch_parts, empties_replica=False)
+            writer = VersionPartWriter(reader.batch_parts, files_task, change_parts, files, plan.marks_rows)
+            return [Receivers(key_part_count, decider), Receivers(batch_parts.writer_count, writer)]
+
+        results = exchange_keys(runner, reader, make_receivers)
+        if results is None or results.counts["refused"]:
             return False
         commit = Commit(pending.slice_ends[-1], expected_version=pending.head.version)
         plan.commit(committer, path, table.schema, results, commit)

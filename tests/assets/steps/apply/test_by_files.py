@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 
-from pgsieve.assets.steps.apply import by_files, completion
+from pgsieve.assets.steps.apply import by_files, completion, part_files
 from pgsieve.assets.steps.apply.by_files import FilesWriter, find_many_changes, find_stored_changes
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.assets.steps.apply.in_process import FewChanges, FewChangesWriter
@@ -353,7 +353,7 @@ def test_unsent_values_beyond_the_memory_of_a_task_leave_the_same_rows(
 def test_parts_of_the_keys_leave_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...], *, marking: bool
 ) -> None:
-    """Changes are never decided by all keys at once, unless they conflict, or a moved row is missing."""
+    """Changes are never decided by all keys at once, unless they conflict."""
     applied = moved = 0
     for seed in range(24):
         rows, changes = _random(random.Random(seed), plain=seed % 2 == 0, sent=seed % 2 == 1)
@@ -364,7 +364,7 @@ def test_parts_of_the_keys_leave_the_same_rows(
             few.mark(few.rows()[:1], 110, checkpointed=False)
         expected = _outcome(few.one_by_one, key)
         with monkeypatch.context() as alone:
-            if isinstance(expected, TableResult) and not (expected.missing and seed % 2):
+            if isinstance(expected, TableResult):
                 alone.setattr(by_files, "make_keyed_changes", None)
                 moved += parts.pending().key_change_count
             done = _outcome(parts.by_key_parts, key)
@@ -378,6 +378,27 @@ def test_parts_of_the_keys_leave_the_same_rows(
         applied += 1
     assert applied > 12
     assert moved
+
+
+@pytest.mark.parametrize("lost_count", [1, 3, 9])
+def test_moves_that_depend_on_a_missing_row_leave_the_rows_of_changes_applied_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_count: int
+) -> None:
+    """Each round of the parts finds one more of the moves. After many rounds the driver decides."""
+    rows = [row(key, f"before {key}") for key in range(50, 70)]
+    found = [update(row(key + 20, "found"), row(key, "")) for key in range(50, 60)]
+    lost = [update(row(key + 1, "lost"), row(key, "")) for key in range(1, lost_count + 1)]
+    # Key 2 gets no row by the first move, so this is no conflict.
+    changes = [*lost, *found, delete(row(lost_count + 1, "")), insert(row(2, "inserted"))]
+    parts, few = (Changes(tmp_path / way, rows, changes) for way in ("parts", "few"))
+    monkeypatch.setattr(part_files, "_PART_CHANGES", 2)
+    with monkeypatch.context() as alone:
+        if lost_count < part_files._MAX_ROUNDS:
+            alone.setattr(by_files, "make_keyed_changes", None)
+        done = parts.by_key_parts(definition("k"))
+    assert _done(done) == _done(few.one_by_one(definition("k")))
+    assert parts.rows() == few.rows()
+    assert row(2, "inserted") in parts.rows()
 
 
 @pytest.mark.slow
@@ -395,7 +416,7 @@ def test_parts_of_the_keys_are_examined_for_conflicts_without_a_commit(
         expected = _outcome(few.one_by_one, key)
         if isinstance(expected, KeyConflictError):
             assert not can_be_applied, f"seed {seed}"
-        elif seed % 2 == 0 or not expected.missing:  # A moved row may be missing.
+        else:
             assert can_be_applied, f"seed {seed}"
         refused += not can_be_applied
     assert 0 < refused < 20

@@ -130,7 +130,7 @@ def test_random_changes_leave_the_rows_of_changes_applied_one_by_one(tmp_path: P
 def test_parts_of_the_digests_leave_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, marking: bool
 ) -> None:
-    """The driver decides only batches in which a change does not find its row."""
+    """The driver decides no batch with an UPDATE or a DELETE."""
     by_parts = lost = 0
     for seed in range(40):
         rows, changes = _random(random.Random(seed))
@@ -142,7 +142,7 @@ def test_parts_of_the_digests_leave_the_same_rows(
         after, missing = _followed(rows, changes)
         with monkeypatch.context() as alone:
             alone.setattr(by_key_parts, "_MAX_KEYLESS_ROWS_PER_CHANGE", 100)
-            if not missing and any(change.old for change in changes):
+            if any(change.old for change in changes):
                 alone.setattr(by_files, "read_digests", None)
                 by_parts += 1
             done = made.by_key_parts(_KEYLESS)
