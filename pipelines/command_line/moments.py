@@ -160,7 +160,7 @@ def print_refilter_report(report: RefilterReport) -> None:
         )
     console.print_out(printed_table)
     if report.has_missing_tables:
-        copy_hint = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies the table; if it has no replica yet, `pgsieve run` does"
+        copy_hint = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it; `pgsieve run` copies a table that has no replica yet"
         console.print_out(
             console.Text.assemble(("hint: ", "bold"), f"where no replica has the rows, {copy_hint}")
         )
