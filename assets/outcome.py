@@ -46,8 +46,8 @@ _SEQUENCE_SCHEMA = ""
 class IncompleteError(dg.Failure):
     """A step left some work undone: tables are set aside, a sequence cannot be read, or the subscription is disabled.
 
-    A table is set aside if its changes are no longer applied, because of an error, until it is copied again. The step
-    has done its work on all other tables. Dagster does not retry the step, because the same problems would remain.
+    After an error of a table, the table is set aside: its changes are no longer applied until it is copied again. The
+    step has done its work on all other tables. Dagster does not retry the step, because the same problems would remain.
     """
 
     def __init__(self, subscription: str, problems: Sequence[str]) -> None:
@@ -194,7 +194,7 @@ def find_subscription_problems(
     states: Mapping[TableName, TableState],
     subscription_state: SubscriptionState,
 ) -> dict[TableName | None, str]:
-    """Map the tables of a subscription that are set aside to a text with the reason.
+    """Find the tables of a subscription that are set aside. Map each to a text with the reason.
 
     If the subscription is disabled, the key None has the reason. If the values of a sequence cannot be read, the
     problem has a key that no table can have, and `find_cut_obstacles` leaves out this key.

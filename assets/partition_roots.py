@@ -1,19 +1,20 @@
 """The assets of the replicas. Their step applies changes to all replicas of a subscription, and then writes a cut.
 
 A replica is the copy of one of the publisher's tables. A cut names a version of each replica of a subscription;
-together these versions equal the publisher at one LSN. Before this step, the UPDATE transformation has routed the
-changes of partitions: to the replica of the partition, or to that of the ancestor as which the partition is published
+together these versions equal the publisher at one LSN. The changes of a partition have been routed before, when they
+were decoded and filtered: to the replica of the partition, or to that of the ancestor as which it is published
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
 If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the cut, and report the
-replicas that they have changed. A replica without changes keeps its last materialization. A replica that is set aside
-(its changes are not applied, because of an error) keeps it, too; the check `sync_state` tells the two apart. Replicas
-that a user selects are materialised if they are ready. A run that has brought all replicas up to date materialises the
-cut, even if there were no changes.
+replicas that they have changed. A replica without changes keeps its last materialization. So does a replica that is set
+aside (its changes are not applied, because of an error). The check `sync_state` shows which of the two is the case.
+Replicas that a user selects are materialised if they are ready. A run that has brought all replicas up to date
+materialises the cut, even if there were no changes.
 
 Each run of the cut evaluates its checks `sync_state` and `freshness`, which cover all tables. The checks of a single
-table are reported only if the run has materialised the table, or if the table has a new problem. A table that is set
-aside, or a disabled subscription, fails one run, at its end. If a user selects the table, it also fails that run.
+table are reported only if the run has materialised the table, or if the table has a new problem. If a table is set
+aside or a subscription is disabled, one run fails for that, at its end. If a user selects the table, it also fails that
+run.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -279,7 +280,7 @@ class _RunReport:
     ) -> dict[TableName, TableState]:
         """Choose the ready tables that have changed; returns their states.
 
-        Ready tables that the run has selected are chosen, too, if the run has not selected all tables, or if it fails.
+        Also choose ready tables that the run has selected, if it has not selected all tables, or if it fails.
         `keys_with_failed_check` has the assets with a failed check `sync_state`. If such a table is ready by now, it is
         chosen, too, so that Dagster no longer shows the failure.
         """

@@ -92,8 +92,8 @@ class WantedDigests:
             self._index.append(_DigestIndex.from_digests(self.digests))
         index, marks = self._index[0], compute_row_marks(rows)
         row_indexes = np.flatnonzero(index.has_mark[marks >> index.shift])
-        # `has_mark` knows only the high bits of a mark. A search for the whole mark leaves fewer rows, and takes less time
-        # than the digests of these rows.
+        # `has_mark` knows only the high bits of a mark. So search for the whole marks. That takes less time than to
+        # compute the digests of all these rows.
         positions = np.minimum(np.searchsorted(index.marks, marks[row_indexes]), len(index.marks) - 1)
         row_indexes = row_indexes[index.marks[positions] == marks[row_indexes]]
         if not len(row_indexes):
@@ -121,8 +121,8 @@ class _DigestIndex(NamedTuple):
     def from_digests(cls, digests: pa.Table) -> _DigestIndex:
         """Make the index of digests.
 
-        `shift` leaves so many bits of a mark that at most one in sixteen of the possible shifted marks is wanted. For a
-        very large number of digests, the 32 bits of a mark do not suffice for this.
+        `shift` is chosen so that at most one in sixteen of all shifted marks belongs to a wanted digest. For a very
+        large number of digests, the 32 bits of a mark do not suffice for this.
         """
         octets, digest_count = _to_numpy(digests), digests.num_rows
         order = np.argsort(octets)
@@ -165,7 +165,7 @@ def _hash_rows(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 
 
 def encode_as_words(column: pa.Array) -> npt.NDArray[np.uint64]:
-    """Return a number for each value, also for NULL; equal values have the same number."""
+    """Return a number for each value, also for NULL. Equal values get the same number."""
     lengths = measure_lengths(column)
     values = unify_floats(column, unify_zeros=False) if lengths is None else lengths
     values = values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values

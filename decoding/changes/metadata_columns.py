@@ -43,7 +43,7 @@ TYPE_OID_BY_KIND: Mapping[str, int] = MappingProxyType(
 APPLIED_AT = "applied_at"
 #: Metadata columns: pairs of name and kind.
 Metadata = Sequence[tuple[str, str]]
-#: The kinds whose values are in a column of the changes with the same name.
+#: Values of these kinds come from a column of the changes. It has the same name as the kind.
 _CHANGE_KINDS = frozenset({"commit_lsn", "commit_time", "ordinal", "operation"})
 FLAG_KINDS = frozenset({"deleted", "filtered"})
 _ENDED_VALUES: Mapping[str, object] = MappingProxyType({"deleted": True, "operation": "delete"})
@@ -72,7 +72,7 @@ class MetadataColumns:
     def make_values(self, name: str, changes: Mapping[str, pa.Array], count: int) -> pa.Array:
         """Return the values of a metadata column for the new rows of `count` changes.
 
-        `changes` maps the names of the changes' columns to these columns.
+        `changes` has the columns of the changes, by name.
         """
         kind = self.kinds[name]
         arrow_type = metadata_type(kind).arrow_type
@@ -116,7 +116,7 @@ def metadata_schema(metadata: Metadata) -> pa.Schema:
 
 
 def make_truncate_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
-    """Return the metadata of the rows that TRUNCATEs end; the result has one row per TRUNCATE.
+    """Return the metadata for rows that TRUNCATEs delete, with one row per TRUNCATE.
 
     `truncates` has the columns `commit_lsn`, `ordinal` and `commit_time`.
     """

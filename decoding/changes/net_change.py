@@ -45,8 +45,8 @@ Mask = npt.NDArray[np.bool_]
 INSERT, UPDATE, DELETE, LEAVE = range(4)
 _ARRIVE = 4
 #: Where the row of a tenure comes from: an INSERT (`INSERT`), a move (`_ARRIVE`), the replica (`_REPLICA`), or nowhere,
-#: because the changes found no row (`_NOTHING`). If tenures are split by commits, `_CONTINUED` means that the row comes
-#: from the previous part of the tenure.
+#: because the changes found no row (`_NOTHING`). Tenures may be split by commits. Then `_CONTINUED` says that the row
+#: comes from the part before.
 _REPLICA, _NOTHING, _CONTINUED = -1, -2, -3
 #: Stands for "no key", "no change" and "no row" in arrays of numbers.
 NONE = -1
@@ -81,9 +81,8 @@ class KeyChanges:
         """Return two masks of keys, which say for which keys the caller must look into the replica.
 
         The first mask has the keys that need a row before the changes: their first change is an UPDATE, a DELETE or a
-        LEAVE. The second mask has the keys for which it matters whether the replica has a row: the keys that a row leaves
-        by an UPDATE, and the keys that get a new row before a row of the key ends. Such a new row conflicts with a row of
-        the replica.
+        LEAVE. For the keys of the second mask it matters whether the replica has a row. An UPDATE takes a row away from
+        such a key. Or the key gets a new row before a row of the key ends, which conflicts with a row of the replica.
         """
         first_begins = _find_first_indexes(
             np.where((self.operations == INSERT) | self.is_move, self.new_keys, NONE), key_count
@@ -104,14 +103,14 @@ class NetChange:
     """The outcome of changes for their keys; each array has one element per key.
 
     - `is_upserted`: after the changes, the key has a new row.
-    - `is_updated`: after the changes, the key has the replica's row with the key `base_keys`, which was updated. If the
-      replica has no such row, the key has no row.
+    - `is_updated`: after the changes, the key has an updated row: the one that the replica has with the key
+      `base_keys`. If the replica has no such row, the key has none.
     - `is_expected`: the replica should have a row with this key before the changes.
     - `last_changes` is the last change that has the row's values.
     - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
       the column's value, or to `NONE` if only the replica's row with the key `base_keys` has it.
     - `end_changes` is the change that ended the row, if the replica retains ended rows (rows that were deleted, but
-      stay), otherwise `NONE`. An ended row keeps its last values. If the first change of a replica's row ended it,
+      stay), otherwise `NONE`. An ended row keeps its last values. If the first change ended the replica's row,
       `last_changes` is `NONE`.
 
     A key that is neither upserted nor updated has no row after the changes.
@@ -130,8 +129,8 @@ class NetChange:
     def has_row(self) -> Mask:
         """The mask of the keys that are upserted or updated.
 
-        These keys have a row after the changes, except an updated key whose `base_keys` has no row in the replica. Ended
-        rows that the replica retains count as rows.
+        These keys have a row after the changes, except an updated key whose `base_keys` has no row in the replica. Here
+        ended rows count as rows, if the replica retains them.
         """
         has_row: Mask = self.is_upserted | self.is_updated
         return has_row
@@ -189,8 +188,8 @@ def compute_net_change(
     """Return the outcome for each key, and the first change that conflicts with a row of its key, or None.
 
     `has_row_before` says for each key whether the replica has a row. If there is a conflict, the outcome has no
-    meaning. With `retain_ended`, a key without a row after the changes keeps its last ended row. In that case
-    `has_row_before` must be right for all keys.
+    meaning. With `retain_ended`, a key without a row after the changes keeps its last ended row. For that,
+    `has_row_before` must be right for all keys, and not only for those of `compute_lookup_masks`.
     """
     changes = _replace_lost_moves(changes, has_row_before)
     tenures = _find_tenures(changes)
@@ -235,8 +234,7 @@ class RowVersions:
 
     - `keys`, `last_changes`, `changes_by_column` and `base_keys` have the same meaning as in `NetChange`.
     - `end_commits` is the number of the commit that ends the version, or `NONE` if no commit ends it.
-    - `former_end_commits` has one element per key: the commit that ends the row that the key had before the changes, or
-      `NONE`.
+    - `former_end_commits` has for each key the commit that ends the row from before the changes, or `NONE`.
     """
 
     keys: Numbers
@@ -250,8 +248,8 @@ class RowVersions:
 def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: Mask) -> RowVersions:
     """Return the versions that changes make; the changes must have no conflict and no `LEAVE`.
 
-    `commits` has the number of each change's commit. A commit makes at most one version of a row, because other
-    transactions never see a row that the transaction itself has replaced.
+    `commits` has the number of each change's commit. A commit makes at most one version of a row, since other
+    transactions see only the last row of a transaction.
     """
     change_keys = np.where(changes.operations == DELETE, changes.old_keys, changes.new_keys)
     if not changes.is_move.any() and np.bincount(change_keys).max(initial=0) <= 1:
@@ -320,9 +318,9 @@ def insert_deletes(
     `truncates` has the number of changes before each TRUNCATE, in order. The first TRUNCATE becomes DELETEs of all
     `key_count` keys. A later TRUNCATE becomes DELETEs of the keys of the changes since the previous TRUNCATE.
 
-    Returns the changes with these DELETEs, and the number of each change's origin. The origin of an inserted DELETE is
-    its TRUNCATE, and the origin of any other change is the change itself. The numbers of TRUNCATEs follow the number of
-    the last change.
+    Returns the changes with these DELETEs. For each of them it also returns the number of its origin. The origin of an
+    inserted DELETE is its TRUNCATE, and the origin of any other change is the change itself. The numbers of TRUNCATEs
+    follow the number of the last change.
     """
     positions, deleted, origins, start = list[Numbers](), list[Numbers](), list[Numbers](), 0
     for origin, end in enumerate(truncates, len(changes.operations)):

@@ -56,7 +56,8 @@ _BLOCK_KINDS = np.frombuffer(b"RYIUDTMO", np.uint8)  # The messages between Stre
 _ORIGIN = ord("O")
 _XID_BYTES = 4  # Bytes of the transaction id, directly after the type byte.
 
-# Maps a type byte to whether such a message begins or ends a streamed block or a streamed or prepared transaction.
+# For each type byte: whether such a message begins or ends a transaction that is streamed or prepared, or a block of
+# one.
 _IS_BOUNDARY = np.zeros(256, np.bool_)
 _IS_BOUNDARY[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
 
@@ -210,8 +211,8 @@ class TransactionAssembler:
                 begin = Begin(message.commit_lsn, message.commit_time, message.xid)
                 yield from self._replay(transaction, begin, message.end_lsn)
             case BeginPrepare():
-                # pgsieve reads the spooled messages apart from the messages before and after them. So each of
-                # these parts needs its own descriptions.
+                # The messages of this transaction are spooled, and read apart from those before and after. So each of
+                # the three parts needs its own descriptions of relations.
                 self._descriptions.begin_slice()
                 self._transaction_in_preparation = message, self._make_transaction()
             case Prepare():
@@ -229,8 +230,8 @@ class TransactionAssembler:
             case StreamPrepare():
                 transaction = self._compact(self._end_stream(message))
                 self._keep_prepared(_to_prepare(message), transaction)
-                # The server does not send the descriptions in this transaction again. From version 19 on, it does not even
-                # do so after ROLLBACK PREPARED.
+                # The server will not send the descriptions of relations in this transaction again; from version 19 on,
+                # not even after ROLLBACK PREPARED.
                 self._descriptions.record_replayed_descriptions(transaction.valid_descriptions)
             case CommitPrepared():
                 # The transaction may be unknown here: if it changed nothing, servers before 17 send no Prepare.

@@ -1,4 +1,4 @@
-"""Publications: the part of a relation's changes that the subscribed publications send.
+"""Publications: which part of a relation's changes they send.
 
 In: the publisher's tables, and its publications from the catalog or pgsieve.yaml. Out:
 
@@ -323,9 +323,10 @@ def find_published_relation(
 ) -> PublishedRelation | None:
     """Return the part of the changes to `table` (a plain table or a leaf) that `publications` together send.
 
-    Returns None if they send nothing. The publications can name different relations for the changes: the table
-    itself or one of its ancestors. The topmost of these relations is sent. All publications contribute
-    their operations. Only those that name this relation contribute row filters and column lists (get_rel_sync_entry()).
+    Returns None if they send nothing. In the messages, the changes have the name of the table itself or of one of its
+    ancestors. The publications may ask for different names. The topmost of these relations is the one that is named.
+    All publications contribute their operations. Only those that name this relation contribute row filters and column
+    lists (get_rel_sync_entry()).
     Raises PublicationError if these differ in their column lists or in publish_generated_columns.
     """
     # Each publication, with the relation that it names in messages about the table, and the level of this relation.
@@ -392,11 +393,11 @@ class ReplicatedTable:
     def key(self) -> tuple[str, ...]:
         """The key columns of the replica; empty if rows can only be compared as a whole.
 
-        An old row has the identity columns of its leaf. So a partitioned table has one of these keys:
+        An old row is sent with the identity columns of its leaf. So the key of a partitioned table is one of these:
 
-        - The root's key, if it is in the identity of each leaf that has an identity.
+        - The root's key, if each leaf with an identity has all of its columns in the identity.
         - Otherwise the key that all leaves share, if this key contains the partition key, and no leaf is unlogged or
-          foreign. Such a key is unique in the whole tree, because equal keys are in the same leaf.
+          foreign. It is unique in the whole tree, because rows with equal keys are in the same leaf.
         - Otherwise the root's key.
 
         If neither updates nor deletes are published, the key is always the root's key, because no old row is sent. A

@@ -73,11 +73,11 @@ def plan_capture(
 
     A partition tree can be captured in two ways:
 
-    - As its root, if all subscriptions of the tree publish it as this root, in the same way for all leaves. The
-      publisher sends each change as a change of the root, by the catalog as of the change. It also distinguishes
-      a TRUNCATE of a leaf from a TRUNCATE of the root.
-    - As its leaves in all other cases in which a subscription publishes the tree as its root. `find_routes` routes
-      the changes of the leaves to the root. The capture publication lists the root without
+    - As its root: if all subscriptions of the tree publish it as this root, and all leaves in the same way. The
+      publisher sends each change as a change of the root, by the catalog as of the change. It also distinguishes a
+      TRUNCATE of a leaf from a TRUNCATE of the root.
+    - As its leaves: in all other cases in which a subscription publishes the tree as its root. `find_routes` routes the
+      changes of the leaves to the root. The capture publication then lists the root, but without
       publish_via_partition_root. So the publisher also sends the changes of leaves that are created later.
 
     A table is captured only with the operations that a subscription publishes. A publication of updates makes

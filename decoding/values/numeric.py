@@ -31,8 +31,8 @@ _BASE = 10_000
 _MAX_DECIMAL_DIGITS = 38  # The greatest precision of a decimal.
 _WORD_DIGITS = 18  # Any number with this number of decimal digits fits in a signed 64-bit word.
 _POWERS = _BASE ** np.arange(5, dtype=np.int64)  # The powers of 10000 that fit in a word.
-#: The element n is the limit for a first digit with the power n of 10000. If the first digit is less than the limit, the
-#: number has at most 18 decimal digits.
+#: A number has at most 18 decimal digits if its first digit is below this limit. Element n is the limit if the first
+#: digit has the power n of 10000.
 _FIRST_DIGIT_LIMITS = 10**_WORD_DIGITS // _POWERS
 
 Digits: TypeAlias = npt.NDArray[np.uint8]
@@ -64,7 +64,7 @@ def parse_decimal(text: pa.Array, target_type: pa.DataType) -> pa.Array:
 
 
 def _count_excess_places(target_type: pa.DataType) -> int:
-    """Return how many decimal places (0 to 3) the last base-10000 digit has beyond the decimal's scale."""
+    """The last base-10000 digit may have more decimal places than the decimal's scale. Return how many (0 to 3)."""
     return int(-target_type.scale % 4)
 
 
@@ -74,8 +74,8 @@ def _decode_valid_decimals(binary: pa.Array, target_type: pa.DataType) -> pa.Arr
     if ((signs != 0) & (signs != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     digit_counts = (headers >> 48).astype(np.int64)
-    # The power of 10000 of each value's first digit. Here the last digit within the decimal's scale has the power 0;
-    # in numeric_send the last digit before the decimal point has the power 0.
+    # The power of 10000 of each value's first digit. Here the power 0 is that of the last digit within the decimal's
+    # scale. In numeric_send it is that of the last digit before the decimal point.
     first_powers = (headers >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(
         -target_type.scale // 4
     )

@@ -81,7 +81,7 @@ def demo(
         bool,
         typer.Option(
             "--ui",
-            help="Instead: a server with invented traffic, its replicas, and Dagster's web interface, until Ctrl-C.",
+            help="Keep a server with invented traffic, its replicas, and Dagster's web interface running until Ctrl-C.",
         ),
     ] = False,
     host: UiHostOption = "127.0.0.1",
@@ -93,11 +93,12 @@ def demo(
         typer.Option("--without-spark", help="Use threads instead of Spark, on a machine without Java."),
     ] = False,
 ) -> None:
-    """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription.
+    """Replay PostgreSQL's examples of row filters, and compare pgsieve with a built-in subscription.
 
-    Then both copy a million rows, with a row filter and a partition root, and apply half a million changes;
-    Spark does so for pgsieve. With --ui the demo stays instead: a server whose rows change all the time, a
-    run every few seconds, and Dagster's web interface.
+    The demo starts its own PostgreSQL. Then pgsieve (by Spark) and the built-in subscription each copy a million
+    rows, with a row filter and a partition root, and apply half a million changes. With --ui the demo keeps
+    running instead: a server whose rows change all the time, a run every few seconds, and Dagster's web
+    interface.
     """
     require_extra("demo")
     if with_ui:
@@ -156,7 +157,7 @@ TablesOption = Annotated[
     typer.Option(
         "--table",
         metavar="SCHEMA.TABLE",
-        help="Instead of --publication: a table, for a publication that pgsieve.yaml defines; repeatable.",
+        help="A table, instead of --publication: pgsieve.yaml then defines the publication; repeatable.",
     ),
 ]
 ViaRootOption = Annotated[

@@ -7,8 +7,8 @@ Dagster opens and closes a connection for each statement. When the last connecti
 checkpoints its log, and the checkpoint is most of the cost of an event. A run with changes in 200 tables has some
 thousand events. Four changes make it faster:
 
-- Connections stay open, and the events that plan the steps of a run are stored in one transaction. So are events that
-  Dagster reports right after each other.
+- Connections stay open. Events that Dagster reports right after each other are stored in one transaction, and so are
+  the events with the plan of a run.
 - Each run has its own database. Dagster's migrations create only the database of the first run. Each later run gets a
   copy of that database, which was made when it had no events yet.
 - Many steps read the records of the same assets. A record is read again only after a change. A materialization that this
@@ -52,7 +52,7 @@ _MAX_KEPT_MATERIALIZATIONS = 500
 #: Dagster reports another event right after an event of these types. The event of an output is followed by the
 #: materialization or the check result, and the success of a step by the start of the next step or the end of the run.
 _FOLLOWED_TYPES = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_SUCCESS}
-#: The types of what a step reports. None is a line that it logs.
+#: The types of the events by which a step reports something. None stands for a line of the log.
 _REPORT_TYPES = {
     None,
     dg.DagsterEventType.ASSET_MATERIALIZATION,
@@ -91,7 +91,7 @@ class CachedEventLog(SqliteEventLogStorage):
     #: Events that are not stored yet, because Dagster reports another event right after them. They are stored together
     #: with it, and before anything is read.
     _unstored_events: list[EventLogEntry]
-    #: True if steps only report work that was done before. See `reports_together`.
+    #: True if the work of the steps is done already, and they only report it. See `reports_together`.
     _is_work_done: bool
     #: Maps assets to their records as they were read last; None if an asset has no record.
     #:
@@ -100,7 +100,8 @@ class CachedEventLog(SqliteEventLogStorage):
     #: rows that this process has changed.
     _records_by_key: dict[dg.AssetKey, AssetRecord | None]
     _database_state: tuple[int, int]
-    #: The observations of assets that were read last. They are valid for `_database_state`, too.
+    #: The observations of assets that were read last. They, too, are valid only while the database is in
+    #: `_database_state`.
     _observations: dict[tuple[dg.AssetKey, int, bool], EventRecordsResult]
     #: The last materializations that this process has stored, as JSON and parsed.
     _own_materializations: dict[dg.AssetKey, tuple[str, EventLogRecord]]

@@ -1,6 +1,6 @@
 """Runs Dagster in this process: opens its instance, and materialises assets for a command.
 
-In: a configuration; or assets, and a text that names the task
+In: a configuration, to open the instance; assets and the name of the task, to materialise them
 Out: a run in Dagster's records, which `pgsieve ui` shows
 
 If a step fails, its own error is raised, and not the error by which Dagster reports it. If the run was interrupted,
@@ -184,12 +184,12 @@ def unwrap_step_errors() -> Iterator[None]:
     except dg.Failure as dagster_failure:
         raise PgsieveError(dagster_failure.description or str(dagster_failure)) from dagster_failure
     if step_error is not None:
-        # Within the handler, Python would add Dagster's error to this one as its context.
+        # This is not raised in the handler above, where Python would add Dagster's error as its context.
         raise step_error
 
 
 def make_run_error(result: dg.ExecuteInProcessResult) -> PgsieveError:
-    """Make an error of Dagster's last message, for a run that failed although no step of pgsieve did."""
+    """Make an error from Dagster's last message, if a run failed and no step of pgsieve did."""
     messages = [" ".join(error.message.split()) for error in _find_errors(result)]
     return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")
 

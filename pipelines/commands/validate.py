@@ -319,7 +319,7 @@ def _describe_received_tables(
     """What a subscription will receive.
 
     - `sequences_by_subscription`: maps subscriptions to sequences
-    - `find_sources`: returns the subscriptions from whose replicas a table may be made, so that no copy is needed
+    - `find_sources`: returns the subscriptions from whose replicas `pgsieve refilter` may make a table, without a copy
     """
     states_by_name = TableStates(lake, subscription.name).read_newest()
     changes_by_oid = _describe_received_changes(subscription, catalog)
@@ -374,7 +374,7 @@ def _describe_received_changes(
 ) -> dict[int, list[ReceivedChanges]]:
     """Maps the oid of each replicated table to the changes that a subscription will receive for it.
 
-    A table and its partitions may have different row filters. Those with the same row filters and the same replica
+    A table and its partitions may have different row filters. Tables with the same row filters and the same replica
     identity share an entry.
     """
     publications = subscription.slot_stream.publications(catalog, subscription.name)
@@ -416,8 +416,8 @@ def _list_update_results(
     """What an UPDATE may become before the subscription receives it: `insert`, `update`, `delete` or `nothing`.
 
     For example, an UPDATE after which the row no longer matches the row filter becomes a DELETE. If the publisher
-    evaluates the row filters, it has already turned such an UPDATE into a DELETE. What it sends as an UPDATE is received
-    as an UPDATE.
+    evaluates the row filters, it has already turned such an UPDATE into a DELETE. The UPDATEs that it sends are
+    received as UPDATEs.
     """
     if "update" not in filters_by_operation:
         return () if slot_stream.filtered else ("nothing",)

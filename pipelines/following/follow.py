@@ -1,7 +1,7 @@
 """`pgsieve run --follow`: applies changes as they arrive, until the process is stopped.
 
 In: the configuration
-Out: the results of each slice, by calls of a function
+Out: calls of `on_result` with the results of each slice
 
 A slice is the changes between two positions of a slot. A slot stream is a slot with the subscriptions that read it. For each
 stream there is a thread that reads the slot by streaming replication. When the thread has received a slice, it appends
@@ -13,7 +13,7 @@ the next one.
 - If a subscription fails, the others go on, and the failed one is left out until the command is started again. If all
   subscriptions of a stream have failed, its slot is no longer read.
 - A transient error of the server or the network is one that may go away. After such an error the stream is followed
-  again. But if it could never be followed since the start, the error ends the work.
+  again. But if the process has not followed it even once, the error ends the work.
 - Copies of tables are Dagster runs. The slices are reported to Dagster every few minutes (`follow_report`).
 - After a few hundred slices the changed tables are maintained (small files are compacted, and old versions
   deleted), because each slice adds a few files and commits.
@@ -232,8 +232,8 @@ class _Context:
 class _Follower:
     """Follows one stream, for the subscriptions of the stream that the user has selected."""
 
-    #: Only one stream is copied, applied or maintained at a time. All streams share one Spark session, and the
-    #: position (an LSN) that a commit gets is a setting of the session.
+    #: Only one stream is copied, applied or maintained at a time. The position (an LSN) that Spark gives to a commit is
+    #: a setting of the session, and all streams share one session.
     _turn_lock = threading.Lock()
 
     def __init__(
@@ -339,7 +339,7 @@ class _Follower:
     def _register(self, materializers: Sequence[Materializer]) -> None:
         """Register new replicas in Spark's catalog.
 
-        If that fails, it is tried again after the next copy, and at the next maintenance.
+        After a failure, the next copy and the next maintenance try it again.
         """
         for materializer in materializers:
             if materializer.name in self._failures:

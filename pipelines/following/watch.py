@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 #: After an idle time the server may take this long to send the first WAL. Until then its stream does not count as stalled.
 _MAX_DELAY_SECONDS = 30.0
-#: If a server has been silent for this time, its stream is not healthy. A `Watch` with a shorter
-#: `limit_seconds` uses that instead, but at least SILENCE_SECONDS: a stream connects again only after this time.
+#: If a server has been silent for this time, its stream is not healthy. A `Watch` with a shorter `limit_seconds` uses
+#: that time instead. But it uses at least SILENCE_SECONDS, since a stream connects again only after that time.
 SILENCE_LIMIT_SECONDS = 300.0
 
 
@@ -57,9 +57,10 @@ class SlotStreamActivity:
     - `apply_start`: when the thread began to apply a slice, or when the first change of the slice arrived; None if
       it applies no slice
     - `last_progress_at`: the time of the last progress
-    - `silent_since`: since when the server does not answer, while the thread cannot read the slot; None if it answers
-    - `behind_since`: since when the server has WAL that was not received: the time of the first check that found this
-      after the last progress
+    - `silent_since`: the time since which the server does not answer, if the thread cannot read the slot for this
+      reason; otherwise None
+    - `behind_since`: the time since which the server has WAL that was not received. It is the time of the first check
+      that found this after the last progress
     """
 
     source: str
@@ -129,7 +130,10 @@ class SlotStreamActivity:
 
     @property
     def silent_seconds(self) -> float:
-        """For how many seconds the server has not answered. 0 if the thread does not read the slot for a reason other than silence."""
+        """For how many seconds the server has not answered.
+
+        0 if the thread does not read the slot, and the reason is not silence.
+        """
         silent_since = self.stream.answered_at if self.stream else self.silent_since
         return 0.0 if silent_since is None or self.has_ended else time.monotonic() - silent_since
 
@@ -217,7 +221,7 @@ class Watch:
     def _stays_behind(self, activity: SlotStreamActivity) -> bool:
         """True if the server has had WAL for a while that it has not sent.
 
-        After an idle time, the first WAL is not sent for a moment either. That is not a stall.
+        After an idle time, the server takes a moment to send the first WAL. That is not a stall.
         """
         try:
             is_behind = self._is_behind(activity)

@@ -4,10 +4,10 @@ In: - the lake's folder
     - a time: later writes may not have reached the disk
 Out: each Delta log ends before its first incomplete version.
 
-A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. Also removed
-are incomplete checkpoints and all checksums, if they were written since this time, and a log without any version.
-pgsieve acts on a commit only after it is on disk. So the commits that are removed here are commits that pgsieve
-never acted on. Raises OSError.
+A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. This also
+removes incomplete checkpoints and all checksums that were written since this time, and a log without any version.
+pgsieve acts on a commit only after it is on disk. So the commits that are removed here are commits that pgsieve never
+acted on. Raises OSError.
 
 Writers give log entries and files their names only once they are complete. So a process that was killed leaves no
 incomplete file, and a process that is still writing shows none. But a running process may remove a file while this
@@ -35,7 +35,8 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
 _LAST_CHECKPOINT = "_last_checkpoint"
 #: The bytes with which a Parquet file begins and ends, and the size of the smallest possible Parquet file.
 _MAGIC, _MIN_PARQUET_BYTES = b"PAR1", 12
-#: How exact the times of files are. A file that was written up to two seconds after a time may have an earlier time.
+#: How exact the times of files are. The time of a file may be up to two seconds before the time at which it was
+#: written.
 _CLOCK_RESOLUTION_NS = 2_000_000_000
 
 #: The changes of a log entry: the names of the files that it removes, and a mapping from the names of the files that it
@@ -109,7 +110,7 @@ def _remove_wrong_hint(log_folder: Path) -> None:
 
 
 def _map_entries(log_paths: Iterable[Path]) -> dict[int, Path]:
-    """Map each version to the path of its log entry, of the paths of a log's files."""
+    """Find the log entries among the files of a log. Map each version to the path of its entry."""
     return {int(match[1]): path for path in log_paths if (match := _ENTRY.fullmatch(path.name))}
 
 
@@ -131,8 +132,8 @@ def _find_first_incomplete_version(table: Path, since_ns: int) -> int | None:
             break
         changes_by_version[version] = _parse_changes(content)
     while (incomplete_version := _find_first_with_incomplete_file(table, changes_by_version)) is not None:
-        # This entry and all later ones will be removed. The files that they have removed then belong to the table
-        # again. So check the earlier entries once more, now with these files.
+        # This entry and all later ones will be removed. Files that they took out of the table belong to it again. So
+        # check the earlier entries once more, including these files.
         changes_by_version = {
             version: changes
             for version, changes in changes_by_version.items()

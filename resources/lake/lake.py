@@ -84,7 +84,7 @@ class Lake:
         self.records: Records = NamedRecords(
             self.delta_rs or SparkRecords(get_session), self.access.translate_errors
         )
-        #: The runner (Spark or threads) for many rows that need no Spark expression.
+        #: The runner (Spark or threads) that works on many rows, if they need no Spark expression.
         self.runner: Runner = (
             SparkRunner(get_session, settings.core_count)
             if settings.thread_count is None
@@ -121,7 +121,7 @@ class Lake:
         return self.access.store
 
     def _find_recorded_template(self, subscription: str) -> str | None:
-        """The recorded template of the folders of a subscription's replicas, its copies of published tables."""
+        """The template of the folders of a subscription's replicas, as it was recorded (`layout` of pgsieve.yaml)."""
         rows = sort_by_version(self.records.rows(self.paths.subscription(subscription)))
         return rows[-1].get("folders") if rows else None
 
@@ -166,8 +166,8 @@ class Lake:
         """Within the block this thread requests the newest version of each table of an object store only once.
 
         It requests the versions of the tables at `paths` at the start, in parallel. The block must not write to
-        these tables. Another process may commit to them meanwhile, so a later write must check again what the
-        block has decided.
+        these tables. Another process may write to them meanwhile. So what the block has decided must be checked again
+        when it is written.
         """
         return nullcontext() if self.delta_rs is None else self._tables.consistent_read(paths)
 
@@ -249,7 +249,8 @@ class Lake:
     def read_slices(self, path: str, slice_ends: Collection[int], *, must_exist: bool = False) -> DataFrame:
         """The rows of the slices that end at `slice_ends`. A slice is the changes between two positions of the slot.
 
-        If delta-rs finds the files of these slices (`Slices.find_files`), Spark reads these files, and no Delta log.
+        If delta-rs finds the files of these slices (`Slices.find_files`), Spark reads only these files, and not the
+        Delta log.
 
         With `must_exist` each slice must have rows: DamagedTableError is raised if delta-rs finds no rows of a slice.
         """
@@ -389,7 +390,7 @@ class Lake:
                 write_comments_by_spark(self.spark, path, description, columns, self.records.position(path))
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
-        """Set Delta properties of a table. Return the version before; None if the table has these properties already."""
+        """Set Delta properties of a table. Return the former version; None if the table has these properties already."""
         with self.access.translate_errors(path):
             missing_properties = dict(properties.items() - self._read_properties(path).items())
             if not missing_properties:
@@ -459,8 +460,8 @@ class Lake:
     ) -> None:
         """Replace the rows of a table by the results of `change`, in one commit that keeps the position.
 
-        With `target_path`, the table at that path gets the results instead, with the position `position`. For
-        `expected_version` see `Commit`.
+        With `target_path`, the results and `position` go to the table at that path instead. For `expected_version` see
+        `Commit`.
         """
         byte_count, target = (self.records.size_bytes(path) if self.delta_rs else None), target_path or path
         commit = Commit(position, overwrite=True, expected_version=expected_version)

@@ -148,9 +148,9 @@ def _find_kept_hours(properties: Mapping[str, str], hours: int) -> int:
 def _find_missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     """The properties to set in a table, so that all versions of the last `hours` hours can be read.
 
-    The properties also keep Delta from storing its log for a longer time. A property that the user has set is changed
-    only if it and Delta's default are shorter than `hours`. Delta must keep the log at least as long as removed files. So
-    if the user's property of removed files stays, the property of the log is changed only to a longer time.
+    They also keep Delta from storing its log for longer than that. A property that the user has set is changed only if
+    both it and Delta's default are shorter than `hours`. Delta must keep the log at least as long as removed files. So
+    if the user's time for removed files stays, the time for the log is only made longer.
     """
     kept_hours = _find_kept_hours(properties, hours)
     users_files_hours, users_log_hours = (
@@ -216,8 +216,8 @@ class _DeltaRsMaintenance:
     def vacuum(self, hours: int) -> int:
         table = self.delta_rs.open_table(self.path)
         missing_properties = _find_missing_properties(table.metadata().configuration, hours)
-        # In some tables only Spark can set properties. Spark is not started if the properties would only shorten the
-        # time for which Delta keeps its log.
+        # In some tables only Spark can set properties. Do not start Spark only to shorten the time for which Delta
+        # keeps its log.
         if missing_properties and (
             hours > _DEFAULT_FILES_HOURS or self.delta_rs.can_set_properties(self.path)
         ):

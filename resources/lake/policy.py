@@ -77,12 +77,12 @@ class Policy:
     - `runner`: the runner of large work
     - `small_bytes`: up to this many bytes are small work, which the calling thread does in its own memory
     - `rewritten_bytes`: in replicas up to this many bytes, pgsieve deletes rows by rewriting the files that contain
-      them. In larger replicas it rewrites these files only if they are few for the size of the changes; otherwise it
+      them. In larger replicas it rewrites such files only if they are small in proportion to the changes. Otherwise it
       marks the rows in deletion vectors. With -1 it rewrites files only in tables whose rows it may not mark.
     - `wants_vectors`: whether the user wants deletion vectors in large tables
     - `min_parted_changes`: if a table has at least this many changes, the runner computes the rows that result from
-      the changes. Each part of this work is for some of the keys, or of the digests of rows without a key. With fewer
-      changes the driver (pgsieve's own process) computes these rows.
+      the changes. This work is divided by keys, or by the digests of rows without a key. With fewer changes the driver
+      (pgsieve's own process) computes these rows.
     """
 
     access: LakeAccess
@@ -108,7 +108,10 @@ class Policy:
         return CALLING_THREAD if self.is_small(byte_count) else self.runner
 
     def prepare_runner(self, byte_count: int) -> None:
-        """Begin to start the runner for `byte_count` bytes while they are still being read, so that it is ready sooner."""
+        """Begin to start the runner for `byte_count` bytes.
+
+        The caller goes on reading these bytes, and the runner is ready sooner.
+        """
         if self.delta_rs is not None:
             self.choose_runner(byte_count).prepare()
 
@@ -230,7 +233,7 @@ class Policy:
         """The access to the lake by delta-rs, if this process may read `byte_count` bytes of a table with it.
 
         None if the table is not readable (`DeltaRsRecords.is_readable`), for example because it has partitions; also
-        None if `byte_count` is not small work. If `byte_count` is None, only the table counts.
+        None if `byte_count` is not small work. If `byte_count` is None, any size is allowed.
         """
         if self.delta_rs is None or not (byte_count is None or self.is_small(byte_count)):
             return None

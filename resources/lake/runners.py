@@ -1,7 +1,7 @@
 """Runs functions on parts of data: by Spark, by the calling thread, or by threads of this process.
 
 In: the number of parts, and a function. A part is what one task or thread does at a time. The function gets the number
-    of a part and a guard, which ends the part once nobody needs its result (`resources.parts`), and yields rows. If it
+    of a part, and a guard, which ends the part once nobody needs its result (`resources.parts`). It yields rows. If it
     writes files, it yields a row for each file (`FILE_SCHEMA`).
 Out: the rows of all parts.
 
@@ -51,7 +51,8 @@ from pgsieve.resources.work import (
 
 #: The columns of the input of a Spark job: the numbers of the parts.
 _PART_NUMBER_SCHEMA = pa.schema({"id": pa.int64()})
-#: The output of a Spark job: batches of rows as bytes, which Spark passes on. Spark would convert other columns row by row.
+#: The output of a Spark job: batches of rows, as bytes. Spark passes bytes on as they are. Spark would convert other
+#: columns row by row.
 _PACKED_SCHEMA = pa.schema({"batch": pa.binary()})
 #: A function that is called with the number of parts that have finished.
 OnProgress = Callable[[int], None]
@@ -115,7 +116,7 @@ class Runner(Protocol):
     def exchange(
         self, part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
     ) -> pa.Table:
-        """Run all parts, and then the receivers: functions that each continue the work with the messages to them.
+        """Run all parts, and then the receivers: functions that continue the work, each with the messages that it got.
 
         `receivers` has several groups. The parts yield messages (`MESSAGE_SCHEMA`) to the first group, and each group
         yields messages to the next.
@@ -345,7 +346,7 @@ class SparkRunner:
             try:
                 rows = self._run_job(shared_parts, len(shared_parts.tasks), shared_parts.row_schema)
             except Exception as error:  # noqa: BLE001 - each caller runs its parts alone, and gets its error.
-                _LOGGER.debug("%d callers share no job: %s", len(job), error)
+                _LOGGER.debug("a job of %d callers failed, so each runs its parts alone: %s", len(job), error)
                 return [None] * len(job)
         return shared_parts.divide_rows_by_caller(rows)
 

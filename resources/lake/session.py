@@ -88,7 +88,7 @@ LOCAL_SETTINGS: dict[str, str] = {
     # Spark's default for this setting is for clusters, and would take seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
-    # Python workers on the executors of a cluster keep freed memory, as those of `python_daemon` do on this machine.
+    # How long Python workers on a cluster's executors keep freed memory. `python_daemon` sets the same on this machine.
     f"spark.executorEnv.{PURGE_DELAY}": WORKER_PURGE_DELAY,
 }
 
@@ -208,8 +208,8 @@ def verify_delta(session: SparkSession, owner: str) -> None:
 def make_storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
     """The settings for the lake's file system that the user's settings (`conf`) do not have.
 
-    They are set only in a running session, because some of them are secret: the settings with which the warm engine
-    starts are in a file of its folder.
+    They are set only in a running session, because some of them are secret. A warm engine has its other settings in a
+    file of its folder.
     """
     settings = storage.make_spark_settings()
     return {
@@ -232,8 +232,8 @@ def silence_client() -> None:
     which Dagster calls, would enable them again.
     """
     # PySparkLogger.getLogger changes the class of all new loggers to pyspark's for a moment, and then restores the former
-    # class. If two threads did this at the same time, the second thread would restore pyspark's class at the end, and
-    # Dagster's next run could not create a logger.
+    # class. If two threads did this at the same time, the second could take pyspark's class for the former one, and
+    # restore it. Then Dagster's next run could not create a logger.
     with _SILENCE_LOCK:
         for name in _CLIENT_LOGGERS:
             if name != _CLIENT_LOGGERS[0] or _CLIENT_LOG_LEVEL not in os.environ:
@@ -293,7 +293,8 @@ def _stop_session(session: SparkSession) -> None:
 class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     """A Spark session with any kind of master. The session starts when it is first used.
 
-    Dagster shows `master` and `spark_config`. So they have no secrets if `hide_settings` was called for the lake.
+    Dagster shows `master` and `spark_config`. So the caller takes the secrets out of them
+    (`secret_settings.hide_settings`).
     """
 
     master: str = "local[*]"

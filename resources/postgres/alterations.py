@@ -2,28 +2,28 @@
 
 In: - a connection to the publisher
     - the names of publications
-Out: - a `CatalogFingerprint`, which two moments have in common only if nothing was altered between them
+Out: - a `CatalogFingerprint`: if it is the same at two moments, nothing was altered between them
      - with `read_catalog_and_fingerprint` also the catalog that the fingerprint covers
 
 A fingerprint takes two queries, which are fast enough to run once per slice (the changes between two positions of the
 slot). If rows of the catalogs may have been deleted, it takes further queries. It covers the publications, their
 tables, the partition trees of these tables, and all columns, names and replica identities. It also covers the
 database's encoding, and the library that changes the case of letters in row filters. A fingerprint contains digests
-(hashes of rows), and the encoding UTF8 adds nothing to a digest. Earlier versions of pgsieve left the encoding out of
-the digest, so in UTF8 databases their digests can still be compared with new ones.
+(hashes of rows). The encoding is part of a digest unless it is UTF8: earlier versions of pgsieve left it out, so in
+UTF8 databases their digests can still be compared with new ones.
 
 For each change, the output plugin pgoutput decides what to send by the catalog as it was at that change
 (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c). If the fingerprints before and after a slice
 are equal, one catalog is right for all changes of the slice.
 
-An alteration that was undone changes the fingerprint, too. Either the server has written a row of the catalog
-again, with another xmin; or it has inserted a row and deleted it, and still stores an index entry of the row
+An alteration that was undone changes the fingerprint, too. Either a row of the catalog was written again, and has
+another xmin. Or a row was inserted and deleted, and the server still stores its index entry
 (`pgsieve.resources.postgres.removed_rows`).
 
 For a table, the digest has columns of pg_class instead of the xmin of the table's row in pg_class. TRUNCATE and
 VACUUM FULL write this row again, although they alter nothing that publications depend on. ATTACH and DETACH
-PARTITION write this row, too, and add or remove a row of pg_inherits. So if a row of pg_inherits was removed, the
-xmin of the rows of pg_class is compared, too. Tables that are in no publication are not covered.
+PARTITION write this row, too, and add or remove a row of pg_inherits. So the xmin of the rows of pg_class is compared
+only if a row of pg_inherits was removed. Tables that are in no publication are not covered.
 """
 
 from collections.abc import Sequence
@@ -127,7 +127,7 @@ class CatalogFingerprint:
     oldest_xid: int = 0
 
     def matches(self, digest: str, relations_digest: str) -> bool:
-        """True if these digests of an earlier fingerprint show that the rows are the same as at its moment.
+        """True if the rows are the same as when an earlier fingerprint with these digests was taken.
 
         The rows that were inserted and deleted in between are not compared here; `removed_rows` identifies them.
         """

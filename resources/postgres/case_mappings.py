@@ -13,10 +13,10 @@ Out: the catalog, in which each table has a `CaseMapping` for each collation und
 Raises psycopg's error if the connection fails.
 
 A few queries read the mappings of all characters. Collations of libc and of the builtin provider map each character
-independently of its neighbours (pg_locale_libc.c, pg_locale_builtin.c). Only the builtin collation PG_UNICODE_FAST
-does not. This module checks the independence in two ways. The mapping of a block of characters must be the
-mappings of its characters, one after the other. The mapping of a character must be the same between, before and
-after letters. Collations of ICU depend on the language and the neighbours of a character, so they are refused.
+independently of its neighbours (pg_locale_libc.c, pg_locale_builtin.c). The only exception is the builtin collation
+PG_UNICODE_FAST. This module checks the independence in two ways. The mapping of a block of characters must be the
+mappings of its characters, one after the other. The mapping of a character must be the same between, before and after
+letters. Collations of ICU depend on the language and the neighbours of a character, so they are refused.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -52,7 +52,7 @@ select block, characters, lower(characters {collate}), upper(characters {collate
           from generate_series(1, 1114111) n where n not between 55296 and 57343 group by 1 offset 0) blocks
  where lower(characters {collate}) <> characters or upper(characters {collate}) <> characters
 """
-#: The characters of these blocks that change, each with its mapping alone and with its mappings next to letters.
+#: The characters of these blocks whose case changes. Each has its mapping alone, and its mappings next to letters.
 _CHARACTERS_QUERY: Final = """
 select *
   from (select c, array[lower(c {collate}), lower('a' || c || 'a' {collate}), lower('a' || c || ' ' {collate}),
@@ -65,9 +65,9 @@ select *
  where lowered <> array[c, 'a' || c || 'a', 'a' || c || ' ', ' ' || c || 'a']
     or uppered <> array[c, 'A' || c || 'A', 'A' || c || ' ', ' ' || c || 'A']
 """
-#: One row about initcap with three columns: the characters after which initcap continues a word; the number of
-#: characters that `InitcapRules` cannot represent; and for each character that initcap changes an array of the character,
-#: its form at the start of a word, and its form within a word.
+#: One row about initcap. Its first column has the characters after which initcap continues a word. The second has the
+#: number of characters that `InitcapRules` cannot represent. The third has an array for each character that initcap
+#: changes: the character, its form at the start of a word, and its form within a word.
 _INITCAP_QUERY: Final = """
 select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
        count(*) filter (where right(outside, 1) <> right(inside, 1) or left(outside, -1) <> ' ' || alone),

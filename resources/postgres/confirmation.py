@@ -42,7 +42,7 @@ def confirm(
 
     An advance decodes the WAL from the slot's restart_lsn to `lsn`. A status update decodes nothing. It moves only
     confirmed_flush_lsn (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c);
-    `release_wal` moves restart_lsn later. If the server starts no walsender (the server process that a status
+    `release_wal` moves restart_lsn at a later time. If the server starts no walsender (the server process that a status
     update needs), the slot is advanced. A failover slot is always advanced, because only an advance waits for the
     standbys.
     """
@@ -86,7 +86,7 @@ select confirmed_flush_lsn - restart_lsn >= %s
 def can_release_wal(connection: psycopg.Connection[Any], slot: str, min_bytes: int) -> bool:
     """True if the slot retains at least `min_bytes` bytes of confirmed WAL that it may no longer need.
 
-    The slot's catalog_xmin is at most the oldest transaction that was in progress when the WAL was decoded. As
-    long as this transaction is in progress, the slot still needs the WAL.
+    When the WAL was decoded, the oldest transaction in progress had the slot's catalog_xmin or a later xid. While it is
+    in progress, the slot still needs the WAL.
     """
     return connection.execute(_CAN_RELEASE_QUERY, [min_bytes, slot]).fetchone() == (True,)

@@ -140,8 +140,9 @@ def find_connection_sqlstate(error: psycopg.Error | adbc_driver_manager.Error) -
     return error.sqlstate or next(matching_states, _CONNECTION_FAILURE)
 
 
-#: What a data exception may show of a value: what is in quotation marks, bytes, an index, or a number, date or time after a
-#: colon. A name in quotation marks stays only after one of the words in the group `name`.
+#: The parts of a data exception's message that may show a value: a text in quotation marks, bytes, an index, or a
+#: number, date or time after a colon. A text in quotation marks is a name, and stays, only after one of the words in
+#: the group `name`.
 _DATA_PATTERN = re.compile(
     r"""(?P<name>\b(?:encoding|parameter|column|relation|slot|publication)\ "[^"]*")
     |".*" | [«»„“”‚‘’「『].*[«»„“”‚‘’」』]
@@ -182,7 +183,7 @@ def translate_errors(source_name: str, operation: str) -> Iterator[None]:
 
 
 def join_lines(error: Exception) -> str:
-    """The message of libpq's error on one line, with all parts of passwords concealed."""
+    """The message of libpq's error on one line, without passwords or parts of them."""
     return conceal_passwords(" ".join(str(error).split()))
 
 

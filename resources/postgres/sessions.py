@@ -231,7 +231,7 @@ class Conninfo:
         return connection
 
     def open_unchanged(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """Open an autocommit session whose settings are those of the server, the role and the conninfo, except for its encoding."""
+        """Open an autocommit session without settings of pgsieve, except for the encoding."""
         return self._open({})
 
     def _open(self, parameters: Mapping[str, Any]) -> psycopg.Connection[tuple[Any, ...]]:
@@ -335,7 +335,7 @@ class Conninfo:
 
         Timeouts in the user's own options stay.
         """
-        # The client still has these parameters if the server has ended the session.
+        # libpq keeps these parameters even if the server has ended the session.
         user_options = (
             _read_parameters(connection).get("options") if self._has_service else self._user_options
         )
@@ -394,9 +394,8 @@ def parse_conninfo(conninfo: str) -> Mapping[str, Any]:
 def read_own_search_path(connection: psycopg.Connection[Any]) -> str:
     """The search_path with which the role's sessions begin, if pgsieve does not set it.
 
-    It may come from postgresql.conf, ALTER SYSTEM, ALTER DATABASE, ALTER ROLE, or the user's own options. In a session of
-    pgsieve no setting of the server shows it, so another session is opened for a moment. Raises psycopg.Error if there is
-    none.
+    It may come from postgresql.conf, ALTER SYSTEM, ALTER DATABASE, ALTER ROLE, or the user's own options. A session of
+    pgsieve cannot show it, so another session is opened for a moment. Raises psycopg.Error if that fails.
     """
     parameters = _read_parameters(connection)
     parameters["options"] = parameters.get("options", "").replace(_SEARCH_PATH_OPTION, "")

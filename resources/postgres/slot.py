@@ -81,7 +81,7 @@ class SlotState:
 
     Three fields are numbers of bytes of WAL. `lag_bytes` counts the WAL after the confirmed position,
     `retained_bytes` the WAL after the restart position. `safe_bytes` is the WAL that may still be written before the
-    slot can be lost; None without a limit, and for a slot that is already lost. `invalidation_reason` is empty before
+    slot can be lost; None if there is no limit, or if the slot is already lost. `invalidation_reason` is empty before
     version 17.
     """
 
@@ -259,10 +259,10 @@ def verify_wal_end(
     """Raise ServerSetBackError if the server's WAL ends before `durable_lsn`, the lake's position.
 
     The server would give new commits LSNs before the lake's position, so pgsieve would leave these commits out. A
-    standby is not checked, because after a restart it replays from an earlier position again.
+    standby is not checked: after a restart it is at an earlier position for a while, and replays from there.
     """
-    # The caller has read `durable_lsn` before this position is read. In the other order another process could advance the
-    # lake beyond this position in between.
+    # The caller has read `durable_lsn` before this position is read. In the other order, another process could have
+    # advanced the lake beyond this position.
     row = connection.execute(
         "select case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end::text"
     ).fetchone()
@@ -270,7 +270,7 @@ def verify_wal_end(
     if row[0] is not None and (present_lsn := parse_lsn(row[0])) < durable_lsn:
         raise ServerSetBackError(
             f'source "{source_name}": the server is at {format_lsn(present_lsn)}, but Delta holds its changes up to'
-            f" {format_lsn(durable_lsn)}: it was put back to an earlier state, and its commits up to there would be left out",
+            f" {format_lsn(durable_lsn)}: it was put back to an earlier state, and its new commits up to that LSN would be left out",
             hint=make_resync_hint(subscriptions),
             sqlstate="55000",
         )
@@ -367,8 +367,8 @@ def _build_end_lsn_sql(end_lsn: int) -> str:
 
     The server reads records until one ends at `end_lsn` or later. WAL is divided into pages, which begin with a
     header. If `end_lsn` lies within the header of a page, the last record before `end_lsn` ends where the page begins.
-    This is before `end_lsn`, so the server would read the next record, too, which begins after the header; and a
-    later peek would deliver this record again. So in this case the peek ends where the page begins.
+    This is before `end_lsn`. So the server would also read the next record, which begins after the header, and a later
+    peek would deliver it again. So in this case the peek ends where the page begins.
     """
     page_lsn = end_lsn - end_lsn % _MIN_PAGE_BYTES
     end_lsn_literal = quote_literal(format_lsn(end_lsn))

@@ -25,10 +25,10 @@ _FLUSH_SECONDS = 0.1
 def read_current_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL flush position. A peek (a read of the slot) delivers the commits up to this position.
 
-    A later commit may already be inserted but not yet flushed, and a peek does not deliver it yet. If the slot were
-    advanced to the insert position, this commit would be confirmed all the same, and lost. On a standby the result is the
-    replay position, which limits a peek and an advance (GetXLogReplayRecPtr in
-    src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
+    A later commit may already be inserted but not yet flushed, and a peek does not deliver it yet. An advance of the
+    slot to the insert position would confirm this commit, and it would be lost. On a standby the result is the replay
+    position, which limits a peek and an advance (GetXLogReplayRecPtr in src/backend/replication/logical/logicalfuncs.c
+    and slotfuncs.c).
     """
     row = connection.execute(
         "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text"
@@ -67,7 +67,7 @@ def read_inserted_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """A position like that of `read_current_lsn`, at which a WAL record ends.
+    """A flush position, as of `read_current_lsn`, but one at which a WAL record ends.
 
     A peek or an advance up to such a position does not wait.
 
@@ -95,7 +95,7 @@ def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
 def _read_record_end(connection: psycopg.Connection[Any]) -> int | None:
     """The same as `read_current_lsn`, or None if it may lie within a record.
 
-    This is so at the end of a page, if there is WAL on the next page.
+    It may at the end of a page, if there is WAL on the next page.
     """
     row = connection.execute(
         "select lsn::text, (case when pg_is_in_recovery() then lsn else pg_current_wal_insert_lsn() end - lsn)::bigint,"
@@ -115,7 +115,7 @@ def _read_record_end(connection: psycopg.Connection[Any]) -> int | None:
 def read_next_xid(connection: psycopg.Connection[Any]) -> int:
     """The transaction id (xid) that the server will assign next. No transaction with this xid or a later one exists yet.
 
-    The query computes this xid from the age of another xid, because age() counts back from the next xid (xid_age() in
+    The query adds the age of an xid to this xid, because age() counts from the next xid (xid_age() in
     src/backend/utils/adt/xid.c). The xmax of a snapshot would not do: a transaction with this xid may run already.
     """
     row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()

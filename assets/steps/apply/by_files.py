@@ -1,10 +1,10 @@
 """Applies a batch to one replica table by writing its files. All changes become one commit of their net change.
 
 A batch is the changes that one commit applies. The net change of a key is what all changes of the key do together: at
-most one row comes, and at most one row goes.
+most one row is added, and at most one is removed.
 
-In: a batch's changes in the files of the change history, the Delta table that has all changes of a replica's table. Out:
-`TableResult`. Raises LakeError.
+In: a batch's changes, in the files of the change history (the Delta table that has all changes of a replica's table).
+Out: `TableResult`. Raises LakeError.
 
 First this process computes the net change of each key, on whole columns (`pgsieve.decoding.changes.net_change`). Then
 executors read the new rows from the row groups of the change history, and write them into new files of the replica.
@@ -62,7 +62,8 @@ class ReplicaChange:
     - `counts`: the numbers of inserted, updated, deleted and missing rows, as in `make_batch_result`
     - `has_changes`: True if there is anything to commit
     - `conflict`: the first change that gives a row the key of another row; None if there is none
-    - `ended_metadata`: in a replica that keeps deleted rows, the metadata of new rows that the batch deletes again
+    - `ended_metadata`: the metadata of rows that the batch inserts and deletes again, in a replica that keeps deleted
+      rows
     - `ended_rows`: in such a replica, the removed rows that are written again, marked as deleted
     - `keyed_changes`: the changes by key; None for a table without a key
     """
@@ -92,7 +93,7 @@ class ReplicaChange:
 class ManyChanges:
     """The changes of a batch in the files of the change history, and their net change.
 
-    Unlike those of `in_process`, the changes are not read into memory as a whole.
+    The changes are not read into memory as a whole.
 
     - `committer`: commits files to the replica
     - `groups`: the row groups of the change history that have the changes

@@ -45,8 +45,8 @@ class NetRows:
 
     - `sent_places` has an array for each column that some change did not send. For each row, the array has the place of
       the change that sent the row's value, or `NONE` if no change of the batch sent it.
-    - `base_keys` says for each row where the replica has the values that no change sent: in the row of the key with this
-      number. If the number is `NONE`, these values are NULL.
+    - `base_keys` has for each row the number of a key: the replica's row with this key has the values that no change
+      sent. If it is `NONE`, these values are NULL.
     """
 
     places: Numbers
@@ -68,7 +68,7 @@ class NetRows:
 
 
 def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
-    """Find the new rows of the keys for which `has_row` is True.
+    """Find the new rows, those of the keys for which `has_row` is True.
 
     `places` has the place of each change after the last TRUNCATE. `net` is what these changes do together. It refers to a
     change by its index in `places`.
@@ -177,7 +177,10 @@ class MissingValues:
             yield portion.places, completions
 
     def _find_locations(self, key_numbers: Numbers) -> Numbers:
-        """Find where the replica has the row of each key: a number that orders rows by file and row; NONE without a row."""
+        """For each key, find the location of its row in the replica.
+
+        A location is a number that orders rows by file and row. It is NONE without a row.
+        """
         location_by_key = np.full(int(key_numbers.max(initial=NONE)) + 2, NONE)
         for number, match in enumerate(self.matches):
             is_sought = match.key_indices < len(location_by_key) - 1
@@ -230,7 +233,7 @@ class MissingValues:
     def _read_from_replica(
         self, column_schema: pa.Schema, base_keys: Numbers, rows_to_complete: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """Yield numbers of rows, and the rows' values, which the replica has under the keys with the numbers `base_keys`.
+        """Yield numbers of rows, and their values from the replica's rows with the keys `base_keys`.
 
         Several rows may take the value of one key: with `history: scd2`, each version that a row has during the batch is
         a row here, and all versions before the change that sends the value take it from the replica.

@@ -66,7 +66,7 @@ class IntactVersions:
 
     `set_aside_damaged_tables` checks only the version that it reads at the start of the step. If another process commits
     a later version, `advance` looks for a RESTORE among the commits in between. No later check would find this RESTORE:
-    the next cut names the later version, and checks read only commits after a cut.
+    checks read only commits after a cut, and the next cut names the later version.
     """
 
     lake: Lake
@@ -82,8 +82,8 @@ class IntactVersions:
     def advance(self, state: TableState, former_head: TableHead | None, head: TableHead) -> bool:
         """Check and record a later version; returns False if the table was put back since the last recorded version.
 
-        `former_head` is the table's head (Delta version and position) when the batch began. A single commit that advances
-        the position has applied a batch, and needs no check.
+        `former_head` is the table's head (Delta version and position) when the batch began. If there was only one
+        commit, and it advanced the position, it has applied a batch and needs no check.
         """
         intact_version = self._find_intact_version(state, former_head, head)
         # The version -1 means that there was no table yet.
@@ -121,7 +121,7 @@ def is_put_back(
     """Whether a table was put back to before the `version` of a cut, or to before a `position` that it had reached.
 
     A `version` or `position` of None is not checked. `entry_bytes` is the size of the version's entry in the Delta log. If
-    there are no commits after the version, checking it only looks for two entries of the log.
+    there are no commits after the version, only two entries of the log are looked for.
     """
     if version is not None and lake.records.is_restored(path, version, entry_bytes):
         return True
@@ -142,7 +142,7 @@ def _find_damage(
         reads_log = must_read_log or version is None
         if reads_log and not lake.records.exists(path):
             return _describe_missing_replica(path)
-        # The position of a ready replica is never below its copy's LSN.
+        # A ready replica has at least the LSN of its copy as its position.
         if is_put_back(lake, path, version, state.lsn if reads_log else None, entry_bytes):
             return describe_put_back_replica(path)
     except LakeError as error:

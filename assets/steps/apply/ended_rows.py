@@ -28,7 +28,7 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 
 @dataclass(frozen=True)
 class EndedRows:
-    """The rows of the replica's file `file_name` that end: their ascending numbers in the file, and their new metadata.
+    """The rows of one file of the replica that end: their numbers in the file, in order, and their new metadata.
 
     The row with the number `row_numbers[i]` gets the metadata in row `metadata_rows[i]` of `metadata`.
     """
@@ -61,7 +61,7 @@ class EndedRows:
 class RowEndings:
     """Finds the rows that a batch ends but the replica keeps.
 
-    `has_row` is the mask of the keys of the net change that have a row after the batch. This row may be an ended one.
+    `has_row` is the mask of the net change's keys that have a row after the batch. It may be an ended row.
     `truncated_rows` are the rows of the replica that a TRUNCATE ends; empty without a TRUNCATE.
     """
 
@@ -85,12 +85,12 @@ class RowEndings:
     def split_rows(self, removed_rows: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
         """Return the rows to remove from their files, and those of these rows that are written again as ended rows.
 
-        `removed_rows` are the replica's rows for which the batch writes another row of the same key. Ended rows are among
-        them: the other row is the same row with new metadata.
+        `removed_rows` are the replica's rows in whose place the batch writes another row of the same key. For a row
+        that ends, it writes the same row with new metadata.
         """
         metadata, metadata_by_key = self.metadata, self.find_metadata_rows()
-        # Rows that only a TRUNCATE ends have no key among those of the changes. All of them get the
-        # number after the last key's as their key number.
+        # Rows that only a TRUNCATE ends have no key among those of the changes. Their key number is the one after the
+        # last key's.
         truncated_key = self.keyed_changes.keys.num_rows
         matches, ended_rows = (
             _merge_matches(removed_rows, self.truncated_rows, truncated_key),
@@ -114,7 +114,7 @@ class RowEndings:
     def find_metadata_rows(self) -> Numbers:
         """For each key, find the row of `metadata` for the replica's row that ends; `NONE` if none ends.
 
-        There is one more element, for the rows with other keys, which a TRUNCATE ends.
+        The last element is for rows with other keys, which a TRUNCATE ends.
         """
         net, key_count = self.net_change, self.keyed_changes.keys.num_rows
         is_ended = self.has_row & (net.last_changes == NONE)

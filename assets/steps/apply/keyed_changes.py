@@ -44,11 +44,11 @@ class KeyedChanges:
 
     Keys are numbered: row i of `keys` is the key with the number i, and `changes` refers to keys by these numbers.
     `places` and `commit_lsns` have an element per change. For each TRUNCATE, `truncate_indices` has the index of the
-    first change after it, and `truncate_lsns` its commit LSN.
+    first change after it, and `truncate_lsns` has the TRUNCATE's commit LSN.
 
-    If the replica keeps deleted rows (`deletes: soft`), `end_metadata` has a row per change: the metadata that a row gets
-    if the change ends it. In such a replica a TRUNCATE counts as a DELETE of each key of the batch that may have a row.
-    `truncated_metadata` has one row: the metadata that the first TRUNCATE gives to the replica's other rows.
+    If the replica keeps deleted rows (`deletes: soft`), `end_metadata` has a row per change, with the metadata of a row
+    that the change ends (deletes). In such a replica a TRUNCATE counts as a DELETE of each key of the batch that may
+    have a row. `truncated_metadata` has one row, for all other rows of the replica: the metadata by the first TRUNCATE.
     """
 
     keys: pa.Table
@@ -80,8 +80,8 @@ class KeyedChanges:
     def lookup_masks(self) -> tuple[Mask, Mask]:
         """Two masks of the keys to look up in the replica.
 
-        The first has the keys that the changes expect there, for example the key of a DELETE. The second has the keys of
-        rows that matter for another reason, for example because an UPDATE moves the row to another key.
+        Keys of the first mask should have a row there, for example the key of a DELETE. For keys of the second mask it
+        matters for another reason whether there is a row, for example because an UPDATE moves the row to another key.
         """
         if not self._cached_lookup_masks:
             self._cached_lookup_masks.append(self.changes.compute_lookup_masks(self.keys.num_rows))
@@ -199,9 +199,9 @@ class ChangesOutcome:
     has_row: Mask
 
     def mask_replaced_keys(self, *, retain_ended: bool) -> Mask:
-        """Return a mask of the keys whose row leaves its file of the replica.
+        """Return a mask of the keys whose row is removed from its file of the replica.
 
-        In a replica that keeps deleted rows (`retain_ended`), these are the keys with another row after the changes.
+        In a replica that keeps deleted rows (`retain_ended`), these are the keys that have another row afterwards.
         """
         is_replaced = np.zeros_like(self.had_row)
         is_replaced[self.net.keys[self.has_row] if retain_ended else self.net.keys] = True

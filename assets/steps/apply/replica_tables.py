@@ -130,7 +130,7 @@ class _Apply:
         #: Whether a cut may be written: all tables are applied, and no other process works on one.
         self._can_cut = only_tables is None and not _is_copied_by_others(states, self._tables)
         self._replicas = _Replicas(subscription, lake, states, self.result.cut, log)
-        #: The tables whose replicas may lack something of the batch.
+        #: The tables whose replicas may lack changes of the batch.
         self._lagging_tables = set[Name]()
         self._begin_row_versions()
 
@@ -259,12 +259,12 @@ class _Apply:
     def _follow_versions(
         self, changes: Sequence[TableChanges], applied_changes: AppliedChangesByTable
     ) -> None:
-        """Apply a batch to the versions of rows. A table whose versions cannot be written is set aside."""
+        """Apply a batch to the tables of versions of rows. A table whose versions cannot be written is set aside."""
         row_versions, states = self._replicas.row_versions, self._replicas.states
         self._set_aside(row_versions.follow(states, changes, self._lagging_tables, applied_changes))
 
     def _set_aside_if_put_back(self, name: Name, head: TableHead) -> bool:
-        """Whether a replica, which is now at `head` (Delta version and position), was put back to an earlier version.
+        """Whether a replica was put back to an earlier version. It is now at `head` (Delta version and position).
 
         If so, the table is set aside, and the result gets the problem.
         """
@@ -314,7 +314,7 @@ class _Replicas:
         self._subscription, self._lake, self._cut = subscription, lake, cut
         self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
         self._intact_versions = IntactVersions(lake, cut, self._find_path, cut.tables if cut else {})
-        #: The positions that the change histories have reached; tables that were copied since the cut are missing.
+        #: The positions that the change histories have reached, without those of tables that were copied since the cut.
         histories = cut.histories.items() if cut else ()
         self._position_by_history = {
             n: at for n, at in histories if n in states and cut and cut.has_state(states[n])

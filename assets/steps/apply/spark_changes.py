@@ -1,11 +1,11 @@
 """Reads a batch's changes by Spark: their keys as `KeyedChanges`, and the rows of the net change as a DataFrame.
 
-In: the change history (the Delta table with all changes) and the replica, if this process can apply the batch neither
-as files nor by delta-rs. A batch is the changes that are applied to a replica in one commit; their net change is what
-they do together. The place of a change is a number that orders the changes of a batch. Out: the changes by key, from
-which the driver computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of a
-MERGE. Spark itself joins rows only by numbers. Functions on Arrow batches choose the rows and compare keys, so keys are
-equal by the same rules as in the other engines. Raises Spark's errors.
+It is for batches that this process can apply neither as files nor by delta-rs. In: the change history (the Delta table
+with all changes) and the replica. A batch is the changes that are applied to a replica in one commit; their net change
+is what they do together. The place of a change is a number that orders the changes of a batch. Out: the changes by key,
+from which the driver computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of
+a MERGE. Spark joins rows only by numbers, not by keys. Functions on Arrow batches choose the rows and compare keys, so
+keys are equal by the same rules as in the other engines. Raises Spark's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -114,7 +114,7 @@ class SparkChanges:
             for batch in batches:
                 yield pa.RecordBatch.from_arrays([pa.array(sought.find_rows(batch)[1])], schema=schema)
 
-        # mapInArrow takes a name with a dot for a path.
+        # mapInArrow would take a name with a dot for a path into a struct.
         columns = (
             F.col(quote_name(name)).alias(f"c{number}") for number, name in enumerate(self.definition.names)
         )
@@ -162,7 +162,7 @@ class SparkChanges:
     def _read_replica_rows(self, keys: pa.Table, numbers: Numbers, value_columns: Sequence[str]) -> DataFrame:
         """Read the rows of the replica that have one of `keys`.
 
-        Out: - `number`: the key's element of `numbers`
+        Out: - `number`: the element of `numbers` for the row's key
              - `lives`: False for a row that is deleted but kept
              - k0, k1, …: the columns of the key
              - v0, v1, …: the columns `value_columns`
@@ -212,8 +212,8 @@ class SparkChanges:
         columns:
         - `last`: the place of the change that has the key's new row
         - `s0`, `s1`, …: for each column that some change did not send, the place of the change that sent its value
-        - `base`: the number of the key whose row in the replica has the values that no change sent
-        - `e0`, `e1`, …: the metadata of a row that has ended
+        - `base`: the number of a key. The replica's row with this key has the values that no change sent
+        - `e0`, `e1`, …: the metadata of a row that is deleted but kept
         """
         unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
         numbers = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
@@ -261,7 +261,10 @@ class SparkChanges:
         )
 
     def _make_ended_rows(self, decided_keys: DataFrame, upserts: DataFrame, merge: Merge) -> DataFrame:
-        """Make the rows of the source for keys without a new row. They change only the metadata of ended rows."""
+        """Make the rows of the source for keys without a new row.
+
+        They change only the metadata of ended rows (deleted rows that are kept).
+        """
         labels = _label_metadata_columns(self.definition)
         ended_values = {
             v: F.col(labels[name]) if name in labels else F.lit(None)
@@ -284,8 +287,8 @@ class SparkChanges:
     ) -> DataFrame:
         """Add the values of new rows to `decided_keys`, and leave out the keys without a new row.
 
-        `places` are the places of the changes that have the values. `former_key_numbers` are the numbers of the keys
-        under which the replica has values that no change sent.
+        `places` are the places of the changes that have the values. If no change sent a value of a row, the replica has
+        it under a former key. `former_key_numbers` are these keys.
         """
         unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
         placed_rows = self._read_placed_rows(RowSelection(self.pending.extent, self._stamp, places), "new")

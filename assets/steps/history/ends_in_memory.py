@@ -5,7 +5,7 @@ changes removes a row from the replica, the present version of this row ends. It
 itself is still in memory, as it was just removed from the replica (`shared_rows`). So only the columns that say when
 the version began are read from the files of the table of versions.
 
-In: - the rows that were removed from the replica, by the numbers of their keys: the keys of a batch are numbered
+In: - the rows that were removed from the replica, by the numbers that the batch gives to their keys
     - for each file of the table of versions, the row numbers of the versions with the same keys
 Out: the ended versions
 
@@ -74,7 +74,7 @@ class EndsInMemory:
         single_commit_files: Collection[str],
         commits: Commits,
     ) -> "EndsInMemory":
-        """Find out when the versions began that end now, from the files of the table of versions in `folder`.
+        """Read when the versions that end now began, from the files of the table of versions in `folder`.
 
         `ended_versions` has a pair for each file: the versions that end, and an array with a number for each of them, the
         number of the commit that ends it. `single_commit_files` are the names of the files in which all versions began

@@ -13,7 +13,7 @@ and changes before that LSN are not applied to the replica. If a table is copied
 of its replica.
 
 After a crash a finished copy is not repeated. Before the copy begins, the table's state records the snapshot's LSN.
-If the next run finds the replica at that LSN, the copy is complete.
+If the replica has that LSN as its position, the next run knows that the copy is complete.
 """
 
 import time
@@ -73,8 +73,8 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     and key. After an error a table may be set aside, so that its changes are no longer applied. It is not copied until
     the user asks for that by `pgsieve resync`.
 
-    The states of two kinds of tables are written: of tables that are no longer published; and of tables that have to
-    wait, because they cannot be replicated as they are published, or because the role may not read them.
+    The function writes states of two kinds of tables: those that are no longer published; and those that have to wait,
+    because they cannot be replicated as they are published, or because the role may not read them.
 
     `warn` receives warnings about partitions whose changes the publisher does not send, for example unlogged ones.
     Raises PgsieveError for a problem that concerns all tables, such as a missing publication. With `disable_on_error`, a
@@ -91,7 +91,7 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     unpublished_states = [
         s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED
     ]
-    # If another process writes another state meanwhile, the next run records that the table was removed.
+    # If another process writes a state of the table meanwhile, this is left to the next run.
     TableStates(lake, subscription.name).append_unless_changed(
         [
             replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0, reason=None)
@@ -141,7 +141,7 @@ def _needs_copy(state: TableState | None, present_definition: Definition) -> boo
     if state.definition is None:
         return True
     try:
-        planned_sources(state.definition, present_definition)  # Raises an error if the replica cannot follow.
+        planned_sources(state.definition, present_definition)
     except SchemaChangedError:
         return True
     return False
@@ -181,8 +181,8 @@ class InitialCopy:
         connection, the tables that are not copied yet are copied again at another snapshot. If the faults continue,
         the last one is raised, and the next run copies these tables.
 
-        Returns the results of the tables, also of those that were set aside or left to the next run. Tables that were only
-        made ready, or that another process has copied before this one began with them, have no result.
+        Returns the results of the tables, also of those that were set aside or left to the next run. There is no result
+        for tables that were copied before: by an earlier run, or by another process meanwhile.
         """
         remaining_tables, states_version = self._begin_copy(
             sorted(bytes_by_table, key=lambda name: bytes_by_table[name]), only_lacking=only_lacking

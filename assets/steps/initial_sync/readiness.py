@@ -1,6 +1,6 @@
 """The sync states of a table around its copy.
 
-Before the copy, the state announces the LSN of the snapshot (`d`). After the copy the table is finished (`f`), and then
+Before the copy, the state is `d`, with the LSN of the snapshot. After the copy the table is finished (`f`), and then
 ready (`r`).
 
 In: the tables of a batch (those that are copied at one snapshot), and the results of their copies
@@ -114,7 +114,7 @@ def make_state_after_copy(
 
 def _make_failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
     """Make the state of a table whose copy has failed, or whose histories could not begin."""
-    # When the user has enabled the subscription again, the table is copied.
+    # This state is copied once the user has enabled the subscription again.
     if subscription.disable_on_error:
         return TableState(*name, SyncState.INITIALIZE, reason=problem)
     return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, problem)
@@ -166,8 +166,8 @@ class Readiness:
         filtered for the tables. A table may become ready only if no slice after its LSN was transformed without the
         table. Otherwise the table is copied again. A process that has lost its lock may be transforming such a slice at
         this moment. The fence below is a commit to `_transformed`. If the process has committed the slice before the
-        fence, it has left the table out, and the table is copied again. If not, the process has to transform the slice
-        again after the fence, and this time it includes the table.
+        fence, the slice lacks the table, which is copied again. Otherwise the fence makes the process transform the
+        slice once more, and then with the table.
         """
         if not states:
             return CompletedCopies()

@@ -39,8 +39,8 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.private_folder import private_folder, remove_abandoned_folders
 
-#: The folder for clones in a lake on this machine. No folder of a slot stream (a slot with its subscriptions) has a dot
-#: in its name, so none of them has this name.
+#: The folder for clones in a lake on this machine. No folder of a slot stream (a slot with its subscriptions) has this
+#: name, because their names have no dot.
 _CLONES_FOLDER = f"{OWN_FOLDER}/.moments"
 
 
@@ -182,7 +182,10 @@ def clone_up_to(moment: Moment, bases: Sequence[TableBase], target_lake: Lake) -
 
 
 def _clone_table(moment: Moment, target_lake: Lake, base: TableBase) -> list[TableChanges]:
-    """Clone a table, and copy the slices that it lacks beside it; returns its changes by slice."""
+    """Clone a table, and copy the slices that the clone lacks.
+
+    Returns the table's changes by slice.
+    """
     lake, subscription = moment.lake, moment.subscription
     path = target_lake.paths.replica(subscription, *base.name)
     with lake.access.translate_errors(base.path), target_lake.access.translate_errors(path):

@@ -136,7 +136,7 @@ def maintain_subscription(
     If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _open_maintainer(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
-        # Raises an error if the replicas are in other folders than `folders` in the layout says. The state is not used.
+        # This call only raises an error, if the replicas are in other folders than `folders` in the layout says.
         SubscriptionRecord(lake, subscription.name).require_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).read_newest()
@@ -173,7 +173,7 @@ class _SubscriptionTables:
     ) -> None:
         """Delete expired changes from change histories.
 
-        Compact and vacuum these and the tables of versions of rows (`history: scd2`).
+        Also compact and vacuum them, and the tables of versions of rows (`history: scd2`).
         """
         name, maintainer = self.subscription.name, self.maintainer
         paths = list(list_history_paths(self.lake.paths.change_history, name, states))
@@ -255,7 +255,7 @@ class _SubscriptionTables:
         return True
 
     def _renew_cut(self, oldest_time: datetime, states_version: int) -> bool:
-        """Write the newest cut again with the present versions of the replicas, if they have the same rows.
+        """Write the newest cut again, with the present versions of the replicas, if these have the same rows as before.
 
         This is needed if a version has changed, or if the cut is old: from before `oldest_time`, or from the future.
         `states_version` is the version of the newest table state. Returns False if the newest cut is old, and one of
@@ -278,7 +278,7 @@ class _SubscriptionTables:
         if any(
             (records.position(path) or 0) > cut.lsn
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
-            # The next run notices a repair only as long as the cut names the version before the repair.
+            # The next run has to notice a repair, and can only do so while the cut names the version before it.
             or (
                 self.subscription.histories.find_choice(name).is_kept
                 and records.is_repaired(path, cut.tables[name])
@@ -345,8 +345,7 @@ class _Maintainer:
     def make_expired_cuts_condition(self, path: str, since: datetime) -> str | None:
         """Make an SQL condition for the cuts from before `since`.
 
-        The condition also includes cuts with a lower LSN than these, whatever their time is, because the clocks of
-        several writers may differ.
+        It also includes all cuts with a lower LSN than one of these, because the clocks of several writers may differ.
         """
         if not self._lake.records.exists(path):
             return None

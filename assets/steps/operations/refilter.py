@@ -5,7 +5,7 @@ The existing replicas may belong to the same subscription, or to another one.
 In: - a subscription that is new, or that has other publications, row filters or column lists than before
     - the present catalog, and other subscriptions of the same source
 Out: - for each table, the subscription from whose replica it can be made, or the reason why there is none
-     - the new replicas, each with the rows that a copy at the LSN of that subscription's replicas would have
+     - the new replicas. Each has the same rows as a copy at the LSN of the replicas from which they are made
 
 A replica is used only if it is certain that it has all rows of a copy (`Definition.unaltered`). Raises PgsieveError.
 """
@@ -94,8 +94,8 @@ def find_applied_lsn(lake: Lake, source: Subscription) -> int:
 class Refilter:
     """Makes replicas of a subscription. Each is made from a replica of the first of `sources` that has all wanted rows.
 
-    `catalog` is the present catalog, with the publications of the subscription. Each source comes with the present
-    catalog, with the publications of the source.
+    `catalog` is the present catalog, with the publications of the subscription. Each source comes with the same
+    catalog, but with the publications of the source.
     """
 
     subscription: Subscription

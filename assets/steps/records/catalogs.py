@@ -12,8 +12,8 @@ at each change:
   (`Catalogs.read_for_slice`).
 - Otherwise the publisher decides. Before the slot is advanced, its changes are read once more for each subscription,
   with the publications of that subscription (`make_publisher_slot_stream`). Such a slice is listed in `AlteredSlices` before the
-  slice of the stream itself is committed. If a crash comes between the two commits, the next run lists a slice with the
-  same begin and a later end, and the slice that was listed first no longer counts.
+  slice of the stream itself is committed. After a crash between the two commits, the next run lists another slice, with
+  the same begin and a later end. Then the slice that was listed first no longer counts.
 """
 
 import hashlib
@@ -167,9 +167,9 @@ class Catalogs:
     def is_recorded(self, fingerprint: CatalogFingerprint) -> bool:
         """True if the catalog with this fingerprint is the one that was recorded last.
 
-        This includes that the last record has all removed catalog rows that the fingerprint has. Otherwise a row was
-        added and removed since the record, and the catalog was altered for a while. Also true if the publisher filters
-        the stream's changes, since no record is needed in that case.
+        The record must also have all removed catalog rows of the fingerprint. If one is missing, it was added and
+        removed since the record, so the catalog was altered for a while. Also true if the publisher filters the
+        stream's changes, since no record is needed in that case.
         """
         newest_row = None if self.slot_stream.filtered else self._read_newest_row()
         if newest_row is None or not _is_same(newest_row, fingerprint):
@@ -194,8 +194,8 @@ class Catalogs:
     ) -> None:
         """Record a catalog.
 
-        - `lsn`, `first_xid`: the record is valid for commits from this LSN on, of transactions from this xid on. The
-          slot's capture publications send all changes of these transactions that the catalog's publications publish.
+        - `lsn`, `first_xid`: the record is valid for commits from this LSN on, of transactions from this xid on. Of
+          these transactions, the capture publications send all changes that the catalog's publications publish.
         - `fingerprint`: the fingerprint of the catalog
         - `restart_lsn`: the transactions that the slot sends next began after this LSN. They may have begun before
           the capture publications were altered.
@@ -234,8 +234,8 @@ class Catalogs:
         record is proven valid.
 
         An alteration after the call is not seen. So call this when the LSN up to which the slot is read is already fixed,
-        or when the messages have arrived. The slot must not be confirmed beyond `position` before the call. As long as the
-        slot needs removed catalog rows, the server keeps them, and they are the proof that a row was added and removed in
+        or when the messages have arrived. The slot must not be confirmed beyond `position` before the call. As long as
+        the slot needs removed catalog rows, the server keeps them. Only they show that a row was added and removed in
         between.
         """
         if self.slot_stream.filtered:
@@ -300,8 +300,8 @@ def _is_same(row: dict[str, Any], fingerprint: CatalogFingerprint) -> bool:
 def _find_certainly_removed_rows(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:
     """Find the catalog rows of a fingerprint that were certainly removed before the catalog was recorded.
 
-    These are the rows in the record's column `gone`. The rows in its column `unsure` are added once all transactions
-    before the record's `transaction` have ended.
+    These are the rows in the record's column `gone`. Once all transactions before the record's `transaction` have
+    ended, these are also the rows in its column `unsure`.
     """
     removed_rows = {*(row.get("gone") or ())}
     if row.get("unsure") and _is_later(fingerprint.oldest_xid, row["transaction"]):
@@ -325,8 +325,8 @@ class CatalogValidity:
     - `first_xid`: a transaction identifier (xid); None stands for all transactions. Transactions with this or a later
       identifier made no change before the catalog was recorded. Earlier transactions may have changed rows under an
       earlier catalog, and pgoutput uses the catalog as it was at each change, not at the commit.
-    - `relations`: oids of tables; None stands for all relations. A changed relation with another oid was created after
-      the catalog was recorded, and dropped again, so the catalog lacks it.
+    - `relations`: oids of tables; None stands for all relations. The catalog lacks other relations that were changed:
+      they were created after it was recorded, and dropped again.
     """
 
     first_xid: int | None

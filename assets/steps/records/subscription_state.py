@@ -1,6 +1,6 @@
 """The state of a subscription as a whole, like subenabled and subskiplsn in PostgreSQL's catalog pg_subscription.
 
-A slice is the changes from one position of the slot to another; a change history has the changes of one table, slice by
+A slice is the changes from one position of the slot to another. A change history has the changes of one table, by
 slice. The state is the newest row of the Delta table `_subscription`. If the table has no row, the subscription is
 enabled and skips nothing. Raises SubscriptionDisabledError before work on a disabled subscription would begin.
 """
@@ -118,7 +118,7 @@ class SubscriptionRecord:
         return max((get_commit_version(row) for row in self.lake.records.rows(self.path)), default=-1)
 
     def change_state(self, change: Callable[[SubscriptionState], SubscriptionState]) -> SubscriptionState:
-        """Record what the function `change` makes of the newest state, unless that is the same state. Returns the former state.
+        """Record what `change` makes of the newest state, unless it is the same. Returns the former state.
 
         Several processes may do this at the same time: a run, maintenance, and commands. If another process has recorded
         a state meanwhile, `change` is called again with that state. So no process undoes what another one has recorded.

@@ -36,11 +36,11 @@ class SyncState(StrEnum):
     #: The table is being copied. The copy sets this state twice before it writes the replica: at first without an LSN,
     #: and then with the LSN of the snapshot.
     DATA_SYNC = "d"
-    #: The replica has the rows of the snapshot. The copy sets this state. Some slices after the snapshot may still be
-    #: transformed without the table.
+    #: The replica has the rows of the snapshot. The copy sets this state. But some slices after the snapshot may have
+    #: been transformed without the table's changes.
     FINISHED_COPY = "f"
-    #: All slices after the LSN are transformed with the table. The copy and `refilter` set this state, and schema changes
-    #: keep it.
+    #: All slices after the LSN are transformed with the table's changes. The copy and `refilter` set this state, and
+    #: schema changes keep it.
     READY = "r"
     #: A step has failed for this table alone, and has set this state with the reason. No more changes are applied to the
     #: table until the user has it copied again by `pgsieve resync`.
@@ -116,7 +116,7 @@ class TableState:
     def announces_copy(self) -> bool:
         """True if the state names the snapshot of a copy. The replica may have the rows of this snapshot already.
 
-        A run may have died before it made the table ready, and the next run does that if the replica has the rows.
+        If a run has died before it made the table ready, the next run does that.
         """
         return self.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and self.lsn > 0
 
@@ -215,8 +215,7 @@ class TableStates:
     def read_newest(self) -> dict[Name, TableState]:
         """Maps each table of the subscription to its newest state.
 
-        The states are read from the lake only if `_table_states` has changed since they were read last, or if finding that
-        out would take as long as reading them.
+        They are read again only if `_table_states` has changed, or if to find that out would take as long.
         """
         with self.lake.consistent_read():
             # The version is read before the rows. If rows are written in between, the recorded version is too old, and
@@ -266,7 +265,7 @@ class TableStates:
         return rows_by_table
 
     def note_altered(self, is_altered: Callable[[TableState], bool] = lambda _: True) -> None:
-        """Record that replicas may have other rows than a copy would have: `Definition.unaltered` becomes false.
+        """Record that replicas may have other rows than a new copy: `Definition.unaltered` becomes false.
 
         `is_altered` says for which tables this is so. Raises OvertakenError if another process has written a state in the
         meantime.

@@ -220,8 +220,8 @@ def _write_reading(
     if copy is None:
         ends += reading.second_ends
     messages = fetch_message_batches(session, peek.query(ends[-1]))
-    # A transaction that was prepared in the slice, and is not committed yet, adds no row to the slice. It has to be recorded
-    # all the same, so with prepared transactions a slice is written even if it is empty.
+    # A transaction that was prepared in the slice, and is not committed yet, adds no row to the slice, but it has to be
+    # recorded. So with prepared transactions, even an empty slice is written.
     slices = _write_slices(
         lake, peek.slot_stream, messages, reading.begin, ends, assembler, write_empty=reading.records_prepared
     )
@@ -313,5 +313,5 @@ def _append_by_spark(
 
 
 def make_peek_options(slot_stream: SlotStream, publications: Sequence[str]) -> PgoutputOptions:
-    """The options of pgoutput for a peek. Streaming is off, because a peek returns nothing before everything is decoded."""
+    """The options of pgoutput for a peek. Streaming is off: a peek returns nothing before all is decoded."""
     return replace(slot_stream.options, publications=tuple(publications), streaming="off")

@@ -3,8 +3,8 @@
 A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
 Its slot is read with pgsieve's own publications (capture publications), which do not filter.
 
-In: how the slot of a stream is read, and positions
-Out: the same slice in a change log of the subscription's own. The slice is listed in the table `altered` before it is
+In: how the slot of a stream is read, and the positions at which the slice begins and ends
+Out: the slice, in a change log that belongs to one subscription. The slice is listed in the table `altered` before it is
      committed to the stream's change log.
 
 Raises SourceError, OvertakenError if another process was faster, and LakeError.
@@ -42,8 +42,9 @@ def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream
 def make_publisher_slot_streams(lake: Lake, slot_stream: SlotStream) -> tuple[SlotStream, ...]:
     """Make the streams that have to be read, too, after an alteration.
 
-    There is one for each subscription for which the publisher can decide. As long as a prepared transaction waits for COMMIT
-    PREPARED or ROLLBACK PREPARED, there are none, because that transaction was received with the capture publications.
+    There is one for each subscription for which the publisher can filter (`can_publisher_decide`). As long as a
+    prepared transaction waits for COMMIT PREPARED or ROLLBACK PREPARED, there are none, because that transaction was
+    received with the capture publications.
     """
     path = PreparedTransactions(lake, slot_stream).path
     if not lake.is_reached_by_spark_only and lake.records.exists(path) and lake.records.count_rows(path):
@@ -64,8 +65,8 @@ def prepare_base_version(
 ) -> int:
     """Find the version that the change log must have when a slice is appended to it, and to the subscriptions' streams.
 
-    These streams may already have a slice that the change log does not have, because another run has died, or is about to
-    commit the slice. In that case a commit without rows makes a new version, so that the commit of the other run fails.
+    These streams may have a slice that the change log lacks: another run has died, or is about to commit the slice. In
+    that case a commit without rows makes a new version, so that the commit of the other run fails.
     Raises OvertakenError if another process was faster.
     """
     path, position = ChangeLog(lake, slot_stream).path, head.position or 0
@@ -81,7 +82,7 @@ def prepare_base_version(
 def append_publisher_slice(lake: Lake, peek: Peek, slot_stream: SlotStream, begin: int, end: int) -> bool:
     """Append the changes that the publisher sends to one subscription of a stream.
 
-    Returns false if the publisher cannot decode them. The slot has to be confirmed up to `begin`.
+    Returns false if the publisher cannot decode them. Before this call, the slot must be confirmed up to `begin`.
     """
     subscription_slot_stream = peek.slot_stream
     try:

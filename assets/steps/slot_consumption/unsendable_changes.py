@@ -111,8 +111,8 @@ class Fallback:
 
         If there are no changes before this transaction, the transaction itself is appended, as far as it can be sent. If
         everything can be sent except the changes of tables that are set aside (`find_peek_past_filters`), all other changes up
-        to `end` are appended. The slot is at `position`, and cannot be read up to `end`. Raises `fault` if the server can
-        send everything, or refuses the query even if it has nothing to send.
+        to `end` are appended. The slot is at `position`, and cannot be read up to `end`. Raises `fault` in two cases:
+        the server can send everything; or it refuses even a query that has nothing to send.
         """
         # pgsieve cannot filter this slice by the catalog that it has recorded, because nothing proves that this catalog
         # is valid for the slice. So the publisher filters: it decodes the slice once more for each subscription.
@@ -274,8 +274,8 @@ class Fallback:
     def _refuse_prepared_transactions(self, begin: int, refusal: SourceError) -> None:
         """Raise an error if transactions are prepared.
 
-        The transaction that cannot be sent may be one of them. It would commit after its tables are copied, and the
-        copies would lack its changes.
+        The transaction that cannot be sent may be one of them. Such a transaction commits later than the copies of its
+        tables, and the copies would lack its changes.
         """
         if not self.has_two_phase:
             return
@@ -324,9 +324,9 @@ class Fallback:
     def _set_aside_failing_table(self, begin: int, end: int) -> None:
         """Set aside the table whose row filter fails, so that its later changes are not read.
 
-        If the table was copied after the transaction, the user has corrected its rows before that, so the table is not
-        set aside. The filter may fail for the transaction with the correction itself, because the publisher evaluates
-        the filter for the old rows, too.
+        It is not set aside if it was copied after the transaction: before that copy the user has corrected its rows.
+        The filter may fail for the transaction with the correction itself, because the publisher evaluates the filter
+        for the old rows, too.
         """
         slot_stream, lake = self.peek.slot_stream, self.lake
         (subscription,) = slot_stream.subscriptions
@@ -364,7 +364,7 @@ class Fallback:
     def _find_changed_tables(self, subscription: str, changed_relation_ids: Collection[int]) -> set[Name]:
         """Find the tables of a subscription to which the changed relations belong.
 
-        Both the recorded and the present catalog are used. If a relation is in neither of them, it may be a former
+        Both the recorded and the present catalog are used. A relation that is in neither of them may be a former
         partition, so all partitioned tables are included.
         """
         slot_stream = self.peek.slot_stream
@@ -422,8 +422,9 @@ def _find_failing_lsn(refusal: SourceError) -> int:
 def _find_last_sendable_lsn(begin: int, end: int, guessed_lsn: int, can_send: Callable[[int], bool]) -> int:
     """Find the last LSN up to which the server can send. It can send up to `begin`, and not up to `end`.
 
-    The result is an LSN at which a record may begin. `guessed_lsn` is tried first. If the guess is right, the search begins
-    there: the server sends a transaction only at its commit, which comes after the change that fails.
+    The result is an LSN at which a record may begin. `guessed_lsn` is tried first. It is the LSN of the change that
+    fails. If that is right, the server can send everything up to there: it sends a transaction only at its commit,
+    which comes later.
     """
     sendable_lsn = (
         _align_lsn(guessed_lsn)

@@ -113,7 +113,7 @@ class StoredBatch:
 class StoredMessages:
     """Messages in row groups of a change log, which can be sent to executors.
 
-    They are the messages in the slices that end at `slice_ends`, as far as all `filters` select them.
+    They are those messages of the slices that end at `slice_ends` which all `filters` select.
     """
 
     store: Store
@@ -129,7 +129,7 @@ class StoredMessages:
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Yields some columns of the messages in some row groups, in order.
 
-        Of a group in which no message is selected, only the columns `_FILTER_COLUMNS` are read.
+        If no message of a group is selected, only the columns `_FILTER_COLUMNS` of this group are read.
         """
         for group, read in self.store.iterate_group_readers(groups):
             group_key, names = (group.file, group.number), tuple(columns)
@@ -198,7 +198,8 @@ class _RowGroupMessages:
     def encoded(self) -> Iterator[EncodedMessages]:
         """Yields the messages, batch by batch.
 
-        Of each batch, the columns that row filters read are decoded once, and shared by all subscriptions that need them.
+        The columns that row filters read are decoded once for each batch. All subscriptions that need them share the
+        result.
         """
         stored_batches = self.messages.batches(self.groups, ENCODED_COLUMNS)
         with self.messages.store.prefetch(self.groups, stored_batches) as batches:

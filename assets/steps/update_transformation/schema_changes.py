@@ -4,8 +4,8 @@ In: the definitions of the tables in the catalog, and the definitions of the rep
 Out: at most one commit for each replica
 
 If columns were added that are NULL, only metadata is changed. For other changes (a value for all rows, a new name, a
-dropped column), the replica is rewritten from its own rows. If a table cannot be followed in place, its state says that
-it has to be copied again. The position of a replica stays the same, because its rows are still those of the same LSN.
+dropped column), the replica is rewritten from its own rows. If neither is possible, the state of the table says that it
+has to be copied again. The position of a replica stays the same, because its rows are still those of the same LSN.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -49,7 +49,7 @@ from pgsieve.resources.lake.rewriting import RowChange
 
 @dataclass(frozen=True)
 class SchemaChanges:
-    """Makes replicas follow the definitions of a catalog that was read before the WAL had reached `lsn`.
+    """Adapts replicas to the definitions of a catalog, which was read before the WAL had reached `lsn`.
 
     A slice has the changes from one position of the slot to another. The slices up to `transformed_lsn` were
     transformed (decoded and filtered) with the former definitions.

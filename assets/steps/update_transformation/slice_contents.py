@@ -43,7 +43,7 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class RelationVersion:
-    """A Relation message, and the order keys between which it describes the tuples of the relation.
+    """A Relation message. It describes the relation's tuples between two order keys, `begin` and `end`.
 
     An order key is a commit LSN and an ordinal.
 
@@ -80,18 +80,18 @@ def slices_to_read(
 
     The present catalog is used for slices that the publisher has filtered, or for which no catalog was recorded.
 
-    Mostly the yielded subscription is the one that was passed. If publications were altered within a slice, it is a copy
-    that reads the slice from another stream: the publisher has filtered the changes of such a slice, and they are in a
-    change log of their own (`make_publisher_slot_stream`). If the slot was not read for the subscription at the time of
-    the slice, None is yielded instead of a subscription.
+    Mostly the yielded subscription is the one that was passed. If publications were altered within a slice, the
+    publisher has filtered the slice, and its changes are in a change log of their own. For such a slice a copy of the
+    subscription is yielded, with the stream of that change log (`make_publisher_slot_stream`). If the slot was not read
+    for the subscription at the time of the slice, None is yielded instead of a subscription.
     """
     slot_stream, name = subscription.slot_stream, subscription.name
     subscription_as_published = replace(
         subscription, slot_stream=make_publisher_slot_stream(slot_stream, name)
     )
     with lake.consistent_read():
-        # A slice is listed in `altered` before it is in the change log. So the change log is read before `altered`, and no
-        # slice is read that is about to be listed.
+        # A slice is listed in `altered` before it is in the change log. So the change log is read before the list.
+        # Otherwise a slice could be read before it is listed.
         change_log_lsn = ChangeLog(lake, slot_stream).read_position() or 0
         altered_ends = AlteredSlices(lake, slot_stream).read_ends(name, change_log_lsn)
         appended_ends = lake.records.slices(ChangeLog(lake, slot_stream).path, after_lsn=since_lsn)
@@ -102,7 +102,7 @@ def slices_to_read(
             recorded_catalog := Catalogs(lake, slot_stream).read_for_slice(end)
         ):
             catalog, readers = recorded_catalog
-            # A value of a recorded type may contain a value of a type that was created after the record. So the present
+            # A value may contain a value of a type that was created after the catalog was recorded. So the present
             # types are added. An oid always means the same type.
             catalog = replace(catalog, types={**catalog.types, **present_catalog.types})
             yield end, subscription if name in readers else None, catalog
@@ -138,7 +138,7 @@ def read_slice_contents(lake: Lake, slot_stream: SlotStream, end: int) -> SliceC
 
 def _summarize_slice(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """Make the summary of a slice of the change log at `path`."""
-    # The size of the slice is not recorded without a summary, so the size of the whole change log is used.
+    # Only the summary would record the size of the slice, so use the size of the whole change log.
     size = None if lake.is_reached_by_spark_only else lake.records.size_bytes(path)
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.read_slice_rows(path, [end], size, columns=columns)
@@ -256,7 +256,10 @@ def _name_partitions(root: Table, version: RelationVersion, contents: SliceConte
 
 
 def _make_published_relation(relation: Relation) -> PublishedRelation:
-    """Make the published relation for a publisher that filters: all changes that it sends have the relation's own name."""
+    """Make the published relation if the publisher filters.
+
+    Then all changes of a relation have the relation's own name.
+    """
     table = Table(
         oid=relation.relation_id,
         schema=relation.namespace or "pg_catalog",
@@ -293,7 +296,7 @@ def table_truncates(
 
 
 def _find_described_table(versions: Sequence[RelationVersion], order: OrderKey) -> Table:
-    """Find the table that the last of the versions before an order key describes."""
+    """Find the table that the newest version before an order key describes."""
     return _make_published_relation(
         next(version for version in reversed(versions) if version.begin < order).relation
     ).publish_as

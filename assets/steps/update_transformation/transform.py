@@ -67,7 +67,7 @@ from pgsieve.resources.work import name_jobs
 
 
 def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableChanges]:
-    """Transform the slices that are not transformed yet, in order. Before that, the replicas follow schema changes.
+    """Transform the slices that are not transformed yet, in order. Before that, adapt the replicas to schema changes.
 
     With `disable_on_error`, an error disables the subscription, and nothing of the transaction with the error or of
     later transactions is written. If the error is that a table cannot be replicated as it is published, nothing is written
@@ -99,7 +99,7 @@ class Transformation:
         transformed_slices = TransformedSlices(lake, subscription.name)
         skip_lsn = SubscriptionRecord(lake, subscription.name).require_enabled().skip_lsn
         # The version of `_transformed` is read before any table state. A process that changes a state also commits to
-        # `_transformed`. So if the states of this process become too old, its commits fail.
+        # `_transformed`. So the commits of this process fail if a state has changed since it was read.
         head = lake.records.head(transformed_slices.path)
         begin_lsn, base_version = head.position or 0, head.version
         cut = Cuts(lake, subscription.name).read_last()
@@ -308,7 +308,7 @@ class _SliceTransformation:
             committer = lake.policy.choose_file_committer(path, schema)
         if self.progress.cut is not None:
             self.progress.cut.refuse_earlier_history(path, state, position)
-        # If the history begins with the copied rows, its position is at least that of the copy.
+        # A history that begins with the copied rows has at least the position of the copy.
         if max(self.progress.transformed_lsn, state.lsn) < position < contents.end:
             raise SchemaChangedError(
                 f"a run ended amid a slice, and wrote its changes only up to {format_lsn(position)}"

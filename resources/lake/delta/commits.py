@@ -211,8 +211,7 @@ class Commits:
                 if table is not None and position is not None and table.version() == head.version + 1:
                     self._tables.cache_rows(path, table, "position", [{"position": position}])
             except DeltaError as error:
-                # Perhaps the commit has succeeded, and only a later step has failed. In that case the new plan will
-                # notice that the commit is there.
+                # Perhaps the commit is there, and only a later step has failed. The caller's new plan will notice that.
                 if expected_version is not None and self.head(path).version != expected_version:
                     raise OvertakenError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
@@ -268,7 +267,10 @@ class Commits:
     def find_missing_comments(
         self, path: str, description: str | None, columns: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
-        """The description that a table lacks (None if it has it), and the descriptions that its columns lack, by column."""
+        """Find which of these descriptions a table and its columns lack.
+
+        The first result is None if the table has `description`. The second maps columns to their missing descriptions.
+        """
         table = self.open_table(path)
         comments = {
             field.name: (field.metadata or {}).get(COMMENT_KEY, "") for field in table.schema().fields
@@ -291,7 +293,8 @@ class Commits:
             table.alter.set_table_description(description, commit_properties=properties)
         for field in table.schema().fields:
             if field.name in columns:
-                # Keep the other metadata. With column mapping they have the number of the column, and its name in files.
+                # Keep the other metadata. With column mapping, they include the number of the column, and its name in
+                # files.
                 metadata = {**(field.metadata or {}), COMMENT_KEY: columns[field.name]}
                 table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
 
@@ -397,8 +400,8 @@ def _make_nullable(field: pa.Field) -> pa.Field:
 def has_position(path: str, head: TableHead, commit: Commit) -> bool:
     """True if a table with this head (version and position) already has the position of a commit.
 
-    Raises OvertakenError if an overwrite would lower the position. The commit must directly follow this head. Only
-    then is the slower of two writers of the same position refused.
+    Raises OvertakenError if an overwrite would lower the position. The commit must directly follow this head; otherwise
+    two writers could both commit the same position.
     """
     if head.position is None or commit.position is None:
         return False
@@ -411,9 +414,9 @@ def _make_commit_properties(commit: Commit, *, must_follow_opened: bool = False)
     """The properties of a commit. They say whether delta-rs may repeat the commit after commits of other writers.
 
     With `must_follow_opened` the commit must directly follow the version that was opened. The same holds for an overwrite,
-    and for a commit with a position or with an `expected_version`. Otherwise delta-rs would let an overwrite follow a
-    compaction that was committed after this version, and the compacted rows would stay. It would also let the first commit
-    of a table follow another first commit, because neither has read anything with which the other could conflict.
+    and for a commit with a position or with an `expected_version`. Otherwise delta-rs would repeat two kinds of commits
+    that must fail. An overwrite would follow a later compaction, and the compacted rows would stay. And the first
+    commit of a table would follow another first commit, with which it does not conflict by Delta's rules.
     """
     position = commit.position
     must_follow = (

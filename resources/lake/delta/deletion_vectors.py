@@ -109,7 +109,7 @@ def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
 
 
 def _read_selections(table: DeltaTable) -> list[tuple[str, pa.ListScalar]]:
-    """The paths of files with deletion vectors, and for each row of such a file whether it is not deleted.
+    """The paths of files with deletion vectors, each with a mask of the rows that are not deleted.
 
     If a table lacks the feature of vectors, delta-rs is not asked, because it would look through all files of the table.
     """
@@ -163,7 +163,7 @@ def commit_marked_files(
     )
     for file in partly_deleted_files:
         vector = file.vector if file.row_numbers is None else next(vectors)
-        # The remaining rows are still within the bounds, but may no longer reach them.
+        # The bounds still hold for the remaining rows, but may be wider than necessary.
         stats = json.dumps({**json.loads(file.add_action["stats"]), "tightBounds": False})
         actions.append(
             {"add": {**file.add_action, "dataChange": True, "stats": stats, "deletionVector": vector}}
@@ -210,7 +210,7 @@ def _serialize_vectors(rows: Sequence[RowNumbers]) -> tuple[str, bytes, list[Act
 def read_vector(store: Store, path: str, descriptor: Action | None) -> RowNumbers:
     """The rows that a deletion vector marks, in ascending order.
 
-    Empty if there is no vector in a file of the table's folder.
+    Empty without a vector, or if the vector is not in a file of the table's folder.
 
     Raises OSError and ValueError.
     """
@@ -260,8 +260,8 @@ def enable_vectors(log: Log, table: DeltaTable, commit_info: Action) -> None:
     if newest_metadata is None:
         raise UnmarkableError(f"the log of {log.path} lacks the table's metadata")
     configuration = {**dict(newest_metadata.get("configuration") or {}), VECTORS_PROPERTY: "true"}
-    # `can_have_vectors` has refused the writer versions 3 to 6. So a table without a list of features has version 1 or 2.
-    # Version 2 implies these two features (Delta protocol, Writer Version Requirements).
+    # The caller has refused the writer versions 3 to 6 (`requirements.can_have_vectors`). So a table without a list of
+    # features has version 1 or 2. Version 2 implies these two features (Delta protocol, Writer Version Requirements).
     writer_features = set(protocol.writer_features or ("appendOnly", "invariants")) | {VECTORS_FEATURE}
     # Reader version 2 implies column mapping, whether or not the table uses it.
     reader_features = set(

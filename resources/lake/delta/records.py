@@ -1,4 +1,4 @@
-"""Defines the interface to pgsieve's small Delta tables, and to the positions of all tables.
+"""Defines the interface to pgsieve's own small Delta tables, and to the positions of all tables.
 
 pgsieve records its own work in small tables, for example whether each table is copied already. A position is the LSN up
 to which a table has all changes. A commit stores it in Delta's `txn` action, and in its user metadata. A slice is the
@@ -196,7 +196,7 @@ class Records(Protocol):
 
         No other version has the same stamp, not even a version of another table that was at this path before.
 
-        None if there is no table, or if finding the stamp takes as long as reading the table.
+        None if there is no table, or if it would take as long to find the stamp as to read the table.
         """
 
     def version(self, path: str) -> int:

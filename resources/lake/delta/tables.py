@@ -37,8 +37,8 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
-#: The largest number of tables in folders that a thread has open, of idle tables, and of tables with cached results of
-#: queries. A table takes up to a megabyte of memory.
+#: Three limits: of the tables in folders that a thread has open, of idle tables, and of tables with cached results. A
+#: table takes up to a megabyte of memory.
 _MAX_OPEN_TABLES = 512
 #: The number of tables on an object store that are checked at the same time.
 _PARALLEL_CHECKS = 8

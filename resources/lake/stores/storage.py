@@ -25,7 +25,7 @@ from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.passwords import remember_secrets
 
-#: Maps the scheme of an address to its platform, and a platform to the options that `storage` may have.
+#: The first maps the scheme of an address to its platform, the second a platform to the options of `storage`.
 PLATFORM_BY_SCHEME = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gs"}
 OPTIONS_BY_PLATFORM: dict[str, tuple[str, ...]] = {
     "s3": ("endpoint", "region", "access_key_id", "secret_access_key", "session_token", "path_style"),
@@ -65,8 +65,7 @@ def is_uri(lake: str) -> bool:
     return bool(_URI.match(lake))
 
 
-#: The characters in the path of a URI that one of the engines misreads, or that the two engines write in different
-#: ways.
+#: The characters in the path of a URI that delta-rs or Spark misreads, or that the two write in different ways.
 _AMBIGUOUS = re.compile(r"""[%?#*\\^`"<>|{}\[\]\x00-\x1f\x7f]""")
 #: The parts in the path of a folder that delta-rs misreads or refuses.
 _AMBIGUOUS_IN_FOLDERS = re.compile(r"%[0-9A-Fa-f]{2}|[\\^|\[\]\x00-\x1f\x7f]")
@@ -291,8 +290,8 @@ class Storage:
     def _read_profile_options(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
         """The options that come from a profile. If there is an endpoint, delta-rs itself reads no profile.
 
-        The keys are passed on even if there is no endpoint, because other libraries use these options, too. But if
-        the keys expire and there is no endpoint, they are left to delta-rs, which reads the profile again when it
+        The keys are passed on even if there is no endpoint, because other libraries use these options, too. Keys that
+        expire are not passed on without an endpoint: then delta-rs reads the profile itself, and reads it again when it
         needs new keys.
         """
         profile, options = AwsProfile.read_active(environ), {}

@@ -147,8 +147,8 @@ class Store:
     ) -> dict[str, list[tuple[pa.Scalar, pa.Scalar] | None]]:
         """The bounds of columns in the row groups of a Parquet file: the least and the greatest value in a row group.
 
-        The result has a list for each column, without the row groups that have no value of the column. None stands for
-        bounds that are unknown. `columns` maps the columns to the types of their values, which must be orderable
+        The result has a list for each column. Row groups without a value of the column are not in the list. None stands
+        for bounds that are unknown. `columns` maps the columns to the types of their values, which must be orderable
         (`pgsieve.decoding.changes.keys.is_orderable`). A column may be a field of a struct ("new.id").
         """
         with self._open_parquet(path) as file:
@@ -200,7 +200,7 @@ class Store:
             return _replace_views_in_rows(file.read(columns=list(columns)))
 
     def read_first_row(self, path: str, schema: pa.Schema) -> pa.Table:
-        """The first row of a Parquet file that has rows and these columns. Only little of the file is read."""
+        """The first row of a Parquet file. The file must have rows and these columns. Only little of the file is read."""
         with self._open_parquet(path) as file:
             row = next(file.iter_batches(1, row_groups=[0], columns=schema.names))
         return pa.Table.from_batches([row]).select(schema.names).cast(schema)
@@ -289,7 +289,7 @@ class Store:
         return [file.base_name for file in self._list_files(folder)]
 
     def has_folder(self, folder: str, name: str) -> bool:
-        """True if a folder of this name is anywhere in a folder or its subfolders, and contains a file."""
+        """True if `folder`, at any depth, has a folder with this name that contains a file."""
         _, inner_path = self.find_file_system(folder)
         depth = len(inner_path.split("/"))
         return any(name in file.path.split("/")[depth:-1] for file in self._list_files(folder))
@@ -316,8 +316,8 @@ class Store:
     def write(self, path: str, content: bytes) -> None:
         """Write a file into a folder that exists."""
         file_system, inner_path = self.find_file_system(path)
-        # delta-rs's stream accepts only bytes objects. pyarrow passes such objects to it if pyarrow has a buffer that is
-        # larger than each piece that is written.
+        # delta-rs's stream accepts only bytes objects. pyarrow passes bytes objects to it if pyarrow's buffer is larger
+        # than each piece that is written.
         with file_system.open_output_stream(inner_path, buffer_size=2 * _WRITE_CHUNK_BYTES) as stream:
             for begin in range(0, len(content), _WRITE_CHUNK_BYTES):
                 stream.write(content[begin : begin + _WRITE_CHUNK_BYTES])
