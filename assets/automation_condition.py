@@ -23,7 +23,7 @@ def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.Automatio
     cut_key = key or dg.AssetKey([subscription, "cut"])
     has_new_cut = condition.asset_matches(cut_key, condition.data_version_changed())
     # If a cut arrives right after a request, or while the requested run ends, one evaluation sees both. Dagster's
-    # `since_last_handled` would then forget this cut. Here a request handles only cuts that came before the request.
+    # `since_last_handled` would then forget this cut. A request handles only the cuts that came before it.
     has_had_cut = has_new_cut.since(condition.initial_evaluation())
     is_handled = (condition.newly_requested() & ~has_new_cut).since(has_new_cut)
     has_run_ended = ~condition.asset_matches(cut_key, condition.in_progress())

@@ -147,7 +147,7 @@ def _make_partition_events(
 ) -> Iterator[Event]:
     """The events for the Dagster partitions that a run has copied.
 
-    There is one event for all partitions together. If a table could not be copied, there is one for each of the others.
+    Usually one event covers all partitions. If a table could not be copied, each of the others has its own event.
     """
     metadata = {**_make_metadata(copy_results), **work_metadata(work)}
     failed_partitions = {encode_partition_key(name) for name in _find_problems(copy_results)}

@@ -13,8 +13,8 @@ materialises the cut, even if there were no changes.
 
 Each run of the cut evaluates its checks `sync_state` and `freshness`, which cover all tables. The checks of a single
 table are reported only if the run has materialised the table, or if the table has a new problem. If a table is set
-aside or a subscription is disabled, one run fails for that, at its end. If a user selects the table, it also fails that
-run.
+aside or a subscription is disabled, one run fails for that, at its end. If a user selects the table for a run, it also
+fails that run.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -26,7 +26,7 @@ from pgsieve.resources.lake.delta.layout import TableName
 
 
 class AssetKind(StrEnum):
-    """What an asset stands for. The key `translation` of a component in YAML can compare an asset's kind with these values."""
+    """What an asset stands for. In YAML, `translation` of a component can compare an asset's kind with these values."""
 
     #: A published table at the publisher. Nothing in Dagster materialises it.
     SOURCE_TABLE = "source_table"
@@ -120,7 +120,7 @@ def source_table_asset(
     return PgsieveAsset(kind, source, source, schema=name[0], table=name[1], path=path, comment=comment)
 
 
-#: Maps kinds of assets to the kinds, in Dagster's sense, that Dagster shows for them. All other assets have only the kind
+#: Maps pgsieve's kinds of assets to Dagster's `kinds`, which its pages show. All other assets have only the kind
 #: `deltalake`. The kinds do not name an engine; each materialization names the engine that made it.
 _DAGSTER_KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},

@@ -1,6 +1,7 @@
 """The base class of pgsieve's errors, and the errors of this package.
 
-A message says which object has which problem. It never contains a password, and no values of a row except its key.
+A message says which object has which problem. It never contains a password. The only values of a row in it are those of
+its key.
 
     PgsieveError
         CatalogNameError              assets.steps.operations.registration

@@ -103,8 +103,8 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     - `config`: the configuration file
     - `prefix`: the names of jobs, schedules, sensors and ops begin with it; the resources are `<prefix>_lake` and
       `<prefix>_spark`
-    - `spark`: the project's own dagster-pyspark resource, as a template variable in YAML. Without it, pgsieve starts
-      Spark itself.
+    - `spark`: a dagster-pyspark resource of the user's project, which YAML names by a template variable. Without it,
+      pgsieve starts Spark itself.
     - `translation`: changes the assets. Its variable `data` is a `PgsieveAsset`.
 
     Subclasses may override `get_asset_spec`.

@@ -110,7 +110,7 @@ def assemble_definitions(
     is_complete: bool = False,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """Build the definitions of a configuration for the tables in `published`; `is_complete` is as in `find_recorded_tables`."""
+    """Build the definitions for the tables in `published`. If `is_complete`, the lake is asked only for other streams."""
     project = build_project(config)
     engine, folders = make_pyspark_engine(project.lake.engine, spark), project.lake.folders
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)

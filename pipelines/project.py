@@ -1,4 +1,4 @@
-"""Makes from the configuration the objects on which a run works: sources, streams, subscriptions, and the lake.
+"""Makes the objects of a run from the configuration: sources, streams, subscriptions, and the lake.
 
 A slot stream is a replication slot with the subscriptions that read it. All subscriptions of a source with
 `row_filter: pipeline` share one slot. A subscription with `row_filter: publisher` has a slot of its own. Raises

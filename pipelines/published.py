@@ -252,7 +252,7 @@ def _list_recorded_catalogs(
 def _read_lake_catalog(project: Project, slot_stream: SlotStream) -> list[tuple[int, Catalog]]:
     """The catalog that the lake recorded last for a stream, in a list; the list is empty if there is none.
 
-    It is also empty if only Spark can read the lake, because it would take long to start Spark.
+    If only Spark can read the lake, the result is also empty, because the start of Spark would take long.
     """
     try:
         lake = project.lake.open()

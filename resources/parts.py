@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-#: Guards against work whose result nobody needs. It yields the batches that it gets. Once the result of the part is
-#: no longer needed, because another part has failed or the run ends, it raises CancelledError instead, which ends the
-#: part.
+#: Ends work whose result nobody needs. It yields the batches that it gets. Once the result of the part is no longer
+#: needed, because another part has failed or the run ends, it raises CancelledError instead, which ends the part.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: Does the part of the work with the given number. It passes its rows through the guard, and yields its results.
 #: If it writes files, the results are a row for each file (`FILE_SCHEMA` of `lake.delta.parquet_files`).
@@ -73,8 +72,8 @@ MIN_PART_BYTES = 4 * 1024 * 1024
 def count_parts(total_bytes: int, max_bytes: int, parallelism: int) -> int:
     """The number of parts of at most `max_bytes` each.
 
-    It is a multiple of `parallelism`, so that no worker is idle in the last round, unless the parts would then be
-    smaller than `MIN_PART_BYTES`.
+    It is a multiple of `parallelism`, so that no worker is idle in the last round, unless that would make the
+    parts smaller than `MIN_PART_BYTES`.
     """
     worker_count = max(1, min(parallelism, total_bytes // MIN_PART_BYTES))
     return -(-max(1, -(-total_bytes // max_bytes)) // worker_count) * worker_count

@@ -21,7 +21,7 @@ _CURRENT_STRAND: ContextVar["Strand | None"] = ContextVar("strand", default=None
 
 
 class TicketLock:
-    """A lock that strands get in the order of their requests. So their results come in this order, too."""
+    """A lock that strands get in the order in which they ask for it. So their results come in this order, too."""
 
     def __init__(self) -> None:
         self._condition, self._request_count, self._release_count = Condition(), 0, 0

@@ -1,7 +1,7 @@
 """Counts and notes that Spark collects while a query runs, so that nothing is computed a second time only to be counted.
 
 A note is a text that a function of Arrow batches writes about the rows of its part (those of one task), for example
-their counts as JSON. So the same function counts, whether Spark or this process runs it.
+their counts as JSON. So the counts come from the same function, whether Spark or this process runs it.
 """
 
 import json

@@ -56,7 +56,7 @@ _UNFILTERED_SUFFIX = "_aside"
 
 @dataclass(frozen=True)
 class SlotStream:
-    """A slot and its change log. `subscriptions` maps each of its subscriptions to the names of their publications.
+    """A slot and its change log. `subscriptions` maps each of its subscriptions to the names of its publications.
 
     - `capture`: the beginning of the names of pgsieve's own publications for reading the slot (capture publications)
     - `filtered`: True if the publisher filters the changes. Such a slot has one subscription, and is read with its
@@ -78,7 +78,11 @@ class SlotStream:
 
     @property
     def unfiltered_publication(self) -> str:
-        """The name of pgsieve's own publication of tables whose row filter fails; see `past_filters`."""
+        """The name of pgsieve's own publication of tables whose row filter raised an error at the publisher.
+
+        It publishes them without the filter, so that the slot can still be read
+        (`assets.steps.slot_consumption.past_filters`).
+        """
         return (
             shorten_name(self.slot, MAX_NAME_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
         )

@@ -1,6 +1,6 @@
 """Reads the numbers and strings of one message in order, with bounds checks.
 
-In: the bytes of a message. Out: its fields. Each method takes the name of a field for its error. It raises only
+In: the bytes of a message. Out: its fields. Each method takes the name of the field that it reads. It raises only
 ProtocolError, with the message's name, the offset and the expected bytes. It never reads beyond the end of the message,
 and never allocates more memory than the message needs. Integers are big-endian.
 

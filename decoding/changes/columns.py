@@ -21,7 +21,7 @@ ROW_OPERATIONS = ("insert", "update", "delete")
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
 #: The columns of a change log (the table of a slot's messages) that `decode` reads.
 ENCODED_COLUMNS = (*CHANGE_COLUMNS[:4], "data")
-#: The columns with the row before a change and with the row after it.
+#: The two columns for the row before a change and the row after it.
 SIDES = ("old", "new")
 #: The type of `commit_time`.
 COMMIT_TIME = pa.timestamp("us", "UTC")

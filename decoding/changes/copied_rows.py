@@ -1,4 +1,4 @@
-"""Turns the rows of a copy into changes of a change history, the table of a replica's changes.
+"""Turns the rows of a copy into changes for the change history (the table of all changes of a replica).
 
 In: the rows of a replica that a copy has filled. Out: a change `snapshot`, which ends all rows before the copy, and a
 change `copy` for each row. All of these changes have the LSN of the copy's snapshot. They precede all changes that

@@ -20,7 +20,7 @@ from pgsieve.decoding.changes.net_change import Mask, Numbers
 
 #: The columns of a change that decide whether a batch applies the change, and the change's place.
 PLACE_COLUMNS = ("slice", "number", "commit_lsn", "ordinal", "operation")
-#: The number of low bits of a place, which have the number of the change in its slice.
+#: This many low bits of a place are the number of the change in its slice.
 _NUMBER_BITS = 56
 
 

@@ -106,7 +106,7 @@ class NetChange:
     - `is_updated`: after the changes, the key has an updated row: the one that the replica has with the key
       `base_keys`. If the replica has no such row, the key has none.
     - `is_expected`: the replica should have a row with this key before the changes.
-    - `last_changes` is the last change that has the row's values.
+    - `last_changes` is the change that has the row's values at the end.
     - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
       the column's value, or to `NONE` if only the replica's row with the key `base_keys` has it.
     - `end_changes` is the change that ended the row, if the replica retains ended rows (rows that were deleted, but

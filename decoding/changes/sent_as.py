@@ -86,7 +86,7 @@ def count_received(counts: SentCounts) -> dict[str, int]:
 
 
 def count_by_result(counts: SentCounts, operation: str = "update") -> dict[str | None, int]:
-    """Return the number of changes that have one operation, by the operation that is sent (None if nothing is sent)."""
+    """Return how many of the changes with one operation are sent as each operation (None: nothing is sent)."""
     return {
         sent: sum(
             count for kind, count in counts.items() if (kind.operation, kind.sent_as) == (operation, sent)

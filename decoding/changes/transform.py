@@ -251,8 +251,8 @@ def _project(
 ) -> pa.RecordBatch:
     """Return the changes in the columns of a schema.
 
-    If the schema has metadata columns, they are added. A new row gets the metadata of a row that the change made. An
-    old row gets the metadata of a row that the change ended.
+    If the schema has metadata columns, they are added. A new row gets metadata that says that the change made it. An
+    old row gets metadata as if the change had ended (deleted) it.
     """
     arrays = {name: columns[name] for name in schema.names}
 

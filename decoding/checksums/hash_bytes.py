@@ -77,7 +77,7 @@ def _add_block(
 ) -> None:
     """Add the twelve bytes of one block."""
     offset, size = block_index * _BLOCK_BYTES, octets.buffer.size
-    # Element n of this view is the two words that begin at byte n. So one lookup reads these words of all values.
+    # Element n of this view has the two words that begin at byte n. So one lookup gets these words of all values.
     words = np.ndarray((size - offset - 7,), "<u8", octets.buffer, offset, (1,))[starts].view("<u4")
     a_words += words[0::2]
     b_words += words[1::2]

@@ -31,8 +31,8 @@ from pgsieve.decoding.checksums.record_send import SentColumn, record_send, row_
 SEGMENT_COUNT = 2**14
 _SEGMENT_MASK = SEGMENT_COUNT - 1
 
-#: If a row has more bytes, its SHA-256 is hashed instead. In this process, one step of numpy hashes one block of each row,
-#: so a long row would take many steps.
+#: If a row has more bytes, its SHA-256 is hashed instead. In this process, numpy hashes the rows together, block by
+#: block. So a long row would take many steps.
 _MAX_HASHED_BYTES = 1000
 #: The greatest numbers of rows and of bytes that are hashed together. A small batch stays in the processor's cache.
 _MAX_ROWS = 8192

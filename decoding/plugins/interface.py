@@ -40,7 +40,7 @@ class OutputPluginError(PgsieveError):
 
 
 class MissingCallbackError(OutputPluginError):
-    """A plugin lacks a callback that its kind of plugin must have."""
+    """A plugin lacks a callback that every plugin of its kind needs."""
 
 
 class OutputPluginOptionError(OutputPluginError):

@@ -18,8 +18,8 @@ r"""The output plugin `json`: writes a line with one JSON object for each callba
 `prefix`, `content`    is not UTF-8
 =====================  ==============================================================================
 
-Integers and booleans are JSON's numbers and booleans, and NULL is null. Any other value is a string with
-PostgreSQL's text, because programs that read JSON round numbers.
+Integers and booleans are JSON's numbers and booleans, and NULL is null. Any other value is a string with PostgreSQL's
+text, because many readers of JSON round numbers.
 
 With the option stream-changes (default off), the plugin also writes transactions in progress. The objects of such a
 transaction come in blocks between stream_start and stream_stop. A change in a block has the `xid` of its

@@ -253,7 +253,7 @@ class Pgoutput:
         _write(ctx, StreamAbort((txn.toptxn or txn).xid, txn.xid, abort))
 
     def stream_commit(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """Write Stream Commit. From now on the descriptions in this transaction are valid for all transactions."""
+        """Write Stream Commit. From now on all transactions use the descriptions of relations that came in this one."""
         self._descriptions |= self._stream_descriptions.pop(txn.xid, {})
         _write(ctx, StreamCommit(txn.xid, commit_lsn, txn.end_lsn, txn.commit_time))
 

@@ -28,8 +28,9 @@ ignores publications.
 - Times are in UTC. The server prints them in the time zone of TimeZone.
 
 The text is that of a server of the version `server_version`, which the caller chooses (`PluginDriver`). Before
-PostgreSQL 17, messages do not count as changes for skip-empty-xacts. So no BEGIN and no opening of a block is printed
-for a message. Names that are key words are in quotes, and each version of PostgreSQL has more key words.
+PostgreSQL 17, messages do not count as changes for skip-empty-xacts. So for a message alone, neither BEGIN nor the
+opening of a block is printed. Names that are key words are in quotes, and each version of PostgreSQL has more key
+words.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class RelationDescriptions:
         self._stale_ids.update(description_by_relation)
 
     def insert_missing_descriptions(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Yield the messages of `data`, none of them in a streamed block, with the missing descriptions inserted."""
+        """Yield the messages of `data`, and insert the missing descriptions. No message is in a streamed block."""
         octets = Octets(data)
         kind = octets.first_bytes()
         is_description = (kind == _RELATION) | (kind == _TYPE)

@@ -105,7 +105,7 @@ class RelationCache:
         relation = relation or self._session_scope.relation_by_id.get(relation_id)
         if relation is None:
             raise ProtocolError(
-                f"no Relation message describes relation {relation_id} before its change",
+                f"no Relation message has described relation {relation_id} before its change",
                 sqlstate=PROTOCOL_VIOLATION,
             )
         return relation

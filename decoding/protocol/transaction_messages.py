@@ -335,7 +335,7 @@ class StreamPrepare:
 def _read_prepared(
     cursor: Cursor, event: str, read_xid: Callable[[Cursor, str], int] = Cursor.u32
 ) -> _PreparedFields:
-    """Read the fields of a two-phase message other than Rollback Prepared, which has other fields.
+    """Read the fields of a two-phase message. Rollback Prepared has other fields, and is read elsewhere.
 
     `event` is "prepare" or "commit". Prepare and Stream Prepare pass a `read_xid` that refuses the transaction id
     zero, as logicalrep_read_prepare_common() does.

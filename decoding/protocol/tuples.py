@@ -61,7 +61,7 @@ class DecodedChanges:
     - `old` and `new` are structs of the columns that the caller chose, or null if the message has no such tuple.
       In an old key the columns outside the key are null.
     - `unchanged` lists the columns of `new` whose TOASTed value did not change and was not sent. Their values in
-      `new` are null. Columns that `fill_unsent` has filled are not listed. The list is null if it has no columns.
+      `new` are null. Columns that `fill_unsent` has filled are not listed. A list without columns is null.
     """
 
     operation: pa.Array

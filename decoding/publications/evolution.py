@@ -320,7 +320,7 @@ def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, .
 
 
 def _has_other_files(former: Layout, present: Layout) -> bool:
-    """Whether the table's file was replaced, or in a partitioned table the file of a leaf that still exists."""
+    """Whether the table has another file. In a partitioned table, whether a leaf that still exists has another file."""
     files = dict(present.files)
     return any(files.get(oid, file) != file for oid, file in former.files)
 

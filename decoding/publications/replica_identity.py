@@ -159,7 +159,7 @@ def find_leaves_without_root_key(
 def _find_relations_without_key(
     replicated_table: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The relations of a replicated table whose old rows can lack columns that are needed to find the row."""
+    """Those relations of a replicated table whose old rows can lack columns by which the row is found."""
     key = set(replicated_table.key)
     return [
         relation

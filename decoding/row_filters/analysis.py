@@ -352,8 +352,8 @@ class _Analysis:
         if len(constants) > 1:
             if all(map(is_null, constants)):
                 self._refuse(part, "a comparison with several NULLs is NULL: write NULL")
-            # PostgreSQL puts the constants into one array (transformAExprIn). It converts them and the left side to
-            # a common type, and searches the array before it computes the other values.
+            # PostgreSQL puts the constants into one array (transformAExprIn). It converts them and the left side to a
+            # common type. It searches this array before it computes the other values.
             common_oid = type_rules.find_common_type([value, *constants])
             if common_oid not in ELEMENT_OIDS:  # there is no array of arrays
                 variable_nodes = [node for node in nodes if column_names(node)]

@@ -147,8 +147,8 @@ def _parse_real(text: str) -> float:
     if not isfinite(double):
         return double
     if Fraction(double) != Fraction(decimal):
-        # If the double lies exactly in the middle between two singles, the decimal does not. In that case the double
-        # is moved to the side on which the decimal lies.
+        # If the double is exactly halfway between two singles, the decimal is not. In that case the double is moved to
+        # the side on which the decimal lies.
         double = _move_off_midpoint(double, towards=inf if Fraction(decimal) > Fraction(double) else -inf)
     return round_to_single(double)
 

@@ -117,7 +117,7 @@ def require_same_result(tree: Node, encoding: str) -> None:
 def require_characters(encoding: str) -> None:
     """Raise RefusedError if the encoding does not count characters as Unicode does.
 
-    The caller is about to shorten a text to a number of characters.
+    The caller is about to cut a text at a number of characters.
     """
     if not ENCODINGS.get(encoding, _UNKNOWN_ENCODING).has_same_characters:
         raise _make_encoding_error("its length", encoding)

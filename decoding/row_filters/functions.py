@@ -57,8 +57,8 @@ from pgsieve.decoding.wording import quantity
 def make_logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
     """Return AND or OR of the operands.
 
-    If an operand is itself an AND or OR of the same kind, its operands are taken instead. AND of no operands is true
-    and OR of no operands is false, as ALL and ANY are for an empty array.
+    If an operand is itself an AND or OR of the same kind, its operands are taken instead. Without operands, AND is true
+    and OR is false, as ALL and ANY are for an empty array.
     """
     flat_operands: list[Node] = []
     for operand in operands:
@@ -244,7 +244,7 @@ def _make_array_operator(name: str, operands: Sequence[Node]) -> Node:
         coerce(operand, other.type_oid) if operand.type_oid not in ELEMENT_OIDS else operand
         for operand, other in zip(operands, reversed(operands), strict=True)
     )
-    # These functions accept the same types of both sides as the operator =, and convert them in the same way.
+    # For both sides these functions accept the same types as the operator =, and convert them in the same way.
     equality = make_comparison("=", left, right)
     return FunctionCall(name, (equality.left, equality.right), type_oid=BOOL)
 

@@ -57,7 +57,7 @@ class CaseMapping:
     def list_variants(self, character: str) -> str:
         """Return the characters that a character of a regular expression matches if case is ignored.
 
-        These are its lower case and its upper case. A title case letter is neither of them, so it does not match itself
+        These are its lower case and its upper case. A title case letter is neither, so it does not even match itself
         (allcases() in src/backend/regex/regc_locale.c).
         """
         return "".join(dict.fromkeys((self.change("lower", character), self.change("upper", character))))

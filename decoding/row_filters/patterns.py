@@ -80,7 +80,7 @@ def _make_textlike_call(operand: Node, pattern: Node) -> FunctionCall:
 
 
 def _escape_with_backslash(pattern: str, escape: str) -> Iterator[str]:
-    """Yield the parts of the same pattern with the backslash as its escape character."""
+    """Yield the parts of a pattern that means the same, with the backslash as its escape character."""
     characters = iter(pattern)
     for character in characters:
         if character == escape:

@@ -204,7 +204,8 @@ def make_cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
         return _convert_constant(partial(apply_modifier, converted_node, modifier))
     if type_oid == NUMERIC:
         precision, scale = (*modifier, 0)[:2]
-        # Without digits, the operand may be NaN. Arrow's decimal types have no NaN, so the result has no digits either.
+        # If the operand has no digits, it may be NaN. Arrow's decimal types have no NaN, so the result has no digits
+        # either.
         digits = None if converted_node.digits is None else Digits.from_digit_counts(precision - scale, scale)
         return Cast(converted_node, modifier, type_oid=type_oid, digits=digits)
     if type_oid in (VARCHAR, BPCHAR):

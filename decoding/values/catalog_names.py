@@ -2,7 +2,7 @@
 
 `TYPE_NAMES`: the SQL name of each built-in type by its oid, as format_type prints it (format_type.c).
 `KEYWORDS`: the key words that quote_identifier puts in quotes, all but the unreserved ones (ruleutils.c).
-Both as of PostgreSQL 18, with the types of 19.
+The names are those of PostgreSQL 18, and the types also those of 19.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _read_headers(binary: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
 def _iterate_digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions]:
     """Yield the first digits of all values, then the second digits, and so on.
 
-    If a value has no such digit, the array has an arbitrary number for the value.
+    If a value has no such digit, its element in the array has no meaning.
     """
     for digit_index in range(count):
         if digit_index % 4 == 0:

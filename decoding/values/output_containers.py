@@ -36,7 +36,7 @@ _EMPTY_RANGE, _LOWER_CLOSED, _UPPER_CLOSED, _NO_LOWER, _NO_UPPER = 0x01, 0x02, 0
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of all values of a column, by the oid of their type; after `print` also the texts of the parts."""
+    """The parts of all values of a column, by the oid of their type. After `print` it also has the texts of the parts."""
 
     values: dict[int, list[bytes]] = field(default_factory=dict)
     texts: dict[int, Iterator[str]] = field(default_factory=dict)

@@ -18,7 +18,7 @@ _BYTEA, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 17, 1082, 1114, 1184
 
 
 def list_texts(values: pa.Array | pa.ChunkedArray) -> list[str]:
-    """Return the text of each value, or `null` for NULL, as PostgreSQL's errors about keys have them.
+    """Return the text of each value, or `null` for NULL, as in PostgreSQL's errors about keys.
 
     Source: BuildIndexValueDescription() in genam.c.
     """

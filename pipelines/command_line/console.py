@@ -63,7 +63,7 @@ class _WarningFormatter(logging.Formatter):
 
 
 def install_warning_formatter() -> None:
-    """Escape control characters in log records that have no handler, which Python itself prints on stderr."""
+    """Escape control characters in log records that have no handler. Python itself prints such records on stderr."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_WarningFormatter())
 

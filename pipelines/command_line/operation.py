@@ -157,7 +157,7 @@ def print_engine_status(
 
 @command("Example: pgsieve engine stop", "stop", engine)
 def stop_engine(ctx: typer.Context, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """End the engine, even if runs use it: these end with an error, and the next runs continue."""
+    """End the engine, even if runs use it. These runs end with an error, and the next runs continue their work."""
     settings = load_settings(ctx, config)
     from pgsieve.pipelines.commands.engine import stop
 

@@ -76,6 +76,7 @@ def _print_warnings(warnings: Sequence[str]) -> None:
 
 
 def _print_changes(run: SubscriptionRun) -> None:
+    # A cut has a version of each replica, so that together they equal the publisher at one LSN.
     cut = f", cut {run.cut_version}" if run.cut_version is not None else ""
     print_out(Text(f"{run.name}: applied up to LSN {run.to_lsn} (from {run.from_lsn}){cut}", style="bold"))
     if run.copied:
@@ -111,7 +112,7 @@ def _print_changes(run: SubscriptionRun) -> None:
 
 
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
-    """Print what became of UPDATEs, for tables where a row filter or partitions may turn them into INSERT or DELETE."""
+    """Print how many UPDATEs became INSERTs or DELETEs, for tables where a row filter or partitions may do that."""
     count_columns = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
     table = make_table("transformed", "through", *count_columns, "row filter", right_aligned=count_columns)
     for entry in tables:

@@ -58,7 +58,7 @@ def _check_subscription(
 ) -> tuple[list[CheckedTable], list[CheckedSequence]]:
     """Compare the tables and the sequences of a subscription."""
     with _log_as_tasks(progress, f"check {subscription.name}") as log:
-        # Sequences are compared before the tables. The comparison of tables reads the slot, and that also records the
+        # Sequences are compared before the tables. The comparison of tables reads the slot. This also records the
         # publisher's present values of the sequences.
         sequences = _check_sequences(subscription, lake)
         results = check_consistency(

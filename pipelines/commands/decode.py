@@ -115,7 +115,7 @@ def _read_change_log_messages(project: Project, slot_stream: SlotStream) -> Iter
     path = ChangeLog(lake, slot_stream).path
     delta_rs = lake.require_delta_rs(
         PgsieveError(
-            f'lake "{lake.uri}" can be read only by Spark, and decode starts none',
+            f'lake "{lake.uri}" can be read only by Spark, and decode does not start Spark',
             hint="leave out --from-change-log to read the changes that wait in the slot",
             sqlstate="0A000",
         )

@@ -10,8 +10,8 @@ class ExplainedTable:
 
     - `work`: `copy`, `apply`, `wait` or `set aside`. The last two mean that the run does nothing for the table.
     - `bytes`: the size of the table, if it is copied
-    - `few`, `many`: the engine that writes the table if there are at most `small_bytes`, and if there are more:
-      `driver` (this process), `threads` or `Spark`. None if nothing is written.
+    - `few`, `many`: the engine that writes the table if the rows have at most `small_bytes` bytes, and if they have
+      more: `driver` (this process), `threads` or `Spark`. None if nothing is written.
     - `because`: the reason for the engine, or for the state of the table
     """
 

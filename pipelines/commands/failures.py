@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 
 def _ignore_failure(_: Failure) -> None:
-    """Ignore a failure, because the caller asks for all failures (`group_by_error`) at the end."""
+    """Ignore a failure: at the end the caller asks for all failures (`group_by_error`)."""
 
 
 def is_never_fatal(_: Exception) -> bool:
@@ -106,7 +106,7 @@ class Failures:
 def find_refusal(error: Exception) -> PgsieveError | None:
     """Convert an error to a PgsieveError with a hint, if a disk or store has refused an operation, or Spark was lost.
 
-    Returns None for other errors. The disk may have the lake, Dagster's records, or temporary files.
+    Returns None for other errors. What is on this disk may be the lake, Dagster's records, or temporary files.
     """
     if isinstance(error, PgsieveError):
         return None

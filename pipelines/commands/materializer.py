@@ -239,8 +239,8 @@ class Materializer:
 
         Both parts are empty if there are no changes. `read_published_tables` returns the tables of each subscription. It is called
         only if there are changes, because it asks the publisher. A subscription that an error has just disabled may
-        have changes to report, because what was applied before the error stays applied. A table that was set aside
-        counts as changed until a run has failed for it, so exactly one run fails for it.
+        still have changes to report: those that were applied before the error. A table that was set aside counts as
+        changed until a run has failed for it, so exactly one run fails for it.
         """
         name = self.subscription.name
         paths = [record_type(self.lake, name).path for record_type in (Cuts, TransformedSlices, TableStates)]

@@ -3,9 +3,9 @@
 In: the configuration
 Out: a `RunSummary`
 
-The command materialises Dagster assets in this process. The web interface shows the same assets, and these runs. The
-order is: copies of tables that need one, the change log (the slot's messages), the changes after row filters, the
-replicas, the cut. A cut names a version of each replica; together these versions equal the publisher at one LSN. An
+The command materialises Dagster assets in this process. Dagster's web interface shows the same assets, and also these
+runs. The order is: copies of tables that need one, the change log (the slot's messages), the changes after row filters,
+the replicas, the cut. A cut names a version of each replica; together these versions equal the publisher at one LSN. An
 error ends the work only for the subscriptions that it concerns.
 """
 
@@ -271,7 +271,7 @@ def _materialize_each(
     """Materialise an asset for each subscription, in one Dagster run.
 
     - `task`: names the work in messages
-    - `do_work`: the work of a step. It is done in advance, while Dagster records the steps before it.
+    - `do_work`: the work of a step. This work is done in advance, while Dagster records the steps before it.
     """
     if not asset_makers:
         return

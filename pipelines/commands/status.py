@@ -135,7 +135,7 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
                     lake, subscription, source_state, last_run_times.get(subscription.name)
                 )
             except LakeError as error:
-                # If the whole lake fails, and not only this subscription, the call raises the error.
+                # The call raises the error if the lake itself has failed, and not only the tables of this subscription.
                 describe_error(lake, error)
                 subscription_status = replace(
                     _make_configured_status(slot_stream, subscription), problem=str(error)
@@ -152,7 +152,7 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
 
 
 def _read_change_log_position(lake: Lake, slot_stream: SlotStream) -> tuple[int | None, str | None]:
-    """Read up to which LSN the change log has the slot's messages. The second result says why it cannot be read.
+    """Read the LSN up to which the change log has the slot's messages. The second result says why it cannot be read.
 
     If the whole lake fails, and not only the change log, the error is raised.
     """

@@ -231,7 +231,7 @@ class _FindingCollector:
                 _make_problem(subscription_name, error) for error in (*row_warnings, *name_warnings)
             ]
         except PgsieveError as error:
-            # Usually the examination has found the same error, and it is already recorded.
+            # Usually the examination has found the same error and recorded it.
             if all(problem.object != subscription_name for problem in self._problems):
                 self._problems.append(_make_problem(subscription_name, error))
             return False

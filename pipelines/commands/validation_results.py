@@ -62,7 +62,7 @@ class ReceivedChanges:
 class ReceivedTable:
     """A table that a subscription will receive.
 
-    - `row_filter`: the row filter of the initial copy; None copies every row
+    - `row_filter`: the row filter of the initial copy; None if every row is copied
     - `since_copy`: how the table's publications have changed since it was copied
     - `metadata`: maps each kind of metadata to the name of its column in the replica
     - `renamed`: maps the publisher's name of a column to its name in the replica, if the two differ

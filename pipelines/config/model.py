@@ -387,7 +387,7 @@ _MODELS_BY_PATH: dict[tuple[str, ...], type[BaseModel]] = {
     ("subscriptions", "*", "history", "tables", "*"): TableHistoryConfig,
 }
 
-#: Maps a model to its field that is not a key of the file.
+#: Maps a model to the one of its fields that is not a key of the file.
 _FIELDS_NOT_IN_FILE: dict[type[BaseModel], str] = {
     Config: "path",
     SourceConfig: "name",

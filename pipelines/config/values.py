@@ -20,8 +20,8 @@ from pydantic_core import PydanticCustomError
 from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, shorten_name
 from pgsieve.pipelines.config.identifiers import parse_qualified_name
 
-#: The greatest length of `capture`, the name of pgsieve's own publications by which it reads the slot. Suffixes are
-#: added to it, and `_iud_root` is the longest.
+#: The greatest length of `capture`: the beginning of the names of pgsieve's own publications, by which it reads the
+#: slot. Suffixes are added to it, and `_iud_root` is the longest.
 CAPTURE_BYTES = MAX_NAME_BYTES - len("_iud_root")
 
 

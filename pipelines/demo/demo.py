@@ -98,7 +98,7 @@ STEPS = (
 
 #: Maps each subscription to its publications.
 _PUBLICATIONS_BY_SUBSCRIPTION = {"s1": ("p1", "p4"), "s23": ("p2", "p3")}
-#: Maps each table to the subscription whose table is shown. Subscription s23 has t1, too, but without a row filter.
+#: Maps each table to the subscription whose replica is shown. Subscription s23 has t1, too, but without a row filter.
 _SUBSCRIPTION_BY_TABLE = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
 _MODES = ("pipeline", "publisher")
 

@@ -1,8 +1,8 @@
 """Invented traffic of a shop: its tables, publications of them, and a writer that changes some rows twice a second.
 
 In: an empty database
-Out: transactions with INSERT, UPDATE and DELETE. Some of them move a row into a row filter or out of it, and some
-     change a partitioned table.
+Out: transactions with INSERT, UPDATE and DELETE. Some of them change a row so that a row filter matches it from now on,
+     or no longer. Some change a partitioned table.
 
 After an error of the server, the writer goes on.
 """

@@ -96,7 +96,8 @@ MAINTAIN_SLICES = 500
 _logger = logging.getLogger(__name__)
 
 
-#: If changes are waiting and a stream makes no progress for this time, it has stalled. The largest slice takes less.
+#: If changes are waiting and a stream makes no progress for this time, it has stalled. Even the largest slice takes
+#: less time.
 STALL_SECONDS = 1800.0
 #: After a stream has stalled, how long the other streams may take to reach the end of a transaction.
 _STOP_AFTER_STALL_SECONDS = 10.0
@@ -358,7 +359,7 @@ class _Follower:
         return self._has_read_slot and is_transient(error) and not isinstance(error, SparkLostError)
 
     def _for_each(self, items: Sequence[Item], step: Callable[[Item], Result]) -> list[Result]:
-        """Do the same as `Failures.for_each`, but raise a transient error instead of recording it."""
+        """As `Failures.for_each`, but a transient error is raised and not recorded."""
         return self._failures.for_each(items, step, is_fatal=self._can_retry)
 
     def _has_subscriptions(self) -> bool:
@@ -493,7 +494,7 @@ class _Follower:
             self._report.send()
 
     def _report_cuts(self) -> None:
-        """From time to time, report to Dagster the cuts that have not changed.
+        """From time to time, report unchanged cuts to Dagster, too.
 
         Otherwise Dagster would show the replicas as late, although they are up to date. A cut that has changed is
         reported with the slices (`FollowReport`).

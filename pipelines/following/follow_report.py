@@ -72,7 +72,7 @@ class FollowReport:
     def add_slice(self, drain_result: DrainResult, report_when_due: Callable[[], None]) -> None:
         """Add a slice that was appended to the change log (the table of the slot's messages).
 
-        When the report is due, `report_when_due` is called by a thread of its own.
+        A further thread calls `report_when_due` when the report is due.
         """
         earlier_result = self._drain_result
         self._drain_result = drain_result

@@ -53,7 +53,7 @@ class SlotStreamActivity:
     - `is_exempt`: true during work that may take long, such as a copy or maintenance. The stream does not count as
       stalled in that time.
     - `has_ended`: true if the stream is no longer followed
-    - `progress_count`: a number that grows with each progress that `stream` does not show
+    - `progress_count`: a number that grows with progress that `stream` does not show
     - `apply_start`: when the thread began to apply a slice, or when the first change of the slice arrived; None if
       it applies no slice
     - `last_progress_at`: the time of the last progress

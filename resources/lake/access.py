@@ -168,8 +168,8 @@ class LakeAccess:
     def make_durable(self) -> None:
         """Make sure that all writes so far survive a power cut. The next step relies on them and cannot be undone.
 
-        If the lake is in a folder, its file system is written to disk. An object store keeps each object that it
-        has confirmed, so nothing has to be done for it. Raises LakeUnavailableError.
+        If the lake is a folder, write its file system to disk. An object store keeps each object that it has confirmed,
+        so nothing has to be done for it. Raises LakeUnavailableError.
         """
         if is_uri(self.uri) or self._is_temporary:
             return
@@ -234,7 +234,7 @@ class LakeAccess:
 
 
 def _make_table_error(path: str, error: Exception) -> LakeError:
-    """The error of pgsieve for an error that concerns one table."""
+    """The error of pgsieve for an error of a library that concerns one table."""
     is_spark_error = isinstance(error, SPARK_ERRORS)
     if is_conflict(error) or (is_spark_error and _CONFLICT.search(str(error))):
         return ConcurrentWriteError(

@@ -50,10 +50,10 @@ class SparkCatalog:
 
 
 def is_location_of(location: str | None, path: str) -> bool:
-    """True if a location of a catalog is this path of the lake.
+    """True if a location in Spark's catalog is this path of the lake.
 
     Catalogs write `file:` before the path of a folder. Spark writes the path as it is, and some catalogs encode it as a
-    URI. The path itself is encoded only if it is a URI, and then Spark decodes it.
+    URI. The lake's path is encoded only if it is a URI; Spark decodes such a path.
     """
     if location is None:
         return False

@@ -232,7 +232,7 @@ def _find_reason(output: str) -> str:
     ):
         if line := next((line for line in lines if re.search(pattern, line)), None):
             return conceal_passwords(re.sub(r"://[^/\s]*@", "://", line))
-    return "no repository said why"
+    return "no repository gave a reason"
 
 
 def copy_jars(folder: Path, package_sets: Iterable[Packages], resolutions_path: Path | None = None) -> None:

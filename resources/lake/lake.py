@@ -105,7 +105,7 @@ class Lake:
 
         If both addresses are in the same store, both lakes have the same storage options.
 
-        With `temporary` nothing in the lake is needed after this process.
+        With `temporary`, what this process writes to the lake is not needed afterwards.
         """
         storage = self._storage.with_address(uri)
         return Lake(uri, self._get_session, self._settings, storage, temporary=temporary)

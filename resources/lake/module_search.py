@@ -39,7 +39,7 @@ class _Search:
     def _list_submodules(self, package: str) -> Sequence[tuple[str, frozenset[str]]]:
         """The loaded submodules of a package, each with the set of the names that lead from the package to it.
 
-        The cached submodules count as long as the number of loaded modules is the same.
+        The cached submodules are valid as long as the number of loaded modules is the same.
         """
         module_count, cached_search = len(sys.modules), self._cache.get(package)
         if cached_search is None or cached_search[0] != module_count:

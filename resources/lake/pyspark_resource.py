@@ -77,7 +77,7 @@ def make_pyspark_engine(
             return False
 
         def check_store(self) -> None:
-            """Do nothing, because the session's settings for the lake's store are checked when it is first used."""
+            """Do nothing: the session's settings for the lake's store are checked at its first use."""
 
     return ProjectSpark(**fields)
 

@@ -33,7 +33,7 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     - `uri`: the lake's address
     - `engine`: the Spark engine that reads and writes the lake
     - `folders`: maps subscriptions to the templates of their replicas' folders, such as `{schema}/{table}`. For other
-      subscriptions the template that the lake has recorded counts.
+      subscriptions, the lake's record has the template.
     """
 
     uri: str

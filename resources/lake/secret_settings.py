@@ -16,8 +16,7 @@ from pgsieve.resources.passwords import remember_secrets
 #: Spark's default pattern of the names of secret settings, and the names of Azure's secrets. A session of Spark gets this
 #: pattern, too.
 REDACTION_REGEX = "(?i)secret|password|passphrase|token|access[.]?key|account[.]key"
-#: Values that are not removed from texts, whatever the name of their setting is, because texts often contain them for
-#: another reason.
+#: Values that stay in texts, whatever the name of their setting is. Texts often contain them for another reason.
 _PUBLIC_VALUE = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 #: The password in a URL, for example of a Maven repository.
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s]+)@")
@@ -41,7 +40,7 @@ def conceal_settings(master: str, conf: Mapping[str, str]) -> None:
 
 
 def hide_settings(lake: str, master: str, conf: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Declare the secret settings of Spark for a lake. Return the master and the settings without secrets."""
+    """Record the secret settings of Spark for a lake. Return the master and the settings without secrets."""
     address, parameters = split_address(master)
     hidden_settings = {name: value for name, value in conf.items() if _find_secrets(name, value)}
     _hidden_settings_by_lake[lake] = hidden_settings, parameters

@@ -276,7 +276,7 @@ def _create_connect_session(server: str | EngineChannel) -> SparkSession:
 
 
 def _set_retries(session: SparkSession, times: int) -> None:
-    """If no server answers, make the client repeat a request up to `times`, with growing pauses."""
+    """While no server answers, let the client repeat a request up to `times` times, with growing pauses."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     connect: Any = session

@@ -72,8 +72,8 @@ class AdvisoryLock:
     def is_awaited(self) -> bool:
         """True if another session waits for the lock.
 
-        It is also true if the connection of this session was lost. The server has then released the lock, so the
-        caller must take the lock again, as it must after it gave the lock to another session.
+        It is also true if the connection of this session was lost. The server has then released the lock. So the caller
+        must take it again.
         """
         try:
             row = self.connection.execute(

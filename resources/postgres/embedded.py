@@ -257,7 +257,7 @@ class EmbeddedServer:
             ) from error
 
     def _make_account_arguments(self) -> dict[str, object]:
-        """The arguments of Popen that make the owner of the data directory run the server.
+        """The arguments of Popen by which the server runs as the owner of the data directory.
 
         Empty unless this process runs as root.
         """

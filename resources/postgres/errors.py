@@ -36,7 +36,7 @@ class SourcePermissionError(SourceError):
 
 
 class TransientError(SourceError):
-    """An error that has no cause in a table, and after which the same operation may succeed a moment later.
+    """An error whose cause is not in a table, so that the same operation may succeed a moment later.
 
     Examples are a lost connection, a server that is shutting down, and too few resources.
     """

@@ -67,7 +67,7 @@ def find_failing_table(connection: psycopg.Connection[Any], query: str) -> str |
 def make_unfiltered_statements(
     name: str, tables: Sequence[Table], publications: Sequence[Publication], catalog: Catalog
 ) -> list[str]:
-    """The SQL that makes a publication of these tables like `publications`, but without row filters.
+    """The SQL that makes a publication of these tables. It is like `publications`, but has no row filters.
 
     Empty if the publication already matches. Without tables, the SQL drops the publication. The publication has the
     same column lists as `publications`, because pgoutput refuses a table that has different column lists in the

@@ -33,7 +33,7 @@ class IdleSessions:
     """
 
     def __init__(self) -> None:
-        #: For each session the time since when it is idle. A deque needs no lock for its operations at an end.
+        #: For each session, the time at which it became idle. A deque needs no lock for its operations at an end.
         self._sessions: deque[tuple[float, dbapi.Connection]] = deque()
         self._is_closed = False
 

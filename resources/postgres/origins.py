@@ -1,9 +1,9 @@
 """Finds published tables whose rows the source may itself have received by replication.
 
 With `origin: none` a subscription gets only changes that were made at the source. The slot leaves out changes
-that a subscription of the source has applied. But the rows that such a subscription wrote before are in the table,
-and a copy of the table cannot leave them out (PostgreSQL documentation, CREATE SUBSCRIPTION, `origin`;
-check_publications_origin() in src/backend/commands/subscriptioncmds.c).
+that a subscription of the source has applied. But the table has the rows that such a subscription wrote before, and a
+copy cannot leave them out (PostgreSQL documentation, CREATE SUBSCRIPTION, `origin`; check_publications_origin() in
+src/backend/commands/subscriptioncmds.c).
 
 In: published tables.
 Out: the names of those tables that subscriptions of the source write to.

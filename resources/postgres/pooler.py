@@ -91,7 +91,7 @@ def is_pooled(connection: psycopg.Connection[Any]) -> bool:
 def shares_server_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
     """True if the pooler is in transaction mode.
 
-    In this mode, two sessions share their server processes, or exchange them.
+    In this mode, one server process serves several sessions by turns.
     """
     first_pid = _read_server_pid(connection)
     with connect() as second_session, second_session.transaction():

@@ -164,7 +164,10 @@ class Receiver:
 
     @property
     def last_message_at(self) -> float:
-        """When the server last sent a message (time.monotonic); or, while nothing is read from it, the present time."""
+        """The time (time.monotonic) of the server's last message.
+
+        While nothing is read from the server, it is the present time.
+        """
         return self._last_message_time
 
     def end(self) -> None:

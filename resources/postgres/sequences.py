@@ -88,7 +88,7 @@ def read_sequences(
 ) -> tuple[SequenceValue, ...]:
     """The values of the published sequences. Sequences that do not exist come last.
 
-    If no sequence can be published, no statement is run.
+    Before PostgreSQL 19, no statement is run if `published_sequences` is empty.
     """
     has_function = connection.info.server_version >= 190000
     if not (has_function or published_sequences.names or published_sequences.all_sequences):

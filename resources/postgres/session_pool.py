@@ -1,7 +1,7 @@
 """Keeps a pool of publisher sessions, which a command uses again for its many short queries.
 
 In: conninfos.
-Out: sessions with the settings of a new session. Only one caller at a time has a session.
+Out: sessions with the settings of a new session. A session belongs to only one caller at a time.
 
 A new session costs the server a new process with new catalog caches. That is some ten milliseconds of processor
 time, which is more than most queries take. Raises nothing.
@@ -40,7 +40,7 @@ class SessionPool:
     def __init__(self) -> None:
         self._idle_sessions_by_conninfo: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
         self._lent_sessions = set[_Session]()
-        #: For each session the statements that give it the settings of a new session again.
+        #: For each session, the statements that restore the settings of a new session.
         self._reset_statements_by_session = WeakKeyDictionary[_Session, str]()
         self._lock = Lock()
 

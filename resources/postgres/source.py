@@ -188,7 +188,7 @@ class Source:
 
     @contextmanager
     def share_lock_session(self) -> Iterator[None]:
-        """Make the block and its threads take each lock that is free in one common session.
+        """Within the block, this thread and the threads that it starts take all free locks in one session.
 
         The server may limit the number of sessions of a role, so pgsieve does not open one session per lock.
         """

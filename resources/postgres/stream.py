@@ -140,7 +140,7 @@ class ReplicationStream:
         self._wakeup.ring()
 
     def request_restart(self) -> None:
-        """Make `items` connect again after the newest item.
+        """Let `items` connect again after the newest item.
 
         The server then sends again all messages that were not confirmed.
         """
@@ -161,7 +161,7 @@ class ReplicationStream:
     def items(self) -> Iterator[StreamStart | ReceivedMessages]:
         """The items in the order in which they arrive, until `stop`.
 
-        While there is a connection, at least one item per second.
+        While there is a connection, it yields at least one item per second.
         """
         seconds = self._limits.connect_seconds
         try:

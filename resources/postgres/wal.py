@@ -18,7 +18,7 @@ from pgsieve.resources.postgres.errors import TransientError
 
 #: How long a standby may take to replay all WAL that it has received.
 _REPLAY_SECONDS = 60.0
-#: How long to wait for a commit of another session. A commit flushes the WAL up to the end of a record.
+#: How long to wait for a commit of another session. After a commit, the WAL is flushed up to the end of a record.
 _FLUSH_SECONDS = 0.1
 
 

@@ -57,7 +57,7 @@ KEY_BYTES = 1024 * 1024 * 1024
 class ReplicaChange:
     """The net change of a batch for a replica.
 
-    - `new_rows`: the rows to write, by the changes that made them
+    - `new_rows`: the rows to write, and the changes that have them
     - `deleted_rows`: the rows to remove from the replica's files
     - `counts`: the numbers of inserted, updated, deleted and missing rows, as in `make_batch_result`
     - `has_changes`: True if there is anything to commit

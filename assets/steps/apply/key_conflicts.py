@@ -13,9 +13,9 @@ CheckAndReportConflict() in src/backend/executor/execReplication.c). A conflict 
 TRUNCATE of the same batch removes the row. Otherwise the result would depend on where one batch ends and the next
 begins.
 
-Of the replica the search reads only the columns of the key, and the column that marks deleted rows if there is one. It
-does not read files that cannot have any of the keys, by their statistics (the least and the greatest value of a column).
-`pgsieve.decoding.changes.net_change` finds the conflict.
+The search reads only these columns of the replica: the key, and the column that marks deleted rows if there is one. It
+does not read files that cannot have any of the keys, by their statistics (the least and the greatest value of a
+column). `pgsieve.decoding.changes.net_change` finds the conflict.
 """
 
 from collections.abc import Iterator, Mapping

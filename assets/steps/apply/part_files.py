@@ -48,7 +48,7 @@ def count_key_parts(change_count: int, parallelism: int) -> int:
 class TaskResults:
     """What the tasks that write have returned.
 
-    - `counts`: the sums of what the deciders counted
+    - `counts`: the sums of the counts of all tasks
     - `lost_places`: the places of the moves that find no row, as far as the tasks did not know them
     - `new_files`: a row (`FILE_SCHEMA`) for each new file
     - `changed_files`: the indices of the files that lose rows, each with its new deletion vector, or None if the file is
@@ -168,7 +168,7 @@ class FilesPlan:
 def list_key_bounds(
     store: Store, groups: Sequence[RowGroup], key_schema: pa.Schema
 ) -> list[Mapping[str, Bounds]]:
-    """List the bounds of the keys in each file of the change history with these row groups.
+    """For each file of the change history that has these row groups, list the bounds of its keys.
 
     `key_schema` has the names and types of the key's columns. Files without keys are left out.
     """

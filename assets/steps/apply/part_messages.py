@@ -53,7 +53,8 @@ class ReceivedChanges:
 
     - `changes`: tables of changes, each with the number of the part of the changes that it is from
     - `truncates`: the TRUNCATEs
-    - `rows_by_sender`: tables of the rows of the replica's files, by the number of the receiver that changes the file
+    - `rows_by_sender`: tables of the rows of the replica's files, by the number of the task that read the file. The
+      receiver that changes the file has the same number.
     """
 
     changes: Sequence[tuple[int, pa.Table]]

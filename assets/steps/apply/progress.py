@@ -75,7 +75,7 @@ class ReplicaProgress:
         return transformed_lsn if has_slices or is_overtaken else change_log_lsn
 
     def find_applied_lsn(self) -> int:
-        """Find the LSN before which neither a replica nor the versions of its rows (`history: scd2`) lack a change.
+        """Find the LSN before which no replica lacks a change, and no table of versions of rows (`history: scd2`).
 
         It is the LSN of the newest cut, or the end of a later slice if all changes up to this end are applied.
         """

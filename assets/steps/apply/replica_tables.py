@@ -124,7 +124,8 @@ class _Apply:
         self._transformed_lsn = record.read_position()
         self._slices = record.read_slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._prepare_replicas()
-        # A table that another process makes ready from now on is left out: earlier batches were applied without it.
+        # Tables that another process makes ready from now on are left out, because earlier batches were applied without
+        # them.
         self._tables = {n for n, s in states.items() if s.is_applied}
         self.result.sent_as = self._count_sent_as(states)
         #: Whether a cut may be written: all tables are applied, and no other process works on one.
@@ -135,7 +136,7 @@ class _Apply:
         self._begin_row_versions()
 
     def _begin_row_versions(self) -> None:
-        """Read up to which position the versions of rows (`history: scd2`) reach.
+        """Read the positions that the tables of versions of rows (`history: scd2`) have reached.
 
         For repaired replicas, they begin anew.
         """

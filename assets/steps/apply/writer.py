@@ -39,7 +39,9 @@ class ReplicaWriter:
     conflict_search: ConflictSearch | None
 
     def apply_by_key(self, changes: SparkChanges) -> TableResult:
-        """Apply the changes to a table with a key: by an append if no row of the replica changes, otherwise by a MERGE.
+        """Apply the changes to a table with a key.
+
+        If no row of the replica changes, this is an append, otherwise a MERGE.
 
         Raises KeyConflictError.
         """

@@ -5,8 +5,8 @@ comparison is exact, because it compares rows, and not their hashes.
 
 The result has the columns c0, c1 and so on, in the order of the replica, and `count`. If a row is missing in the replica,
 its `count` is greater than 0. If the replica has a row too often, its `count` is less than 0. Spark computes the
-result, or Arrow if there are few rows; both give the same result. Both group the rows by their bytes, which a function of
-Arrow batches computes.
+result, or Arrow if there are few rows; both give the same result. Both group the rows by bytes, which a function of
+Arrow batches computes for each row.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,9 @@ def find_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequen
 
 
 def count_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Find the rows that the two sides have in different numbers, with the columns `row`, `expected` and `actual`.
+    """Find the rows that one side has more often than the other.
+
+    The result has the columns `row`, `expected` and `actual`.
 
     Unlike in `find_differing_rows`, -0.0 differs from 0.0 here.
     """

@@ -1,9 +1,9 @@
 """Repair: makes replicas equal to the publisher's filtered tables, by replacing the rows that differ.
 
 At the LSN of a new snapshot, the segments (parts of the rows) that differ are read from both sides
-(`pgsieve.assets.steps.checks.comparison`). If the sides have a row in different numbers, the row is deleted from the
-replica, and inserted as often as the publisher has it. This is one Delta commit for each table. If a replica keeps
-deleted rows, a row is not deleted, but marked as deleted.
+(`pgsieve.assets.steps.checks.comparison`). If one side has a row more often, the row is deleted from the replica, and
+inserted as often as the publisher has it. This is one Delta commit for each table. If a replica keeps deleted rows, a
+row is not deleted, but marked as deleted.
 
 The position of the replica (the LSN up to which it has all changes) stays the same, because the replica had reached the
 snapshot's LSN before. So later changes are still applied, and a repair can be repeated. After the repair, the record of
@@ -104,7 +104,8 @@ def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) 
     with subscription_at_lsn.translate_errors(name, "repair"):
         sides = subscription_at_lsn.make_sides(name)
         row_counts = _find_differing_row_counts(sides)
-        # A table that was rewritten may have been read as empty. A repair would then remove all rows of the replica.
+        # A table that was rewritten meanwhile may have been read as empty. A repair would then remove all rows of the
+        # replica.
         if row_counts is not None and subscription_at_lsn.find_rewritten_tables([name]):
             return RepairResult(*name, lsn, problem=REWRITTEN_PROBLEM)
         inserted, deleted = (0, 0) if row_counts is None else _merge_rows(sides, row_counts, lsn)

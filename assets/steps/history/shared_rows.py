@@ -48,7 +48,7 @@ class SharedRows:
     nbytes: int = 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Make None of this object where it is pickled, which Spark does to send a task to an executor.
+        """Become None when this object is pickled: Spark pickles a task to send it to an executor.
 
         The executor would add rows to a copy of this object, and they would not reach this process. With None, the task
         adds no rows.

@@ -174,7 +174,8 @@ class InitialCopy:
         - `only_lacking`: if True, tables that do not need a copy any more are left out
 
         The slot of the subscription must exist, and be ready to be read. Tables that another process copies in the
-        meantime are not copied again. If an earlier run copied a table and died, the table is only made ready.
+        meantime are not copied again. If an earlier run copied a table and died, the state of the table becomes ready,
+        and it is not copied again.
 
         If a table fails by an error of its own, for example an unreadable value, the table is set aside. With the
         setting `disable_on_error` the subscription is disabled instead. After a transient fault, such as a lost

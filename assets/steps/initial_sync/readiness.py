@@ -231,7 +231,7 @@ class Readiness:
         )
 
     def _find_tables_in_other_states(self, states: Sequence[TableState]) -> set[Name]:
-        """Find the tables whose newest state does not announce a copy at the LSN of their state in `states`."""
+        """Find the tables whose newest state no longer names the snapshot (LSN) that their state in `states` names."""
         newest_states = self._states.read_newest()
         return {
             state.name
@@ -249,7 +249,10 @@ class Readiness:
         }
 
     def _begin_history(self, state: TableState) -> str | None:
-        """Begin the histories of one table; returns the reason if the table of its versions of rows cannot begin."""
+        """Begin the histories of one table.
+
+        Returns the reason if the table of its versions of rows cannot begin.
+        """
         subscription, lake, definition = self.subscription, self.lake, state.definition
         assert definition is not None
         if is_beyond(lake, self._find_path(state.name), state.lsn):

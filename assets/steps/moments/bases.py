@@ -77,7 +77,7 @@ def find_bases(moment: Moment) -> list[TableBase]:
     if lsn > reached_lsn:
         raise MomentError(
             f'subscription "{subscription}": LSN {format_lsn(lsn)} has not been read yet: pgsieve has read up to {format_lsn(reached_lsn)}',
-            hint=f"`pgsieve run {subscription}` reads on; if nothing was committed since, the newest cut has the same rows",
+            hint=f"`pgsieve run {subscription}` applies later changes; if nothing was committed since, the newest cut has the same rows",
             sqlstate="22023",
         )
     cut_before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
@@ -311,7 +311,7 @@ class _BaseSearch:
     def _find_fitting_state(
         self, name: Name, states: Sequence[TableState], ready_state: TableState, columns: Sequence[str]
     ) -> TableState:
-        """The state with a definition that has the columns of a version.
+        """The state whose definition has the columns of a version.
 
         `columns` are the columns of the version. They may include columns that a user has added.
         """

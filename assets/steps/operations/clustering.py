@@ -23,7 +23,7 @@ FileTimeAndSize = tuple[int, int]
 
 @dataclass(frozen=True)
 class Clusterings:
-    """The last clustering of each replica: its columns, and the time of the newest file after it."""
+    """For each replica the columns by which it was last clustered, and the time of the newest file after that."""
 
     record: SubscriptionRecord
     _new_clusterings: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)

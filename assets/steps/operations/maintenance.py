@@ -71,7 +71,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class MaintainedTable:
-    """The result for one Delta table: the number of deleted rows, and by how many files it has become smaller."""
+    """The result for one Delta table: how many rows were deleted, and how many files fewer it has."""
 
     path: str
     rows: int
@@ -193,8 +193,8 @@ class _SubscriptionTables:
         lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.read_last()
-        # Rows with changes after the newest cut stay, because the next cut needs them. Of the rows without changes, only
-        # the last one is needed, because it has the position.
+        # Rows with changes after the newest cut stay, because the next cut needs them. Of the rows that record no
+        # changes, only the last one is needed: it has the position.
         needless_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
         maintain(TransformedSlices(lake, name).path, needless_rows)
         cut_versions = {cut.states for cut in cuts.read_all() if cut.states is not None}
@@ -306,7 +306,7 @@ def make_superseded_condition(current_versions: Collection[int]) -> str | None:
 
     `current_versions` are the Delta versions of the rows that are not superseded. All rows of these versions stay, and so
     do rows without a version, which were written before the column `version` existed. Without `current_versions`
-    the result is None. A superseded row stays superseded, because rows are only added with later versions.
+    the result is None. A superseded row stays superseded, because each row that is added has a later version.
     """
     versions = sorted(version for version in current_versions if version >= 0)
     if not versions:
@@ -337,9 +337,9 @@ class _Maintainer:
                 applied_lsn,
                 make_table_maintenance(self._lake, path).find_last_slice_before(self._start_time - retention),
             )
-        # No time is retained. The result is the end of an existing slice, and not `applied_lsn`, because the caller
-        # records it as the LSN up to which changes are deleted. A subscription that has not reached that LSN is copied
-        # again.
+        # Nothing is retained for a time. The caller records the result as the LSN up to which changes are deleted. So
+        # it is the end of an existing slice, and not `applied_lsn`. A subscription that has not reached that LSN is
+        # copied again.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 
     def make_expired_cuts_condition(self, path: str, since: datetime) -> str | None:

@@ -86,11 +86,11 @@ class Registration:
     def _make_room(
         self, catalog: SparkCatalog, name: CatalogName, path: str, recorded_path: str | None
     ) -> bool:
-        """Make a name of the catalog free for a path, if it is not. Returns false if another entry keeps the name.
+        """Make a name of the catalog free for a path. Returns false if another entry keeps the name.
 
-        `recorded_path` is the path for which pgsieve has recorded the name; None if there is none. If the entry has this
-        path, and no table is there any more, the lake was moved, and the entry is removed. If a table is there, the lake
-        was copied, and the entry stays with the other lake.
+        `recorded_path` is the path for which pgsieve has recorded the name; None if there is none. If no table is at
+        the path of the entry any more, the lake was moved, and the entry is removed. If a table is there, the lake was
+        copied, and the entry stays with the other lake.
         """
         location = catalog.read_location(name)
         if location is None or recorded_path is None:

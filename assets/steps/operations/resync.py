@@ -3,7 +3,7 @@
 In: the recorded definitions, and the publisher's catalog
 Out: for each table its state, and the differences of its definition, as `former → present`
 
-After a row filter or a publication was altered, a run does not copy the table again, as in PostgreSQL: the rows that the
+As in PostgreSQL, a run does not copy a table again after a row filter or a publication was altered: the rows that the
 replica has stay. `pgsieve resync` is the user's way to copy such a table again, so it is one of the tables here. Raises
 PgsieveError for a table that the subscription does not replicate.
 """

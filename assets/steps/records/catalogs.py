@@ -197,8 +197,8 @@ class Catalogs:
         - `lsn`, `first_xid`: the record is valid for commits from this LSN on, of transactions from this xid on. Of
           these transactions, the capture publications send all changes that the catalog's publications publish.
         - `fingerprint`: the fingerprint of the catalog
-        - `restart_lsn`: the transactions that the slot sends next began after this LSN. They may have begun before
-          the capture publications were altered.
+        - `restart_lsn`: the transactions that the slot sends next began after this LSN. These transactions may have
+          begun before the capture publications were altered.
         """
         newest_row, capture_digest = self._read_newest_row() or {}, self._compute_capture_digest(catalog)
         is_alike = newest_row.get("captured") == capture_digest and (

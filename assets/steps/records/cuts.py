@@ -104,8 +104,8 @@ def find_version_in_cut(cut: Cut | None, versions: Mapping[Name, int], state: Ta
 class Cuts:
     """The table `_cuts` of one subscription.
 
-    Cuts are written where changes are applied to replicas or replicas are repaired. Maintenance deletes old ones. It writes
-    the newest one again if that is old, or if replicas were compacted.
+    Cuts are written where changes are applied to replicas or replicas are repaired. Maintenance deletes old ones. If
+    the newest cut is old, or if replicas were compacted, it writes this cut again.
     """
 
     lake: Lake

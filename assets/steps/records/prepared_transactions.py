@@ -49,7 +49,7 @@ class PreparedTransactions:
         return self.lake.records.position(self.path)
 
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
-        """Give the transactions in the table to an assembler; returns them.
+        """Give the transactions in the table to an assembler, and return them.
 
         The assembler puts transactions together from messages. It waits for the second phase of these transactions.
         """
@@ -95,8 +95,8 @@ class PreparedTransactions:
         self._require_delta_rs_records().write(
             self.path, PREPARED_SCHEMA.empty_table(), Commit(position, overwrite=True)
         )
-        # The table is synced to disk before the change log begins. Otherwise, after a power cut, the change log could have
-        # a position without this table, which `take_slot` refuses.
+        # The table is synced to disk before the change log begins. Otherwise, after a power cut, the change log could
+        # have a position for which this table is missing. `take_slot` refuses that.
         self.lake.access.make_durable()
 
     def _require_delta_rs_records(self) -> DeltaRsRecords:

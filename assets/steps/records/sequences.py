@@ -1,8 +1,8 @@
 """The table `_sequences` of a subscription: the values of published sequences, as they were last read from the publisher.
 
 Each process that reads the slot writes the table if a value has changed, and so does `pgsieve resync`. For each
-sequence the row with the greatest `version` counts. In this row, `published` is false if the sequence is no longer
-published.
+sequence, the row with the greatest Delta version (column `version`) counts. In this row, `published` is false if the
+sequence is no longer published.
 """
 
 from collections.abc import Collection, Iterable

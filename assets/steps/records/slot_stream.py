@@ -49,7 +49,7 @@ class SlotStreamRecord:
     def record_timeline(self, timeline: int) -> None:
         """Record the timeline of all later reads of the slot.
 
-        The caller has made sure that everything that was read before is in the history of this timeline.
+        The caller has made sure that this timeline's history has everything that was read before.
         """
         newest_row = self.read_newest_cluster()
         if newest_row.get("timeline") != timeline:

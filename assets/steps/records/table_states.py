@@ -1,9 +1,10 @@
 """The sync states of a subscription's tables. They are like the rows of PostgreSQL's catalog pg_subscription_rel.
 
-A slice is the changes from one position of the slot to another. It is transformed if its changes were decoded and
-filtered for the tables. The states are rows of the Delta table `_table_states`. For each table, the row with the newest
-Delta version counts. The time in a row does not decide, because the clocks of several hosts may differ. `SyncState`
-says which step writes which state. If a run dies during a copy, the state `d` stays, and the next run copies the table.
+A slice is the changes from one position of the slot to another. A slice is transformed when its changes have been
+decoded and filtered for the tables. The states are rows of the Delta table `_table_states`. For each table, the row
+with the newest Delta version counts. The time in a row does not decide, because the clocks of several hosts may differ.
+`SyncState` says which step writes which state. If a run dies during a copy, the state `d` stays, and the next run
+copies the table.
 """
 
 import shlex
@@ -127,7 +128,7 @@ class TableState:
 
     @property
     def needs_all_changes(self) -> bool:
-        """True if the table is lost without the changes after its LSN: if it is ready, or could become so without a copy."""
+        """True if the table needs the changes after its LSN: it is ready, or could become so without a copy."""
         return self.state == SyncState.READY or self.announces_copy
 
     @property
@@ -306,7 +307,8 @@ class TableStates:
     def find_counting_versions(self, kept_versions: Iterable[int]) -> set[int]:
         """Find the Delta versions of the rows that count: each table's newest row, and its newest row with a definition.
 
-        `kept_versions` are earlier Delta versions of `_table_states`. The rows that counted at these versions count, too.
+        `kept_versions` are earlier Delta versions of `_table_states`. Rows that were the newest at one of these
+        versions count, too.
         """
         versions_by_table: dict[Name, tuple[list[int], list[int]]] = {}
         for row in sort_by_version(self.lake.records.rows(self.path)):
@@ -335,7 +337,7 @@ class TableStates:
         states: Collection[TableState],
         find_changed_tables: Callable[[], Collection[Name]] | None = None,
     ) -> set[Name]:
-        """Append states that follow from earlier states of the same tables. Returns the tables that are left out.
+        """Append states that were made from earlier states of the same tables. Returns the tables that are left out.
 
         A table is left out if another process has written another state of it meanwhile. For example, a process that
         reads the slot does so if the server cannot send a change of the table. `find_changed_tables` finds these tables.

@@ -174,7 +174,7 @@ class TransformedSlices:
     def fence(self) -> int:
         """Make a commit without rows. If another process is transforming a slice now, this makes its commit fail.
 
-        The other process then begins the slice again, with the present table states. Returns the LSN up to which slices
+        The other process then begins the slice again, with the present table states. Returns the end of the slices that
         were transformed with earlier states.
         """
         self.lake.records.append(self.path, TRANSFORMED_SCHEMA.empty_table())

@@ -212,7 +212,7 @@ def _write_reading(
     `stack` closes the sessions.
     """
     peek, ends = reading.peek, [*reading.ends]
-    # This session is opened before the second one. If the role may have only one more session, it has to be this one.
+    # Open this session before the second one, without which a slice can still be read. The role may have only one more.
     session = stack.enter_context(stack.enter_context(peek.conninfo.connect_adbc()).cursor())
     copy = (
         stack.enter_context(copy_slot(peek.conninfo, peek.slot_stream.slot)) if reading.second_ends else None

@@ -78,7 +78,7 @@ class TransactionsInOrder:
         self._remainder: pa.Array | None = None
 
     def take_before(self, end: int | None) -> Iterator[pa.Array]:
-        """Yields the messages of the next transactions that commit before `end`, or of all if it is None.
+        """Yields the messages of the next transactions: those that commit before `end`, or all if it is None.
 
         No array that is yielded is empty.
         """

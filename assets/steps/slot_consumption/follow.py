@@ -131,7 +131,7 @@ class FollowedSlotStream:
                 self._wait_until_free()
 
     def stop(self) -> None:
-        """Make `read_slice_ends` end soon, with the transactions that have committed. Any thread may call this."""
+        """Let `read_slice_ends` end soon, after the transactions that have committed. Any thread may call this."""
         self._stream.stop()
 
     @property

@@ -1,4 +1,4 @@
-"""Lets the publisher decide which changes of a slice a subscription gets, if publications were altered within the slice.
+"""Lets the publisher filter a slice for each subscription, if publications were altered within the slice.
 
 A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
 Its slot is read with pgsieve's own publications (capture publications), which do not filter.
@@ -40,7 +40,7 @@ def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream
 
 
 def make_publisher_slot_streams(lake: Lake, slot_stream: SlotStream) -> tuple[SlotStream, ...]:
-    """Make the streams that have to be read, too, after an alteration.
+    """Make the streams of single subscriptions, which have to be read, too, after an alteration.
 
     There is one for each subscription for which the publisher can filter (`can_publisher_decide`). As long as a
     prepared transaction waits for COMMIT PREPARED or ROLLBACK PREPARED, there are none, because that transaction was

@@ -246,7 +246,8 @@ class _SlotReader:
     ) -> int:
         """Append one slice to each of these streams, with the changes that the publisher sends to its subscription.
 
-        Returns the version that the change log of the slot's own stream has to have when the slice is appended to it.
+        Returns the expected version: the slice is appended only if the change log of the slot's own stream still has
+        it.
         """
         self._end_lsn = max(end, read_greatest_end(self._lake, subscription_slot_streams))
         # All streams have to get the same slice. So before the first append it is checked that the server can send it.

@@ -65,7 +65,7 @@ def read_present_slot(
 def take_slot(
     connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> SlotState | None:
-    """Check that the stream's slot has all changes after the change log.
+    """Check that the slot can deliver all changes that the change log lacks.
 
     Returns the state of the slot. None if there is rightly no slot: it was not created yet, or was dropped.
 

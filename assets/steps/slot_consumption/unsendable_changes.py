@@ -70,8 +70,8 @@ def find_refusal(
 ) -> SourceError | None:
     """Find the server's error if it cannot send the changes up to `end`; None if it can.
 
-    It has to send them for the peek itself, and for each of `subscription_slot_streams`. With these, the slot is read
-    once more for each subscription, and the publisher filters.
+    It is asked with the publications of the peek itself, and with those of each of `subscription_slot_streams`. With
+    these, the slot is read once more for each subscription, and the publisher filters.
     """
     capture_error = find_decoding_error(
         connection, peek.slot_stream.source.name, peek.slot_stream.slot, peek.query(end)
@@ -203,7 +203,7 @@ class Fallback:
     ) -> int | None:
         """Find the version that the change log must have when a slice is appended to it, and to the subscriptions' streams.
 
-        None if there are no such streams. In that case only the position is compared.
+        None if there are no such streams. If there is no version to compare, only the position is compared.
         """
         path = ChangeLog(self.lake, self.peek.slot_stream).path
         head = self.lake.records.head(path)

@@ -1,4 +1,4 @@
-"""Finds the first transaction with which the transformation of a window fails, by transforming without writing.
+"""Finds the first transaction that makes the transformation of a window fail. For that it transforms without writing.
 
 A slice is the changes from one position of the slot to another. Its messages are transformed: decoded and filtered.
 

@@ -59,7 +59,7 @@ class MessageFilter:
     def filter_frame(self, messages: DataFrame) -> DataFrame:
         """Select messages of a DataFrame, by Spark."""
         rows, lsn = messages, F.col("commit_lsn")
-        # `_filter_batches` selects the messages. The conditions before it only let Spark skip files by their statistics.
+        # `_filter_batches` selects the messages. The other conditions only let Spark skip files by their statistics.
         if self.relations is not None:
             rows = rows.where(F.col("relation_id").isin(sorted(self.relations)))
         if self.after_order is not None:

@@ -1,7 +1,7 @@
 """Decides how the messages of a relation version are decoded and transformed for a subscription.
 
-Changes are transformed if row filters and the columns of the replica are applied to them. A relation version is a
-Relation message of a slice, and the changes that it describes. (A slice is the changes from one position of the slot to
+To transform changes is to apply row filters and the columns of the replica to them. A relation version is a Relation
+message of a slice, and the changes that it describes. (A slice is the changes from one position of the slot to
 another.)
 
 In: the Relation message, and the definition of the replica, which may be newer

@@ -76,7 +76,7 @@ def next_window(skip_lsn: int | None, begin: int, end: int) -> Window:
 class TableWork:
     """What has to be transformed in a window for one table.
 
-    If it is known how many bytes belong to the table, `contents.size` is that number.
+    `contents.size` is the number of the table's bytes, if it is known.
     """
 
     state: TableState

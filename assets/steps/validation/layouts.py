@@ -32,8 +32,8 @@ def find_clustering_columns(
 ) -> tuple[str, ...]:
     """Find the columns by which a table is clustered. Empty if its layout has none.
 
-    `columns` are the columns of the table, with their Spark types. If the layout for all tables names columns, it
-    applies only to tables that have all of these columns.
+    `columns` are the columns of the table, with their Spark types. A layout for all tables that names columns applies
+    only to tables with all of these columns.
     """
     cluster_columns = tuple(
         map(subscription.replica_name, subscription.layout.find_table_layout(name).cluster_by or ())

@@ -105,9 +105,9 @@ def hold_back_tables(
 ) -> bool:
     """Record that the tables with problems have to be copied, with the reason.
 
-    The changes of these tables are left out until the problem is solved. After that, the tables are copied. A lock does
-    not make a ready table wait. A table that is set aside after a failure stays so. With `disable_on_error`, a problem
-    other than a lock disables the subscription. Returns True in that case.
+    The changes of these tables are left out until the problem is solved. After that, the tables are copied. A table
+    that another session has locked does not have to wait if it is ready. A table that is set aside after a failure
+    stays so. With `disable_on_error`, a problem other than a lock disables the subscription. Returns True in that case.
     """
     state_by_table, waiting_states = TableStates(lake, subscription.name).read_newest(), []
     lasting_problem_by_table = {

@@ -25,8 +25,8 @@ _MAX_NAMES = 5
 def find_subscription_warnings(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
     """Yields warnings about partitions of a subscription.
 
-    There are two kinds: the old rows of a partition are sent without the key of its root; or the changes of a partition
-    are not in the WAL.
+    There are two kinds. The old rows of a partition may lack the key of its root. Or the changes of a partition are not
+    in the WAL.
     """
     with suppress(PublicationError):
         publications = subscription.slot_stream.publications(catalog, subscription.name)
@@ -44,8 +44,8 @@ def find_subscription_warnings(subscription: Subscription, catalog: Catalog) -> 
 def find_unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
     """Yields warnings about unlogged and foreign partitions, since their changes are not in the WAL.
 
-    If they are published by their root, the replica has the rows that they had when it was copied. Otherwise they are
-    not replicated.
+    If such partitions are published as their root, the replica keeps the rows that they had at the copy. Otherwise they
+    are not replicated.
     """
     with suppress(PublicationError):
         publications = subscription.slot_stream.publications(catalog, subscription.name)

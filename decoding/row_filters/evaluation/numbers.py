@@ -285,7 +285,7 @@ def _list_conversions() -> dict[tuple[int, int], Callable[[Any], Any]]:
 NUMBER_CONVERSIONS: Final = MappingProxyType(_list_conversions())
 """Maps the type oids of a source and a target to the function that casts a value from the source type to the target type.
 
-The types are the types of numbers. Integer can be cast to boolean and back, too.
+The types are those of numbers. Integer can be cast to boolean and back, too.
 """
 
 NUMBER_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(

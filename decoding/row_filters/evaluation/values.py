@@ -161,8 +161,8 @@ def rank_function(type_oid: int) -> Callable[[Any], Any] | None:
     def rank_array(items: list[Any]) -> tuple[tuple[bool, Any], ...]:
         """Return the rank of an array.
 
-        As elements, NULL equals NULL, and is greater than all other values. An array that is only the beginning of
-        another array is less than that array.
+        As elements, NULL equals NULL, and is greater than all other values. If an array is the beginning of a longer
+        array, it is less than that array.
         """
         return tuple((True, 0) if item is None else (False, rank_element(item)) for item in items)
 

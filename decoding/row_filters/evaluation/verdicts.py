@@ -10,8 +10,8 @@ Raises RecursionError if a tree is nested too deeply; this happens before a row 
 NumericError if PostgreSQL would raise an error for a row. The error has PostgreSQL's message and SQLSTATE, and no value
 of the row.
 
-If a predicate cannot raise an error, and Arrow can compute it, `columns` computes it on whole columns. `compiler`
-evaluates the rest of the tree row by row.
+If a predicate cannot raise an error, and Arrow can compute it, the module `columns` computes it on whole columns.
+`compiler` evaluates the rest of the tree row by row.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def list_files(table: DeltaTable) -> list[str]:
 
 
 def clone(table: DeltaTable, path: str, store: Store, target_path: str, target_store: Store) -> None:
-    """Create a table at `target_path`. It is a clone of the version of the table at `path` that `table` has open."""
+    """Create a table at `target_path`. It is a clone of the table at `path`, in the version that `table` has open."""
     names = list_files(table)
     if VECTORS_FEATURE in (table.protocol().reader_features or ()):
         names += filter(is_vector_file, store.list_file_names(path))

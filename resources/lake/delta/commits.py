@@ -147,7 +147,7 @@ class Commits:
     ) -> None:
         """Commit files that `parquet_files` has written. The table gets all of them in one commit.
 
-        If the table does not exist, create it first.
+        A table that does not exist is created first.
 
         If another writer was faster, the commit is repeated. `removed_size_by_path` has the files to remove: it maps their
         paths in the log to their sizes, at the version from which the commit was planned.
@@ -374,7 +374,7 @@ def _find_table_properties(
 
 
 def is_removable(path: str) -> bool:
-    """True if `make_removal` encodes the path of a file as the log has it. Other writers may encode other characters."""
+    """True if `make_removal` writes the path of a file as the log has it. Other writers may encode other characters."""
     return quote(unquote(path), safe=_UNENCODED_CHARACTERS) == path
 
 

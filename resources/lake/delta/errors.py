@@ -61,7 +61,7 @@ _MISSING_ENTRY = re.compile(
     r"File not found[^\n]*/_delta_log/|Object at location \S*_delta_log/\S+ not found|Expected contiguous commit files"
     r"|didn't find any checkpoints|No (?:protocol|table metadata|table metadata or protocol) found"
 )
-#: The messages of delta-rs about illegible log entries, and the text with which its other messages about a log begin.
+#: Messages of delta-rs about illegible log entries, and the beginning of its other messages about a log.
 _ILLEGIBLE_LOG = re.compile(r"Json error|Unexpected state: the newest version in the log")
 _LOG_PREFIX = "Kernel error: "
 #: Messages about a file that is not a Parquet file. Those of delta-rs come first. Messages about a condition on
@@ -195,7 +195,7 @@ retry_after_conflict = retry(
     stop=_RETRY_STOP,
     reraise=True,
 )
-#: Repeats a commit that needs no new plan, a few times if another writer was faster.
+#: Repeats a commit a few times if another writer was faster. The commit must be one that needs no new plan.
 retry_commit = retry(retry=retry_if_exception(is_conflict), wait=_RETRY_WAIT, stop=_RETRY_STOP, reraise=True)
 
 

@@ -199,7 +199,7 @@ class Flag:
 
     If `is_set`, it selects the rows in which the column is true; otherwise those in which it is false or NULL.
 
-    If `null_column` is given, exactly the selected rows have NULL in this column.
+    If `null_column` is given, the selected rows are exactly those with NULL in this column.
     """
 
     column: str
@@ -243,7 +243,7 @@ def find_flagged_rows(
 
 
 def _count_rows_by_null_file(table: DeltaTable, column: str) -> dict[str, int]:
-    """Maps those files that have only NULLs in a column, by their statistics, to their numbers of rows."""
+    """Find the files whose statistics say that a column has only NULLs. Map each to its number of rows."""
     files = pa.table(table.get_add_actions(flatten=True))
     nulls = f"null_count.{_make_name_translator(table)(column)}"
     if nulls not in files.column_names:

@@ -124,7 +124,7 @@ class StoreFiles:
     def read(self, name: str) -> bytes | None:
         """The bytes of a file. None if it does not exist.
 
-        Raises UnmarkableError if the store refuses, and will not accept the request later. This may happen because
+        Raises UnmarkableError if the store refuses the request, and would refuse it again. This may happen because
         delta-rs, which has read the table, has other credentials.
         """
         try:

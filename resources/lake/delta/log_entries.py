@@ -5,8 +5,8 @@ Out: maps versions to stamps. A stamp distinguishes entries that have had the sa
 
 In a folder, and on a store that only delta-rs can reach, two files are checked. On other object stores one request
 lists the entries, and other threads can work meanwhile. A listing may be outdated. So if an entry must exist and
-is not listed, it is requested by its name. Raises OSError, and DamagedTableError if an entry is incomplete. An
-object store never cuts off an object, so an incomplete entry there is an empty one.
+is not listed, it is requested by its name. Raises OSError, and DamagedTableError if an entry is incomplete. An object
+store stores an object as a whole or not at all. So an entry there is either complete or empty.
 """
 
 import re

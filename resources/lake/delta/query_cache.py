@@ -1,4 +1,4 @@
-"""Caches the results of queries of a table's newest version, until the table has another version.
+"""Caches the results of queries of a table's newest version, as long as it is the newest.
 
 In: a stamp that distinguishes versions, names of queries, and functions that compute the results.
 Out: the results.

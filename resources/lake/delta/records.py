@@ -24,7 +24,7 @@ VERSION_COLUMN = "version"
 VERSION_APPLICATION_ID = "pgsieve.version"
 #: The key in the user metadata that marks a commit as one of `check --repair`.
 REPAIRED_KEY = "repaired"
-#: The number of commits in which a position is searched.
+#: A position is searched in at most this many of the newest commits.
 SEARCHED_COMMITS = 16
 
 

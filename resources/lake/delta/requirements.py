@@ -32,7 +32,7 @@ APPEND_ONLY = "delta.appendOnly"
 #: Properties with boolean values. Spark accepts these values in upper and lower case, but delta-rs and this
 #: process accept them only in lower case.
 _BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", VECTORS_PROPERTY)
-#: A property of a table whose name begins with this is a CHECK constraint.
+#: A property is a CHECK constraint of the table if its name begins with this.
 _CONSTRAINT_PREFIX = "delta.constraints."
 #: If a column has an entry of metadata whose key begins like this, its values are restricted or generated.
 _CONSTRAINT_METADATA = (

@@ -88,7 +88,9 @@ def find_markable_files(
 
 
 def make_marked_files(files: Mapping[str, Action], matches: Sequence[FileMatches]) -> list[MarkedFile]:
-    """Make `MarkedFile`s: the files that contain `matches`, with these rows and those marked before as deleted rows.
+    """Make a `MarkedFile` of each file that contains `matches`.
+
+    Its deleted rows are these rows and those marked before.
 
     `files` is a result of `find_markable_files`.
     """

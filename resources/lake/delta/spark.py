@@ -98,8 +98,7 @@ class SparkRecords:
         """Append rows in one commit. With a position, the rows are appended only once per position.
 
         Spark itself compares only positions. `expected_version` and `expected_position` are checked before the write.
-        So if another process commits between this check and the write, this is noticed only if both commits have a
-        position.
+        So a commit of another process between this check and the write is noticed only if both commits have a position.
         """
         commit = Commit(position, expected_version=expected_version, expected_position=expected_position)
         if expected_version is not None or expected_position is not None:
@@ -116,9 +115,9 @@ class SparkRecords:
     def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
         """Append rows, with the Delta version of their commit in a column.
 
-        If two writers of the same application append at the same time, Delta refuses the slower one. But if the
-        `txn` version of an append is not above that of the table, Delta skips the append and reports no error.
-        This function detects that, and raises ConcurrentWriteError.
+        Delta refuses the slower of two writers that append for the same application at the same time. But Delta skips
+        an append without an error if its `txn` version is not above that of the table. This function detects that, and
+        raises ConcurrentWriteError.
         """
         version = self.version(path) + 1 if self.exists(path) else 0
         if expected_version not in {None, max(version - 1, 0)}:

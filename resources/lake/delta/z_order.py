@@ -45,7 +45,7 @@ def sort_by_z_order(rows: pa.Table, column_names: Sequence[str]) -> pa.Table:
 def _scale_ranks(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]:
     """The ranks of values as numbers of `digits` binary digits.
 
-    The first digit tells the upper half of the ranks from the lower half.
+    The first digit says whether a rank is in the upper half or in the lower half.
     """
     ranks: npt.NDArray[np.uint64] = pc.rank(values.combine_chunks(), tiebreaker="dense").to_numpy().astype(
         np.uint64

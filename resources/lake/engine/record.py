@@ -53,7 +53,7 @@ class EngineRecord:
     version: str
     #: The time at which the engine began to serve, in seconds since 1970.
     since: float
-    #: The digest of the source code of its workers (`installed_code`); empty if it is not known.
+    #: The digest of the source code in its Python workers (`installed_code`); empty if it is not known.
     code: str = ""
 
 

@@ -35,7 +35,7 @@ from pgsieve.resources.lake.java.jvm import (
 )
 from pgsieve.resources.processes import end_with_parent
 
-#: Settings of the engine that the session of a command's own process does not have. With them the engine accepts
+#: Settings that only the engine has, and not a Spark session in a command's own process. With them the engine accepts
 #: connections only from this machine, and returns memory that it does not use to the system.
 SERVER_SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -145,7 +145,7 @@ def _wait_until_listening(spark: subprocess.Popen[bytes], port: int) -> bool:
 def _wait_for_end(folder: EngineFolder, plan: EnginePlan, spark: subprocess.Popen[bytes]) -> None:
     """Wait for a reason to end: Spark has ended, the folder is gone, the owner has ended, or the engine was unused.
 
-    In the last two cases the record is removed while no process uses the engine, so that none can begin to use it.
+    In the last two cases, this waits until no process uses the engine, and then removes the record, so that none can begin.
     """
     last_use = time.monotonic()
     while spark.poll() is None and _has_folder():

@@ -352,8 +352,8 @@ def _end_jvm(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 def _detach_accumulator_server(context: Any) -> None:
     """Take the accumulator server away from a context, because `stop` would wait for this server for up to a second.
 
-    pgsieve does not need the server. The server's thread ends with this process. Until then it reports no errors, such as
-    that the JVM is gone.
+    pgsieve does not need the server. The server's thread ends with this process. Until then it reports no errors, for
+    example that the JVM has ended.
     """
     if (server := getattr(context, "_accumulatorServer", None)) is not None:
         server.handle_error = lambda *_: None

@@ -61,7 +61,7 @@ class BatchCache:
 
 
 def _get_worker_cache(name: str | None) -> BatchCache:
-    """The cache of this process with this name. A new name replaces the earlier cache."""
+    """The cache of this process. If it has another name, it is replaced by an empty one with this name."""
     if name is None:
         return BatchCache(0)
     if name not in _CACHE_BY_NAME:

@@ -20,7 +20,7 @@ from pgsieve.resources.lake.stores.objects import Objects
 
 
 class ObjectFiles(DeltaStorageHandler):
-    """The objects of a bucket as files. The base class, delta-rs's handler, has the operations on several objects."""
+    """The objects of a bucket as files. Operations on several objects are inherited from delta-rs's handler."""
 
     def __init__(self, root: str, options: Mapping[str, str], objects: Objects) -> None:
         super().__init__(root, dict(options))

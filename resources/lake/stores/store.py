@@ -1,6 +1,6 @@
 """Reads and writes the files of a lake with pyarrow, in a folder of this machine or on an object store.
 
-In: full paths, in the form that Delta and Spark use, too.
+In: full paths, in the same form as for Delta and Spark.
 Out: pyarrow's access to the files.
 
 Requests to an object store use the options of delta-rs, so a user gives credentials only once. A `Store` is sent to
@@ -299,7 +299,7 @@ class Store:
         entries = file_system.get_file_info(
             pafs.FileSelector(inner_path, allow_not_found=True, recursive=True)
         )
-        # Some servers store an empty object for a folder, even after the files of the folder were removed.
+        # Some servers store an empty object for a folder. It stays even after the files of the folder were removed.
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
         return [entry for entry in entries if entry.type == pafs.FileType.File and entry.path not in folders]
 

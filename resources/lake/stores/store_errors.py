@@ -3,8 +3,7 @@
 In: errors of delta-rs and of Spark's file systems. They contain the store's answer.
 Out: a `StoreRefusal`. None if the error concerns one table, or does not come from the store.
 
-Of the store's answer a refusal shows only the code. The rest contains paths, requests and signed data. Raises
-nothing.
+A refusal shows only the code of the store's answer. The rest contains paths, requests and signed data. Raises nothing.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 https://learn.microsoft.com/en-us/rest/api/storageservices/blob-service-error-codes
