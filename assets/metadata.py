@@ -61,7 +61,7 @@ def work_metadata(work: Work) -> dict[str, Any]:
 def replica_metadata(table_result: TableResult, sent_as: SentCounts) -> dict[str, Any]:
     """Entries about what a run has changed in a replica, and about the UPDATE transformation of these changes.
 
-    After an initial copy of the table, all of these numbers are 0.
+    In the run that copies a table for the first time, all of these numbers are 0.
     """
     return {
         "inserted": table_result.inserted,

@@ -1,4 +1,4 @@
-"""Writes events into Dagster's records for assets that no run has planned: changed tables, their checks, unchanged cuts.
+"""Writes events of assets that no run has planned into Dagster's records: changed tables, their checks, unchanged cuts.
 
 A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 
@@ -155,7 +155,7 @@ def report_cut(
     key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
     version = cut_data_version(cut)
     problems = find_subscription_problems(subscription.name, lake, states, subscription_state)
-    # Problems for which no run has failed yet are not reported here, because the next run has to fail for them.
+    # The next run has to fail for each problem for which no run has failed yet. So such problems are not reported here.
     former_problems = (
         read_reported_problems(dagster, key).intersection(problems.values()) if problems else set()
     )

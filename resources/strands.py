@@ -54,13 +54,13 @@ class Strand:
     def enter(self) -> Iterator[None]:
         """Make the calling thread a thread of this strand for the block.
 
-        Threads with a copy of this thread's context belong to the strand, too.
+        A thread that runs in a copy of this thread's context belongs to the strand, too.
         """
         with assign_within(_CURRENT_STRAND, self), take_strand():
             yield
 
     def begin_work(self) -> None:
-        """Count one more thread that works. If it is the only one, it waits for the lock."""
+        """Count this thread as working. If no other thread of the strand works, wait for the lock first."""
         with self._count_lock:
             if not self._working_thread_count:
                 self._lock.acquire()

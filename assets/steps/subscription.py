@@ -50,7 +50,7 @@ from pgsieve.resources.postgres.advisory_locks import AdvisoryLock
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 
-#: The publication of tables whose row filter fails has the name of the slot with this suffix.
+#: The suffix after the name of the slot, in the name of the publication of tables whose row filter fails.
 _UNFILTERED_SUFFIX = "_aside"
 
 
@@ -146,7 +146,7 @@ class SlotStream:
         """The publications with which the slot is read.
 
         If the publisher does not filter, these are the capture publications that are needed now, and those that exist.
-        In that case the result is empty if none is needed now.
+        If none is needed now, the result is empty.
         """
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))

@@ -40,8 +40,8 @@ class FilterColumns:
     """The columns that row filters read, in the default types of `values.types`.
 
     The user may have chosen other types for the replica. Objects of this class are the keys of a cache of decoded
-    messages, so they must be hashable. `columns` and `added` can contain values that are not. So these two fields are
-    compared, but not hashed. `key` has the columns that identify a row in an error.
+    messages, so they must be hashable. But `columns` and `added` can contain values that are not hashable. So these two
+    fields are compared, but not hashed. `key` has the columns that identify a row in an error.
     """
 
     names: frozenset[str]

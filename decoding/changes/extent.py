@@ -26,7 +26,7 @@ _NUMBER_BITS = 56
 
 def compute_places(changes: pa.Table | pa.RecordBatch, slices: Sequence[int]) -> Numbers:
     """Return the place of each change that is in one of these slices; -1 for a change of another slice."""
-    # A TRUNCATE has no number. It gets the greatest number, which no change of a row has, so that places stay distinct.
+    # A TRUNCATE has no number. It gets the greatest number, which no change of a row has.
     slice_ends, numbers = (
         np.asarray(changes["slice"]),
         np.asarray(changes["number"].fill_null((1 << _NUMBER_BITS) - 1)),
@@ -61,7 +61,7 @@ class Extent:
         return mask
 
     def mask_effective_changes(self, changes: pa.Table | pa.RecordBatch) -> Mask:
-        """Return the mask of the changes of rows that have an effect: those after the last TRUNCATE."""
+        """Return the mask of the row changes that still have an effect: those after the last TRUNCATE."""
         mask: Mask = self.mask_changes(changes) & np.asarray(pc.not_equal(changes["operation"], "truncate"))
         if self.truncated_at is not None:
             lsn, ordinal = self.truncated_at

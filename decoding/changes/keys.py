@@ -195,7 +195,7 @@ class SoughtKeys:
     def _number_keys_between(self, least: int, greatest: int, row_count: int) -> _NumberedIntegers | None:
         """Number the keys between the least and the greatest value of some rows; None if the array would be too large.
 
-        A file often has consecutive keys, and only few of them are sought.
+        Often a file has consecutive keys, of which only few are sought.
         """
         if _is_too_long(least, greatest, row_count):
             return None

@@ -27,7 +27,7 @@ class MergeSource:
       the change with the column's value, or `NONE` if no change has it.
     - `base_keys` is set if an UPDATE moved the row from another key, and the row lacks values that no change sent. Then
       it is the key of the replica's row with these values. Otherwise it is `NONE`.
-    - `retains_value_by_column` maps the same columns to the mask of the keys whose row in the replica keeps its present
+    - `retains_value_by_column` maps each such column to a mask of keys: their rows in the replica keep the present
       value.
     - If the replica retains a row that a change ended, `end_changes` has that change.
     """

@@ -28,8 +28,8 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
     """Add the counts of a batch of changes to a tally.
 
     The tally has the number of changes of each operation, and in `key_changes` the number of UPDATEs that change a key.
-    `unchanged` lists the columns that are missing from some change because their TOASTed value did not change. `old` and
-    `new` of the batch need only the columns of the key.
+    `unchanged` lists the columns that are missing from some change because their TOASTed value did not change. The rows
+    `old` and `new` in the batch need only have the columns of the key.
     """
 
     def add(name: str, count: int) -> None:
@@ -67,8 +67,8 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 class ChangeCounts:
     """Counts of the changes that one task or thread has decoded; `sum` adds up the counts of several tasks.
 
-    `sent_as` counts the changes that pgsieve received, by `ChangeKind`. `sent` is the tally of the changes that remain
-    after row filters, with their size in memory.
+    `sent_as` counts the changes that the publisher sent to pgsieve, by `ChangeKind`. `sent` is the tally of the changes
+    that remain after row filters, with their size in memory.
     """
 
     sent_as: Counter[ChangeKind] = field(default_factory=Counter)

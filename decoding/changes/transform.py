@@ -83,7 +83,7 @@ class Transformation:
     - `schema` is the schema of the replica's changes (`changes_schema`), and `key` is the replica's key.
     - `operations` are the operations that the publications send.
     - `filter_columns` has the columns that the filters read. It is None if there are no filters.
-    - `origin` is the relation under which changes are counted.
+    - `origin` is the relation from which the changes come. They are counted under it.
     - `metadata` are the metadata columns in `schema`. The publisher's table does not have these.
     """
 
@@ -196,7 +196,7 @@ def _compute_sent_codes(
         sent_codes[is_update] = _CODE_BY_OPERATION["update"]
     elif "update" in operations and is_update.any():
         old_mask, new_mask = mask_matches("update", "old", has_old), mask_matches("update", "new", all_rows)
-        # If the message has no old tuple, the filter has the same result for the old row as for the new row.
+        # If the message has no old tuple, the result of the filter for the new row also counts for the old row.
         old_mask = np.where(has_old, old_mask, new_mask)
         for (old_matches, new_matches), sent_operation in UPDATE_TRANSFORMATION.items():
             if sent_operation is not None:

@@ -3,11 +3,11 @@
 In: Arrow columns. Out: one byte string per row. The publisher computes the same bytes for its rows with the SQL of
 `row_expression`. So both sides can hash the bytes, and compare the hashes.
 
-Rows with the same bytes have the same values. The reverse is not always true. These values can be equal, but have
-different bytes: -0.0 and 0.0, several NaNs, and arrays whose elements have another type because of the option `types`.
+Rows with the same bytes have the same values. The reverse is not always true. Equal values with different bytes are
+-0.0 and 0.0, several NaNs, and arrays whose elements got another type by the option `types`.
 
-The bytes of a row begin with the number of its columns. For each column follow the oid of its type, the length of the
-value (-1 for NULL), and the result of the type's send function (record_send() in src/backend/utils/adt/rowtypes.c).
+The bytes of a row begin with the number of its columns. After that, each column has the oid of its type, the length of
+the value (-1 for NULL), and the result of the type's send function (record_send() in src/backend/utils/adt/rowtypes.c).
 """
 
 from __future__ import annotations

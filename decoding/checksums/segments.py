@@ -7,8 +7,8 @@ The order of rows does not matter. If a row occurs several times, it counts seve
 are the number of its segment. If a row differs between publisher and replica, its two versions are usually in different
 segments, and the checksums of both segments differ.
 
-The probability that two different tables have the same checksums is 2⁻⁶⁴. Under another seed, such tables should have
-different checksums.
+The probability that two different tables have the same checksums is 2⁻⁶⁴. If that happens, the checksums under another
+seed almost certainly differ.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Checksums:
         np.add.at(self.hash_sums, segments, hashes)
 
     def add_sums(self, segments: Positions, row_counts: Numbers, hash_sums: UnsignedIntegers) -> None:
-        """Add numbers of rows and sums of hashes to segments; `segments` may contain a segment several times."""
+        """Add numbers of rows and sums of hashes to segments. The same segment may be in `segments` several times."""
         np.add.at(self.row_counts, segments, row_counts)
         np.add.at(self.hash_sums, segments, hash_sums)
 

@@ -13,17 +13,17 @@ ignores publications.
   skip-empty-xacts is on.
 - Messages of pg_logical_emit_message() are missing if the slot was read without pgoutput's option `messages`.
 - Tables, operations, rows and columns that are not published are missing, such as materialized views and
-  generated columns. Updates and deletes of tables without a replica identity are missing, because such a table
-  refuses them while they are published.
+  generated columns. Also missing are updates and deletes of tables without a replica identity: the server refuses them
+  while they are published.
 - A TRUNCATE lists partitions, but not the partitioned tables above them. The server lists both.
-- Changes of a partition that is published as its root have the root's name and columns.
+- If a partition is published as its root, its changes have the root's name and columns.
 - Rewrites of tables by DDL are missing. The server prints these with include-rewrites.
 - Names of types that are not built in can differ if they come from Type messages
   (`pgsieve.decoding.protocol.relations` says how).
 - Single changes, messages that are not transactional, and streamed transactions have no origin. So only-local
   drops only whole transactions.
-- With stream-changes, the blocks of an aborted transaction or subtransaction can differ if it aborted before the
-  server decoded it. A server notices such an abort when its plugin looks up the catalog, and then stops decoding the
+- With stream-changes, a transaction or subtransaction may have aborted before the server decoded it. Then its blocks
+  can differ. A server notices such an abort when its plugin looks up the catalog, and then stops decoding the
   transaction. pgoutput and the server's test_decoding look up the catalog at different changes.
 - Times are in UTC. The server prints them in the time zone of TimeZone.
 

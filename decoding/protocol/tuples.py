@@ -2,9 +2,9 @@
 
 In: Insert, Update and Delete messages of one relation. Out: typed Arrow columns.
 
-An array has the current position in each message. The decoder moves all of these positions over the first column
-of the tuples, then over the second column, and so on. Then it gathers the values of each column, and converts them
-together. No Python code runs per row or per value.
+An array has the current position in each message. For the first column of the tuples, the decoder moves all of these
+positions on. It does the same for the second column, and so on. Then it gathers the values of each column, and converts
+them together. No Python code runs per row or per value.
 
 A column may mix text and binary format: with the option binary, types without a send function are still sent as
 text. Every byte is checked. Raises:

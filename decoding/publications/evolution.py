@@ -198,7 +198,7 @@ def _list_type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """Says where the rows that a replica already has get the values of one column from, after the table was altered.
+    """After a table was altered: where the rows in its replica get the values of one column from.
 
     The values come from the replica's column `former_column`. If `former_column` is None, the column is new, and all
     rows get the same `value` (None is NULL).
@@ -348,7 +348,7 @@ def find_present_names(
         numbers.append(column.number)
     if relation_id != present.oid:
         # The message comes from a leaf. Its columns may be numbered differently from the root's, so the check of the
-        # order below would prove nothing. Therefore no column may have been altered.
+        # order below would prove nothing. So this is only possible if no column was altered.
         for column in present.columns:
             former_column = former.find_column_by_number(column.number)
             if former_column is not None and former_column.changed_xid != column.changed_xid:

@@ -1,4 +1,4 @@
-"""Parses the row filters of publications over the catalog's tables.
+"""Parses the row filters of publications, with the columns of the catalog's tables.
 
 In: a table of the catalog and the text of a row filter. The table has the server's case mappings (the letters
 that upper() and lower() change, by collation), if its filters need them.

@@ -62,9 +62,8 @@ class FilterColumn:
     """A column of the filtered relation.
 
     `collation` is the name of a collation of pg_catalog, or '' if the type has no collation. For a collation of
-    another schema it is `schema.name`, and pgsieve assumes that the collation is nondeterministic. If the
-    database has the encoding UTF8, and its default collation orders strings by bytes, a caller may pass 'C' instead of
-    'default'.
+    another schema it is `schema.name`, and pgsieve assumes that the collation is nondeterministic. A caller may pass
+    'C' instead of 'default' if the database has the encoding UTF8, and its default collation orders strings by bytes.
     """
 
     name: str
@@ -379,7 +378,9 @@ class _Analysis:
         return functions.make_logical("AND" if is_all else "OR", results)
 
     def _analyse_elements(self, array: exp.Expr, left_oid: int) -> Sequence[Node] | Node:
-        """Return the elements of ARRAY[…] or of a constant array in their common type; any other array as one node.
+        """Return the elements of ARRAY[…] or of a constant array, in their common type.
+
+        Any other array is returned as one node.
 
         ARRAY[…] of only NULLs is one node, too: PostgreSQL's planner does not split a comparison with it into one for
         each element.

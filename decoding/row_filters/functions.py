@@ -87,8 +87,8 @@ def compare_rows(
     if any(
         any(map(tree_can_fail, pair)) and any(map(is_null, map(simplify_for_version, pair))) for pair in pairs
     ):
-        # pgsieve's `simplification` would replace this pair by NULL. PostgreSQL's planner does not do so in a comparison
-        # of rows, so the server evaluates the field that can fail.
+        # pgsieve's `simplification` would replace this pair by NULL. In a comparison of rows, PostgreSQL's planner does
+        # not. So the server evaluates the field, which can fail.
         raise RefusedError("PostgreSQL evaluates a field that is compared with NULL, and that can fail")
     strict_operator: Operator = "<" if operator in ("<", "<=") else ">"
 
@@ -144,8 +144,8 @@ _CLOCK_FIELDS: Final = frozenset((*_WHOLE_CLOCK_FIELDS, "second", "milliseconds"
 _TRUNCATION_FIELDS: Final = frozenset(
     (*_CLOCK_FIELDS, "day", "week", "month", "quarter", "year", "decade", "century", "millennium")
 )
-# PostgreSQL raises an error if a repeated or padded string is longer than 1 GB. Up to this count only the repetition of
-# a text of more than 100 kB can be too long.
+# PostgreSQL raises an error if a repeated or padded string is longer than 1 GB. With at most this count, the result can
+# be too long only if the repeated text has more than 100 kB.
 _MAX_COUNT: Final = 10_000
 
 

@@ -63,7 +63,7 @@ class CaseMapping:
         return "".join(dict.fromkeys((self.change("lower", character), self.change("upper", character))))
 
     def list_range_variants(self, first: str, last: str) -> str:
-        """Return the characters outside a range that the range matches if case is ignored.
+        """Return the characters that a range matches only because case is ignored.
 
         These are the lower and upper case of the characters in the range (range() in regc_locale.c).
         """

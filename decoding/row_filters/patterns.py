@@ -42,7 +42,7 @@ def _convert_operands(name: str, operand: Node, pattern: Node) -> tuple[Node, No
 def make_like(
     operand: Node, pattern: Node, escape: str = "\\", *, case_mappings: CaseMappingFinder | None = None
 ) -> Node:
-    """Return `operand LIKE pattern ESCAPE escape`; or ILIKE if `case_mappings` has the case mappings of collations.
+    """Return `operand LIKE pattern ESCAPE escape`. With `case_mappings` (of collations) it is ILIKE.
 
     For ILIKE, PostgreSQL changes both sides to lower case. In single-byte encodings it changes one character after
     the other while it matches, with the same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
@@ -75,7 +75,7 @@ def make_like(
 
 
 def _make_textlike_call(operand: Node, pattern: Node) -> FunctionCall:
-    """Return a match that can fail, because the pattern depends on the row or ends with the escape character."""
+    """Return a match that may raise an error: its pattern depends on the row, or ends with the escape character."""
     return FunctionCall("textlike", (operand, pattern), can_fail=True, type_oid=BOOL)
 
 

@@ -56,7 +56,7 @@ def _write_literal(character: str) -> str:
 
 
 def _write_set_with_nul(members: str) -> str:
-    """Return a set of these members and of NUL. A text of PostgreSQL never contains NUL.
+    """Return a set with these members and NUL. A text of PostgreSQL never contains NUL.
 
     Without NUL, RE2 rewrites a set such as [kK] as "k, ignoring case". If such a set is part of an alternation (a|b), RE2
     then also matches the Kelvin sign, whose lower case is k.
@@ -293,7 +293,7 @@ def _translate_similar(pattern: str, escape: str, *, has_nested_brackets: bool) 
     rule of later servers.
     """
     characters, depth = iter(pattern), 0
-    # This is 1 after the [ of a set, 2 after the ^ that follows it, and at least 3 after any other character.
+    # Within a set, this is 1 after the [, 2 after a ^ that follows it, and at least 3 after any other character.
     place_in_set = 0
     for character in characters:
         if escape and character == escape:

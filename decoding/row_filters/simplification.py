@@ -64,7 +64,7 @@ _FUNCTIONS_RETURNING_NULL: Final = frozenset((
     "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
     "numeric_min_scale", "numeric_scale", "timestamp_part",
 ))  # fmt: skip
-# A conversion from or to one of these types can leave the value as it is.
+# If one of these types is converted, or is the target, the bytes of the value may stay the same.
 _RELABELLED_TYPES: Final = frozenset((*STRINGS, *ELEMENT_OIDS))
 
 #: The first major version whose planner replaces IS NULL of an expression that cannot be NULL.
@@ -183,7 +183,8 @@ def _is_nonnullable(node: Node) -> bool | None:
         case Comparison(left=left, right=right) | NotDistinct(left=left, right=right) if (
             left.type_oid == BOOL
         ):
-            # The planner replaces a comparison of booleans with a constant by the other operand or its negation.
+            # If one of two booleans is a constant, the planner replaces their comparison by the other one or its
+            # negation.
             variable_side = right if _can_become_constant(left) else left
             has_constant_side = _can_become_constant(left) or _can_become_constant(right)
             return None if has_constant_side and _is_nonnullable(variable_side) is not False else False

@@ -152,7 +152,7 @@ def _convert_constant(conversion: Callable[[], _Converted]) -> _Converted:
 def resolve_unknown_type(type_oid: int) -> int:
     """Return the type that a quoted constant takes beside a value of this type.
 
-    It is the same type, except that it is text beside varchar and beside another quoted constant.
+    It is the type of the other operand. But beside varchar or another quoted constant it is text.
     """
     return TEXT if type_oid in (UNKNOWN, VARCHAR) else type_oid
 

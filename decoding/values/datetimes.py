@@ -58,7 +58,7 @@ TIMESTAMP_MINUS_INFINITY = days_since_epoch(-290_000, 1, 1) * _DAY_MICROS
 """The timestamp that stands for '-infinity', in microseconds since 1970-01-01."""
 
 _ISO_PATTERN = re.compile(rb"(\d{4,7})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(\+00)?( BC)?")
-#: Matches the values of the years 1 to 9999, here called regular, which Arrow can parse.
+#: Matches the values that Arrow can parse, those of the years 1 to 9999. They are called regular here.
 _REGULAR_PATTERN = "^[0-9]{4}-[^B]*$"
 
 

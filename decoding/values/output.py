@@ -42,8 +42,8 @@ from pgsieve.decoding.values.output_numbers import print_float4, print_float8
 ColumnPrinter: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
-#: For a server from version 19 on, a caller adds this entry to `defined_types`. The entry defines no type. It only says
-#: that the server pads pg_lsn with zeros.
+#: For a server from version 19 on, a caller adds this entry to `defined_types`. The entry stands for no type: it only
+#: says that the server pads pg_lsn with zeros.
 PADDED_LSN: DerivedTypesByOid = MappingProxyType({3220: DerivedType("b", 0)})
 
 

@@ -4,7 +4,7 @@ In: the bytes that a type's send function returns. Out: the text that its output
 steps:
 
 1. Each value is split into its parts, such as the elements of an array.
-2. The parts of all values are printed together, as one column per type.
+2. The parts of all values are converted to text together, one column for each type.
 3. Each value is assembled from the texts of its parts.
 
 Raises ProtocolError for bytes that are not a value of the type.
@@ -26,8 +26,8 @@ from pgsieve.decoding.binary.cursor import Cursor
 
 #: A function that prints binary values as strings. Its second argument is the oid of their type. NULL stays NULL.
 PartPrinter: TypeAlias = Callable[[pa.Array, int], pa.Array]
-#: A function that assembles a value from the texts of its parts. Each such function must be called once, in the order
-#: in which the values were split, because the texts of parts are taken in this order.
+#: A function that assembles a value from the texts of its parts. It takes the next texts of parts. So each such
+#: function must be called once, in the order in which the values were split.
 Assembler: TypeAlias = Callable[[], str]
 
 _MAX_DIMENSIONS = 6  # MAXDIM

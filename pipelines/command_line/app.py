@@ -91,10 +91,10 @@ class Group(_PlainHelp, TyperGroup):
             return super().invoke(ctx)
 
 
-#: The key by which the context of a command has the arguments of the process.
+#: The context of a command has the arguments of the process under this key.
 _ARGUMENTS_KEY = "pgsieve.arguments"
-#: The base class of exceptions for wrong arguments. It is a class of click. Newer versions of typer contain a copy of
-#: click, and there it is a class of this copy.
+#: The base class of exceptions for wrong arguments. It is a class of click, or of the copy of click that newer versions
+#: of typer contain.
 _UsageError: Any = typer.BadParameter.__base__
 
 
@@ -259,7 +259,7 @@ SubscriptionArgument = Annotated[
 def command(
     epilog: str, name: str | None = None, group: typer.Typer = app, *, panel: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function a command. The options about the log can follow the command's name, too.
+    """Make a function a command. The options about the log may also come after the command's name.
 
     `group` is the group to which the command belongs, and `panel` is its section in `--help`.
     """

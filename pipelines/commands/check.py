@@ -34,8 +34,8 @@ def check(
 ) -> CheckReport:
     """Bring each selected subscription up to one LSN, and compare all of its tables with the publisher at that LSN.
 
-    With `is_repair_requested`, rows that differ are replaced by the publisher's rows, at a later LSN. If a subscription cannot be
-    checked, the others still are.
+    With `is_repair_requested`, rows that differ are then replaced by the publisher's rows, as of an LSN after the
+    comparison. If a subscription cannot be checked, the others still are.
     """
     project = build_project(config)
     failures, warnings = Failures(), list[str]()
@@ -115,7 +115,7 @@ def _check_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSequ
 def _copy_and_compare_again(
     subscription: Subscription, lake: Lake, results: Sequence[TableConsistency], log: Log
 ) -> list[TableConsistency]:
-    """Copy those tables with a problem that the next run would copy, and compare them again.
+    """Some tables with a problem would be copied by the next run. Copy them now, and compare them again.
 
     For example, a table whose columns have changed cannot be compared before it is copied.
 

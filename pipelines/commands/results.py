@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 from pgsieve.pipelines.commands.validation_results import ValidationReport
 
-#: The value of a field that a source would have to tell, if the source does not answer.
+#: Stands for a value that only a source knows, if the source does not answer.
 UNKNOWN: Literal["unknown"] = "unknown"
 
 
@@ -71,7 +71,7 @@ class AppliedTable:
 
 @dataclass(frozen=True, slots=True)
 class TransformedTable:
-    """Counts of changes to one table that a run has decoded, and that came through one relation and one row filter.
+    """Counts of a run's changes to one table that came from one relation and passed through one row filter.
 
     `source` is the relation, which is the table itself or one of its partitions. `row_filter` is None if there was
     none. The last four fields say how many of the `updates` were sent as each operation, or not sent. For example, an

@@ -311,7 +311,7 @@ def _materialize_each(
 
 
 def summarize_runs(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
-    """Summarize the runs of subscriptions. One that has failed is left out, unless something had changed before."""
+    """Summarize the runs of subscriptions. A failed subscription is left out, unless it has changed something before."""
     subscription_runs = []
     for materializer in materializers:
         with failures.catch(materializer.name):

@@ -126,8 +126,8 @@ def read_rows(
 class RowWriter:
     """Writes batches into files of about `file_bytes` bytes in a folder, on executors.
 
-    `parts` has, for each task of a runner, the functions whose batches the task writes. `encodings` has the same
-    meaning as in `write_files`.
+    Each element of `parts` is for one task of the runner. It has the functions that yield the batches to write.
+    `encodings` has the same meaning as in `write_files`.
     """
 
     store: Store

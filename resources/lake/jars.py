@@ -1,4 +1,4 @@
-"""Fetches the jars that a Spark session needs besides Spark's own, once, so that later sessions start offline.
+"""Fetches the jars that Spark sessions need besides Spark's own. That is done once; later sessions start offline.
 
 In: the Maven coordinates of packages.
 Out: the jar files of these packages and their dependencies.
@@ -168,9 +168,9 @@ def fetch_packages(
 
     Does nothing if this user may not write into the folder of the file of resolutions.
 
-    `conf` are the user's settings. If they name repositories, the jars come from there. Packages in these settings are
-    left to Spark. `resolutions_path` replaces the default file of resolutions. Raises JarsUnavailableError if a repository does not
-    answer, or if PGSIEVE_JARS names a folder without the jars.
+    `conf` are the user's settings. If they name repositories, the jars come from there. Packages that these settings
+    name are left to Spark. `resolutions_path` replaces the default file of resolutions. Raises JarsUnavailableError if
+    a repository does not answer, or if PGSIEVE_JARS names a folder without the jars.
     """
     resolutions_path = resolutions_path or find_resolutions_path()
     for packages in _list_own_packages(package_sets, conf):
@@ -326,7 +326,8 @@ def list_all_packages() -> list[Packages]:
 def main() -> None:
     """Fetch the jars that are missing.
 
-    With arguments, resolve one set of packages into a file of resolutions, with settings from standard input.
+    With arguments (the name of a set of packages, and a file of resolutions), resolve only this set, and record it in
+    this file. The settings come from standard input.
     """
     if len(sys.argv) > 1:
         (packages,) = (candidate for candidate in list_all_packages() if candidate.name == sys.argv[1])

@@ -178,7 +178,10 @@ class Lake:
             return [self.records.head(path) for path in paths]
 
     def release_tables(self) -> None:
-        """Let other threads use the tables that this thread has open. It must be called when the thread's work ends."""
+        """Give the tables that this thread has open to other threads.
+
+        It must be called when the thread's work ends.
+        """
         if self.delta_rs is not None:
             self.delta_rs.release_tables()
 
@@ -489,7 +492,10 @@ class Lake:
         return idempotent_writes(self.spark, position, can_mark_rows=can_mark_rows, metadata=metadata)
 
     def enable_deletion_vectors(self, path: str) -> None:
-        """Enable deletion vectors in a table, unless the user has disabled them, or delta-rs would not find these vectors."""
+        """Enable deletion vectors in a table.
+
+        Does nothing if the user has disabled them, or if delta-rs would not find the vectors.
+        """
         if self.delta_rs is not None and row_removal.has_hidden_vectors(path):
             return
         if self.records.has_deletion_vectors(path) is None:

@@ -94,7 +94,7 @@ class LakePaths:
         return f"{self._slot_stream_folder(slot_owner)}/catalogs"
 
     def altered_slices(self, slot_owner: str) -> str:
-        """The slices in which the publisher's catalog may have been altered, by subscription.
+        """For each subscription, the slices in which the publisher's catalog may have been altered.
 
         The publisher decodes these slices a second time (`as_published`).
         """
@@ -139,7 +139,7 @@ class LakePaths:
         return f"{self.uri}/{name}/_subscription"
 
     def registered_names(self, subscription: str) -> str:
-        """The names that pgsieve has registered in a catalog. For each name the newest row counts."""
+        """The names that pgsieve has registered in Spark's catalog. For each name the newest row counts."""
         return f"{self.uri}/{subscription}/_registered"
 
     def sequences(self, subscription: str) -> str:

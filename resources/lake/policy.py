@@ -217,8 +217,8 @@ class Policy:
 
         A runner writes these files before the commit. None if only Spark can commit rows to the table.
 
-        `translates_names` says whether the caller reads and writes the files by `FileCommitter.make_table_store`. Otherwise
-        tables with column mapping are left to Spark.
+        `translates_names`: the caller uses `FileCommitter.make_table_store`, which translates the names of columns.
+        Otherwise tables with column mapping are left to Spark.
         """
         delta_rs = self.delta_rs if translates_names else self.find_delta_rs_writer(path)
         if delta_rs is None:

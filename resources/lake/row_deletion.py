@@ -1,7 +1,7 @@
 """Decides how to delete rows of a Delta table: by rewriting their files, or by marking the rows as deleted.
 
 In: - the rows to delete, file by file
-    - the number of bytes of the changes that delete them
+    - the size of the changes that delete them, in bytes
 Out: `DeletedRows`.
 
 Raises LakeError.
@@ -49,8 +49,8 @@ class DeletedRows:
 class RowDeletion:
     """Decides how to delete rows of the table at `path`, which has `columns`. `change_bytes` are the bytes of the changes.
 
-    If `max_table_bytes` is given, no file of a table with more bytes than this is rewritten, provided that rows of the
-    table can be marked. None means that the lake's setting `Policy.rewritten_bytes` decides.
+    If rows of a table can be marked, and the table has more than `max_table_bytes`, no file of it is rewritten. None
+    means that the lake's setting `Policy.rewritten_bytes` decides.
     """
 
     lake: Lake

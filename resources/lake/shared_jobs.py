@@ -26,8 +26,8 @@ from pgsieve.resources.lake.stores.batch_cache import begin_part
 from pgsieve.resources.parts import Guard, Part
 from pgsieve.resources.work import JobName
 
-#: A shared job adds two columns to the rows: the number of the caller that gets the row, and whether the row only
-#: says that one of this caller's parts has failed.
+#: A shared job adds two columns to the rows. The first has the number of the caller that gets the row. The second is
+#: true if the row only says that one of this caller's parts has failed.
 _CALLER_COLUMN, _FAILED_COLUMN = "caller", "failed"
 
 
@@ -38,8 +38,8 @@ class Request:
     - `run_part`: the function that does one part of the work; it gets the number of the part
     - `part_count`: the number of parts
     - `name`: the name for the job in Spark's web interface
-    - `rows_future`: receives the rows of all parts. It receives None if a part failed in a job with other callers; in
-      that case the caller runs its parts again in a job of its own.
+    - `rows_future`: receives the rows of all parts. If a part failed, and the job had other callers, too, it receives
+      None. Then the caller runs its parts again in a job of its own.
     """
 
     run_part: Part

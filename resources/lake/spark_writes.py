@@ -96,7 +96,7 @@ def _is_mapped(spark: SparkSession, path: str) -> bool:
 
 
 def _lacks_mapping(spark: SparkSession, path: str) -> bool:
-    """True if the table has a column that needs column mapping, but has no column mapping yet.
+    """True if a column of the table needs column mapping, and the table has none yet.
 
     Until it is enabled, Delta in Spark refuses each alteration of the table.
     """
@@ -161,8 +161,7 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
 def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
     """Let Spark mark rows of a table in deletion vectors, unless the user disabled deletion vectors for all tables.
 
-    A table that would need column mapping for this alteration is not altered, because some readers do not support
-    column mapping.
+    If this alteration needs column mapping, which some readers do not support, the table is not altered.
     """
     if spark.conf.get(VECTORS_DEFAULT_SETTING, "true") == "true" and not _lacks_mapping(spark, path):
         spark.sql(

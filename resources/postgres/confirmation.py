@@ -74,8 +74,8 @@ def release_wal(connection: psycopg.Connection[Any], source_name: str, slot: str
     advance_slot(connection, source_name, slot, confirmed_lsn)
 
 
-#: True if the slot retains this many bytes of confirmed WAL, and its catalog_xmin is not the oldest transaction that is
-#: still in progress.
+#: True if the slot retains this many bytes of confirmed WAL, and the transaction of its catalog_xmin is no longer the
+#: oldest one in progress.
 _CAN_RELEASE_QUERY = """
 select confirmed_flush_lsn - restart_lsn >= %s
    and catalog_xmin::text::bigint <> txid_snapshot_xmin(txid_current_snapshot()) %% 4294967296

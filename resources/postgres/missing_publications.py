@@ -19,7 +19,7 @@ UNDEFINED_OBJECT_SQLSTATE = "42704"
 def find_missing_publications(error: SourceError, requested_publications: Sequence[str]) -> list[str]:
     """The requested publications that the server's error names as missing.
 
-    Before PostgreSQL 18, a publication that was created after the change counts as missing, too:
+    Before PostgreSQL 18, a publication also counts as missing if it was created after the change that is decoded:
     LoadPublications() in src/backend/replication/pgoutput/pgoutput.c reads the catalog as it was at the change.
     """
     cause = error.__cause__

@@ -213,7 +213,7 @@ class Source:
         return None
 
     def make_executor_conninfo(self) -> Conninfo:
-        """The conninfo for Spark's executors. Their environment may have no PGPASSWORD, and other service files."""
+        """The conninfo for Spark's executors. Their environment may lack PGPASSWORD, and may have other service files."""
         with self.connect() as connection:
             return self._full_conninfo.complete_for_executors(connection)
 
@@ -283,7 +283,7 @@ class Source:
             )
 
     def _refuse_wal_level(self, level: str, version: int, *, is_in_recovery: bool) -> None:
-        """Raise SourceSettingError, because the server's wal_level prevents decoding, even if a slot is created."""
+        """Raise SourceSettingError: with the server's wal_level, decoding is off, and stays off if a slot is created."""
         place, required_level = "in postgresql.conf", "logical"
         if version >= _SWITCHED_DECODING_VERSION:
             required_level = "logical" if is_in_recovery else "replica"

@@ -18,7 +18,7 @@ from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: A replica at this version was never put back: its first copy created it empty (version 0), and then filled it (1).
+#: A replica at this version cannot have been put back: its first copy made the versions 0 (empty) and 1 (filled).
 _FIRST_COPY_VERSION = 1
 
 
@@ -118,7 +118,7 @@ class IntactVersions:
 def is_put_back(
     lake: Lake, path: str, version: int | None, position: int | None, entry_bytes: int | None = None
 ) -> bool:
-    """Whether a table was put back to before the `version` of a cut, or to before a `position` that it had reached.
+    """Whether a table was put back: to a version before `version`, that of a cut, or to a position before `position`.
 
     A `version` or `position` of None is not checked. `entry_bytes` is the size of the version's entry in the Delta log. If
     there are no commits after the version, only two entries of the log are looked for.

@@ -70,8 +70,8 @@ class ConflictSearch:
     - `pending`: which changes the batch contains
 
     Another run may have applied the same changes in the meantime. In that case the replica already has the keys of
-    these changes, and that is not a conflict. No error is raised, and the caller goes on to write the batch. The
-    position (an LSN) that is stored in the replica makes Delta leave out this second write.
+    these changes, and that is not a conflict. No error is raised, and the caller goes on to write the batch. Delta
+    leaves out this second write, because the replica already has its position (an LSN).
     """
 
     lake: Lake
@@ -117,8 +117,8 @@ class ConflictSearch:
         try:
             yield
         except KeyConflictError:
-            # The replica's position is read after its rows. If the position now says that the replica lacks the changes, the
-            # replica also lacked them when its rows were read, so the conflict is real.
+            # Read the replica's position again. If it says that the replica lacks the changes even now, the replica
+            # lacked them when its rows were read, and the conflict is real.
             if (self.lake.records.position(self.path) or 0) < self.pending.slice_ends[0]:
                 raise
 

@@ -73,7 +73,7 @@ class Difference:
 class TableSides:
     """The publisher's rows of a table in a snapshot, and the rows of one version of its replica.
 
-    - `make_chunks`: makes the queries that select some expressions from the published rows of the table
+    - `make_chunks`: makes queries that together select the given expressions from all published rows of the table
     - `select_list`: the expressions that a copy selects, named c0, c1 and so on
     - `row_hash`: hashes rows; None if the server computes other hashes than pgsieve, or if the table has no columns
     - `soft_delete_columns`: the metadata columns of a replica that keeps deleted rows. Deleted rows and these columns

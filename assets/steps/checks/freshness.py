@@ -1,8 +1,8 @@
 """Freshness: how long a commit has been waiting to be applied to a subscription's replicas. The oldest commit counts.
 
 A stream is a slot with the subscriptions that read it. Its change log has the messages that were read from the slot. A
-slice of the change log has those from one position of the slot to another. A cut names a version of each replica of a
-subscription; together these versions equal the publisher at one LSN.
+slice of the change log has the messages from one position of the slot to another. A cut names a version of each replica
+of a subscription; together these versions equal the publisher at one LSN.
 
 In: the publisher and the lake
 Out: the seconds since the oldest waiting commit, by the publisher's clock; 0 if no commit is waiting
@@ -161,8 +161,8 @@ def find_unread_time(
 ) -> datetime | None:
     """Find the commit time of the first transaction in the slot that is not yet in the change log; None if there is none.
 
-    If another process is reading the slot, or without `can_peek`, the result is the earliest time that is possible. A
-    peek takes the lock of the slot. So steps that read the slot wait for the peek, instead of failing.
+    Without `can_peek`, or if another process is reading the slot, the result is the earliest possible time. A peek
+    takes the lock of the slot. So a step that reads the slot meanwhile waits for the peek, and does not fail.
     """
     if can_peek and not state.is_active:
         try:

@@ -118,7 +118,7 @@ def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) 
 
 
 def _find_differing_row_counts(sides: TableSides) -> DataFrame | None:
-    """Find the rows that one side has more often, in the form of `count_differing_rows`; None if the sides are equal."""
+    """Find the rows that one side has more often, as `count_differing_rows` does. None if the sides are equal."""
     segments = sides.find_differing_segments()
     if segments is not None and not segments.is_selected.any():
         return None
@@ -155,7 +155,7 @@ def _make_hard_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFram
 
 
 def _make_soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
-    """Make the source and the clauses of a MERGE by key that marks rows as deleted. It may insert a deleted row again."""
+    """Make the source and the clauses of a MERGE by key. It marks rows as deleted, or makes a deleted row live again."""
     kind_by_column, names = dict(sides.soft_delete_columns), [c.name for c in sides.columns]
     merge = Merge.from_numbered_columns(
         [c.name for c in sides.columns if c.is_key], [*names, *kind_by_column], (), list(kind_by_column)

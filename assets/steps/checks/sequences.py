@@ -5,9 +5,10 @@ Out: a `SequenceComparison` for each sequence
 
 The publisher's sequence moves on after its value was recorded. A subscriber of PostgreSQL 19 falls behind in the same
 way. So a recorded value counts as equal if it is the publisher's value, or if the publisher had this value before. On
-PostgreSQL 19, the publisher had it before if the recorded LSN of the sequence's page is older than the present one. If
-the two LSNs are equal, and on earlier versions, the publisher had it before if the present value is further on in the
-direction of the increment. A sequence that is not recorded, or that is no longer published, counts as different.
+PostgreSQL 19, the publisher had it before if the recorded LSN of the sequence's page is older than the present one. On
+earlier versions, or if the two LSNs are equal, the values decide: the publisher had it before if the present value is
+further on in the direction of the increment. A sequence that is not recorded, or that is no longer published, counts as
+different.
 """
 
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ class SequenceComparison:
         if self.recorded_value is None or self.present_value is None or self.problem or self._has_same_value:
             return False
         recorded_lsn, present_lsn = self.recorded_value.page_lsn, self.present_value.page_lsn
-        # One WAL record covers the next several values of a sequence, so only the first of them changes the LSN of the
-        # page. So the value may have moved on although the LSN is the same.
+        # One WAL record covers several values of a sequence. Only the first of them changes the LSN of the page, so the
+        # value may have moved on although the LSN is the same.
         return (
             self._is_further_on
             if recorded_lsn is None or present_lsn is None or recorded_lsn == present_lsn

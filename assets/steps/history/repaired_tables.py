@@ -5,7 +5,7 @@ history is the Delta table that has all its changes.
 
 In: the newest cut, and the replicas. Out: the repaired tables. For each of them, the state of the table records that the
 change history is no longer whole: it lacks the changes that the repair made. Versions of rows (`history: scd2`) need no
-such record, as for a repaired table they begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
+such record: those of a repaired table begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
 """
 
 from collections.abc import Iterable, Mapping

@@ -89,7 +89,7 @@ class PlannedTable:
 
     @property
     def generation(self) -> int:
-        """The generation of the change history that goes on after the copy.
+        """The number of the change history to which later changes are added.
 
         The change history is the Delta table that has all changes of the table. If it begins anew, it gets a new
         generation, which is a number.
@@ -246,7 +246,7 @@ class SnapshotCopy:
                     self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
                 )
                 row_count = self._write_copy(path, committer, selected_rows, commit, progress)
-            # If the replica existed before, it still has its former properties.
+            # A replica that existed before still has its former properties.
             if properties:
                 retry_after_conflict(lake.set_properties)(path, properties)
         reach(Failpoint.TABLE_COPIED)

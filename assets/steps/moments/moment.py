@@ -1,7 +1,7 @@
 """Converts a moment that a user names, an LSN or a time, to an LSN. The moment has all that committed before this LSN.
 
-A time stands for all transactions, in the order of the WAL, before the first transaction that has a later commit time.
-PostgreSQL's recovery with recovery_target_time stops at the same place (recoveryStopsBefore() in
+A time stands for the transactions, in the order of the WAL, before the first one with a later commit time. PostgreSQL's
+recovery with recovery_target_time stops at the same place (recoveryStopsBefore() in
 src/backend/access/transam/xlogrecovery.c). Commit times are in the change histories (Delta tables with all changes of a
 table), so a time has to lie between two of their commits. Raises MomentError if it does not.
 """

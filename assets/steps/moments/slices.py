@@ -1,12 +1,12 @@
 """Copies the changes of a slice that committed before an LSN into the change history of a clone.
 
-A table's change history is the Delta table with its changes. A slice has those from one position of the slot to another.
+A table's change history is the Delta table with its changes. A slice has the changes between two positions of the slot.
 
 In: a slice of a table's change history in one lake
 Out: the same rows in another lake, and the record about them that a run would have written
 
-This process writes the files, one row group at a time. If Delta maps the names of columns, Spark writes them instead.
-Raises LakeError, for example if files of the slice are lost.
+This process writes the files, one row group at a time. If Delta maps the names of columns, Spark writes the files
+instead. Raises LakeError, for example if files of the slice are lost.
 """
 
 import json
@@ -35,7 +35,7 @@ class _SliceCopier:
     """Copies a part of a slice: the changes that committed before `moment_lsn`. It can be sent to executors.
 
     It counts the changes while they pass (`tally`), and keeps the order keys (commit LSN, ordinal) of TRUNCATEs
-    (`truncates`). In the copy, the slice of the changes ends at `end_lsn`.
+    (`truncates`). The copied changes belong to a slice that ends at `end_lsn`.
     """
 
     end_lsn: int

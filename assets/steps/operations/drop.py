@@ -178,7 +178,7 @@ def _reduce_publications_for(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reduce the capture publications to what the remaining subscriptions need.
 
-    If one of these subscriptions is refused now, its needs are not known, and nothing is changed.
+    Nothing is changed if one of these subscriptions is refused now, because it is not known what it needs.
     """
     try:
         sound_stream, catalog = select_sound_subscriptions(connection, remaining_slot_stream, catalog)

@@ -67,7 +67,7 @@ class Registration:
             taken_names = [
                 entry_name for entry_name in path_by_missing_name if entry_name not in path_by_new_name
             ]
-            # This record says that the names are pgsieve's own. So after a crash the next run registers those that are
+            # First record that the names are pgsieve's own. So after a crash the next run registers those that are
             # missing.
             record.note(list(path_by_new_name.items()), is_registered=None)
             for entry_name, path in path_by_new_name.items():

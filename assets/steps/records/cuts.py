@@ -45,8 +45,8 @@ class Cut:
     - `at`: the time at which the cut was recorded
     - `states`: the version of the table states (`_table_states`) from which the cut was made; None in cuts of earlier
       versions of pgsieve
-    - `entries`: the sizes in bytes of the Delta log entries of `tables`, if they are known. A table was put back to an
-      earlier version and written again if the entry of the same version has another size.
+    - `entries`: the sizes in bytes of the Delta log entries of `tables`, if they are known. If the entry of the same
+      version has another size now, the table was put back to an earlier version and written again.
     - `histories`: the LSNs that the change histories (the Delta tables with all changes of a table) had reached
     - `records`: maps the identifiers of pgsieve's record tables to their Delta versions
     - `versioned`: the positions of those tables of versions of rows (`history: scd2`) that have no gap up to the cut
@@ -71,7 +71,7 @@ class Cut:
         return self.rows_at or self.at
 
     def refuse_earlier_history(self, path: str, state: TableState, position: int) -> None:
-        """Raise DamagedTableError if a change history has not reached the position that it has in the cut.
+        """Raise DamagedTableError if a change history has an earlier position than the cut records for it.
 
         `position` is its present position; 0 if there is no history.
         """

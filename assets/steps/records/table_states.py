@@ -232,8 +232,8 @@ class TableStates:
     def read_since(self, version: int) -> dict[Name, TableState]:
         """Maps each table with a state that was written after a Delta version of `_table_states` to its newest state.
 
-        Only the states since then are read, so this is fast with many tables. If an earlier version of pgsieve has
-        written all states, `version` is -1, and the lake has no column of versions.
+        Only the states since then are read, so this is fast with many tables. With -1, all states are read. The column
+        `version` may then be missing, because an earlier pgsieve has written all states.
         """
         where = f"version > {version:d}" if version >= 0 else "true"
         rows = sort_by_version(self.lake.records.rows(self.path, where))

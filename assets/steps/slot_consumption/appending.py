@@ -85,7 +85,7 @@ class Peek:
 class Reading:
     """What is read from a slot by one query: the changes from `begin` on, divided into slices that end at `ends`.
 
-    - `second_ends`: the ends of further slices, which a second session reads at the same time
+    - `second_ends`: the ends of later slices, which a second session reads at the same time as this one
     - `records_prepared`: True if prepared transactions that wait for COMMIT PREPARED or ROLLBACK PREPARED are recorded,
       too. Such a reading has one slice.
     - `catalog_validity`: if given, each slice must have only changes for which the recorded catalog is valid
@@ -299,7 +299,7 @@ def _append_by_executor(
 def _append_by_spark(
     lake: Lake, peek: Peek, begin: int, end: int, former_position: int, base_version: int | None
 ) -> None:
-    """Let Spark append the slice of a slot that has changes."""
+    """Let Spark append a slice to the change log. The slice must have changes."""
     slot_stream = peek.slot_stream
     noted_rows = read_slice_by_executor(lake.spark, peek.conninfo, peek.query(end), begin, end)
     path, commit = (

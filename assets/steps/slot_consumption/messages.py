@@ -27,7 +27,7 @@ def read_slice_by_executor(
 ) -> NotedRows:
     """Let one executor read a slice from the slot. Returns the rows for the change log, with a note.
 
-    The note, a text that Spark returns beside the rows, is the slice's summary.
+    Spark returns the slice's summary as a note, a text beside the rows.
 
     The slice has the transactions whose commit LSN is at or after `begin` and before `slice_end`.
     """
@@ -60,8 +60,8 @@ def make_change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterat
     """Yields the rows of the change log for messages.
 
     `messages` are binary arrays with transactions in commit order. The headers of messages (type, relation,
-    transaction) are read from the bytes by numpy, and the messages themselves stay as they are. The column `number`
-    orders the messages of a slice in the same way as the order key (commit LSN, ordinal) does, but in one integer.
+    transaction) are read from the bytes by numpy, and the messages themselves stay as they are. The column `number` is
+    one integer. It orders the messages of a slice as the order key (commit LSN, ordinal) does.
     """
     scanner, count = HeaderScanner(), 0
     for message_array in messages:

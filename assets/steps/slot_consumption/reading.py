@@ -2,7 +2,7 @@
 
 A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
 
-A table is captured if the slot is read with a publication of pgsieve's own that has it.
+A table is captured if pgsieve's own publications, with which the slot is read, have it.
 
 In: a slot that is ready, and the publications with which it is read
 Out: `DrainResult`
@@ -225,8 +225,8 @@ class _SlotReader:
             base_version,
             must_record_position=self._must_record_position or bool(subscription_slot_streams),
         )
-        # One confirmation covers all slices of the reading, because the server decodes from restart_lsn for each
-        # confirmation.
+        # Confirm all slices of the reading at once, because for each confirmation the server decodes again from
+        # restart_lsn.
         if begin < self.position:
             self._confirm()
             reach(Failpoint.SLOT_CONFIRMED)

@@ -3,8 +3,8 @@
 In: a slot stream (a slot with its subscriptions), and a session of its publisher
 Out: rows of the table `_sequences`, for values that have changed
 
-A slot does not send sequences. The values are read after the changes. So no value is behind the rows that have
-taken numbers from its sequence.
+A slot does not send sequences. The values are read after the changes. So no row has a number that its sequence has not
+reached.
 """
 
 from dataclasses import replace

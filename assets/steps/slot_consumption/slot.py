@@ -69,8 +69,8 @@ def take_slot(
 
     Returns the state of the slot. None if there is rightly no slot: it was not created yet, or was dropped.
 
-    If `failover` is wanted, it is enabled. A new timeline is recorded. If the server is a promoted standby, the
-    position of the change log has to be in the history of its timeline. The server must not be behind that position.
+    If `failover` is wanted, it is enabled. A new timeline is recorded. If the server is a promoted standby, the history
+    of its timeline must contain the position of the change log. The server must not be behind that position.
     Raises the errors of `refuse_other_publisher`, and SlotError for a gap or a lost record.
     """
     newest_row = refuse_other_publisher(connection, slot_stream, lake)
@@ -200,7 +200,7 @@ def refuse_slot_of_another_lake(
 def refuse_slot_ahead(
     connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake, hint: str
 ) -> None:
-    """Raise SlotAheadError with this hint if the slot is ahead of the change log, since another lake may read it."""
+    """Raise SlotAheadError with this hint if the slot is ahead of the change log. Another lake may then have read it."""
     try:
         verify_slot(
             read_slot_state(connection, slot_stream.slot),
@@ -338,7 +338,7 @@ def begin_slot(
 
 
 def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
-    """Mark those tables of these subscriptions that have a copy, or are being copied: they are to be copied again.
+    """Record that tables of these subscriptions are to be copied again, if they have a copy or are being copied.
 
     Their states keep the definition of the last copy, so that changes since then are noticed.
     """

@@ -186,7 +186,7 @@ def _find_arriving_types(
 def find_arriving_columns(
     subscription: Subscription, published_version: PublishedVersion, definition: Definition
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
-    """Find the columns of a relation version, under their present names, and the columns of the replica that it lacks.
+    """Find the columns of a relation version under their present names, and those of the replica that it lacks.
 
     Raises SchemaChangedError if the version fits neither the present nor the former definition, or if the replica identity
     has changed.
@@ -226,7 +226,8 @@ def _find_present_columns(
 ) -> tuple[tuple[str, ...], Sequence[AddedColumn]]:
     """Find the present names of a relation version's columns, and the columns of the replica that it lacks.
 
-    The missing columns were added to the table after the relation version. ADD COLUMN gives their values.
+    The missing columns were added to the table after the relation version. Their values are those that ADD COLUMN gave
+    to the existing rows.
     """
     relation, former, layout = (
         published_version.version.relation,

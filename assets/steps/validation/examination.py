@@ -135,8 +135,8 @@ class Examination:
     def find_obstacle(self, subscription: str) -> PgsieveError | None:
         """Find the reason why nothing of a subscription can be replicated. None if at most single tables have problems.
 
-        The publisher refuses UPDATEs and DELETEs that its own publications do not allow. Here the same rule is applied
-        to publications that pgsieve.yaml defines.
+        The publisher refuses UPDATEs and DELETEs that its own publications do not allow. For publications that
+        pgsieve.yaml defines, the same rule is applied here.
         """
         for name in self._slot_stream.subscriptions[subscription]:
             for refusal in self.problems_by_publication.get(name, ()):
@@ -149,7 +149,10 @@ class Examination:
         return None
 
     def find_publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """Yields the problems of a subscription's publications; nothing if `problems_by_publication` has one of them."""
+        """Yields the problems of a subscription's publications.
+
+        Yields nothing if `problems_by_publication` already has a problem of one of them.
+        """
         catalog = self.catalog
         names = self._slot_stream.subscriptions[subscription]
         if any(
@@ -159,7 +162,7 @@ class Examination:
             return  # The problems of the publication are in `problems_by_publication`.
         try:
             publications = catalog.select_publications(names)
-            # Here and below, only the errors of the publications are wanted.
+            # These two calls are made only for the errors that they raise.
             find_replicated_tables(publications, catalog)
         except PublicationError as error:
             yield error

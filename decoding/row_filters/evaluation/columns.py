@@ -130,8 +130,8 @@ def _compile(node: Node) -> ColumnFunction:
 def _make_like_matcher(pattern: str) -> Callable[[Values], Values]:
     """Return a function that matches a LIKE pattern.
 
-    A pattern with a backslash becomes a regular expression. Arrow's own LIKE would be wrong for it: in patterns of
-    the form `%a` or `a%`, a backslash matches itself.
+    A pattern with a backslash becomes a regular expression. Arrow's own LIKE takes a backslash for an ordinary
+    character in patterns such as `%a` and `a%`.
     """
     if "\\" not in pattern:
         return lambda text: pc.match_like(text, pattern)
@@ -190,7 +190,7 @@ def _find_decimal_type(value: Decimal | None) -> pa.DataType:
 
 
 def _compile_cast(node: nodes.Cast) -> ColumnFunction:
-    """Compile a conversion that cannot fail, and for which Arrow has PostgreSQL's result."""
+    """Compile a conversion that cannot fail, and whose result is the same in Arrow as in PostgreSQL."""
     operand, source_oid, target_oid = _compile(node.operand), node.operand.type_oid, node.type_oid
     if node.modifier:
         raise NotColumnarError

@@ -78,7 +78,7 @@ def _find_replaceable_files(table: DeltaTable) -> SizeByPath:
 def _group_files(files: SizeByPath, target_bytes: int) -> Iterator[SizeByPath]:
     """Divide small files into groups of at least two files and about the target size.
 
-    The files of a group were written one after the other, because such files often have similar values.
+    Files that were written one after the other are put into one group, because they often have similar values.
     """
     group, group_bytes = dict[str, int](), 0
     for name, file_bytes in files.items():

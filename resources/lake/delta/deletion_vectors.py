@@ -7,8 +7,8 @@ Out: one commit. It gives each file a deletion vector with these rows, and with 
 
 delta-rs reads deletion vectors, but does not write them. So this module writes the log entry itself (Delta protocol,
 Deletion Vectors; Deletion Vector Format; Add File and Remove File). If this process writes a vector, the vector is
-durable before the entry is written. If a task of a runner (Spark or threads) writes it, it may reach the disk later,
-like the data files that tasks write (`LakeAccess.make_durable`). If a commit fails, VACUUM later removes its vectors.
+durable before the entry is written. A vector that a task of a runner (Spark or threads) writes may reach the disk
+later, as its data files do (`LakeAccess.make_durable`). If a commit fails, VACUUM later removes its vectors.
 Raises OSError, CommitFailedError if another writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
@@ -35,7 +35,7 @@ from pgsieve.decoding.binary.roaring import deserialize, serialize
 from pgsieve.resources.lake.delta.log import Action, Log, UnmarkableError
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The numbers of rows in a file.
+#: Numbers of rows: their positions in a file, from 0.
 RowNumbers = npt.NDArray[np.int64]
 
 VECTORS_FEATURE, VECTORS_PROPERTY = "deletionVectors", "delta.enableDeletionVectors"

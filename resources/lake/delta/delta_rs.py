@@ -94,7 +94,7 @@ class DeltaRsRecords(Commits):
         return self.store.remove(folder)
 
     def release_tables(self) -> None:
-        """Let other threads use the tables that this thread has open. This thread must not be using one of them."""
+        """Give the tables that this thread has open to other threads. This thread must not use one of them any more."""
         self._tables.release_tables()
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ class DeltaRsRecords(Commits):
         return names != list(columns) and sorted(names) == sorted(columns)
 
     def is_partitioned_by_others(self, path: str, columns: Collection[str]) -> bool:
-        """True if a table is partitioned by a column that is not among these.
+        """True if a table is partitioned by a column that is missing in `columns`.
 
         An overwrite by delta-rs would keep the partitions.
         """

@@ -39,8 +39,8 @@ _CODE_BY_SQLITE_MESSAGE = {
     "attempt to write a readonly database": errno.EROFS,
 }
 _REFUSAL_WORDS = "|".join(map(re.escape, [*_CODE_BY_MESSAGE, *_CODE_BY_SQLITE_MESSAGE]))
-#: A message of the operating system, in the form in which delta-rs, Python, Arrow, the JVM and SQLite quote it. In
-#: another form the same words may come from a cell.
+#: A message of the operating system, in the form in which delta-rs, Python, Arrow, the JVM and SQLite quote it. Other
+#: forms do not count, because the same words may be a value of a cell.
 _SYSTEM_MESSAGE = re.compile(
     r"\(os error (?P<rust>\d+)\)|\[[Ee]rrno (?P<python>\d+)\]"
     rf"|(?:java\.(?:io|nio)\.[\w.]+: |sqlite3\.OperationalError\) )[^\n]*?(?P<words>{_REFUSAL_WORDS})"
@@ -64,8 +64,8 @@ _MISSING_ENTRY = re.compile(
 #: Messages of delta-rs about illegible log entries, and the beginning of its other messages about a log.
 _ILLEGIBLE_LOG = re.compile(r"Json error|Unexpected state: the newest version in the log")
 _LOG_PREFIX = "Kernel error: "
-#: Messages about a file that is not a Parquet file. Those of delta-rs come first. Messages about a condition on
-#: the rows of a file must not match.
+#: Messages about a file that is not a Parquet file. Those of delta-rs come first. It must not match messages about a
+#: condition on the rows of a file.
 _INVALID_PARQUET = re.compile(
     r"Failed to fetch metadata for file |Invalid Parquet file|Parquet argument error: (?!Arrow: )"
     r"|Parquet error: (?:EOF: |Arrow: (?:Unable to |incompatible arrow schema))|Kernel error: Arrow error: (?:EOF|Parquet error): "
@@ -88,8 +88,8 @@ _CUT_OFF = re.compile(r"Requested range was invalid|status code:? 416|object was
 #: an arrow, and describe the request and what came of it.
 _STORE_ERROR = re.compile(r"(?:Kernel error -> )?Generic \w+ error\b")
 _ARROW_LINE = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
-#: A request. After the server, its address contains a signature, and names of objects, which may contain values of
-#: cells.
+#: A request. What follows the server in its address is not shown: a signature, and names of objects, which may contain
+#: values of cells.
 _REQUEST = re.compile(r"(Error performing [A-Z]+ \w+://[^/\s?]+)\S*(?: in [\d.]+\S+)?|(?<=\S)\?\S+")
 _STATUS_LINE = re.compile(r"\d{3} [A-Z]")
 #: The answer of a store, after its status code.

@@ -34,7 +34,7 @@ Action = dict[str, Any]
 #: The number of entries that are read at the same time. On an object store each read takes a request.
 _PARALLEL_READS = 16
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: The fields of actions whose values are maps.
+#: Those fields of actions that are maps.
 _MAP_FIELDS = frozenset({"partitionValues", "tags", "configuration", "options"})
 #: The errors of os.link on file systems that have no hard links.
 NO_LINK_ERRORS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
@@ -63,7 +63,10 @@ class Files(Protocol):
         """Write a file with a name that no other file has. It is durable when this function returns."""
 
     def create(self, name: str, content: bytes) -> None:
-        """Create a file with unique bytes, atomically. Raises FileExistsError if another file has this name."""
+        """Create a file, atomically.
+
+        No other writer may write the same bytes. Raises FileExistsError if another file has this name.
+        """
 
 
 class FolderFiles:

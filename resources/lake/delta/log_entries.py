@@ -1,12 +1,13 @@
 """Lists the log entries of a Delta table from a version on. This shows whether an open table is at its newest version.
 
 In: the path of the table, and its store.
-Out: maps versions to stamps. A stamp distinguishes entries that have had the same name.
+Out: maps versions to stamps. If an entry is replaced by another one with the same name, the stamp differs.
 
-In a folder, and on a store that only delta-rs can reach, two files are checked. On other object stores one request
-lists the entries, and other threads can work meanwhile. A listing may be outdated. So if an entry must exist and
-is not listed, it is requested by its name. Raises OSError, and DamagedTableError if an entry is incomplete. An object
-store stores an object as a whole or not at all. So an entry there is either complete or empty.
+In a folder, and on a store that only delta-rs can reach, the entry of the known version and the next one are looked
+for. On other object stores one request lists the entries, and other threads can work meanwhile. A listing may be
+outdated. So if an entry must exist and is not listed, it is requested by its name. Raises OSError, and
+DamagedTableError if an entry is incomplete. An object store stores an object as a whole or not at all. So an entry
+there is either complete or empty.
 """
 
 import re
@@ -87,7 +88,7 @@ class LogEntries:
             raise make_damaged_log_error(self._path, f"its entry {version} {defect}")
 
     def has_entries(self) -> bool:
-        """True if there may be a log on an object store. If only delta-rs can reach the store, the result is true."""
+        """True if the table may have a log on the object store. Always true if only delta-rs can reach the store."""
         return self._objects is None or bool(self._objects.list_stamps(self._folder))
 
 

@@ -1,6 +1,6 @@
 """Describes a MERGE, so that both engines, delta-rs and Spark, can run it.
 
-A description has the conditions and the changes for a table `t` and a source `s`.
+A description has the conditions and the assignments of the MERGE. In them the table is `t`, and the source is `s`.
 
 In: the columns of the table, and of the source. One column of the source is `action`.
 Out: the clauses of the MERGE, with names that are quoted for an engine.

@@ -34,7 +34,7 @@ APPEND_ONLY = "delta.appendOnly"
 _BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", VECTORS_PROPERTY)
 #: A property is a CHECK constraint of the table if its name begins with this.
 _CONSTRAINT_PREFIX = "delta.constraints."
-#: If a column has an entry of metadata whose key begins like this, its values are restricted or generated.
+#: The values of a column are restricted or generated if a key of its metadata begins with one of these.
 _CONSTRAINT_METADATA = (
     "delta.generationExpression",
     "delta.identity.",
@@ -131,7 +131,7 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
 
 
 def lacks_columns(table: DeltaTable, schema: pa.Schema) -> bool:
-    """True if a table lacks columns of a schema, and would have all of them once the missing ones were added.
+    """True if a table lacks some columns of a schema, and nothing else has to be changed to have them all.
 
     A missing field of a struct counts as a missing column. All other columns and fields have the types of the schema.
     """

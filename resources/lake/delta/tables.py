@@ -145,9 +145,9 @@ class Tables:
         """Within the block this thread checks each table of an object store only once.
 
         At the start of the block, the tables at `paths` are checked in parallel. `prepare` is called for each
-        table that exists, to cache the results of queries. The block must not write to these tables, and a later
-        commit must check again what the block has decided. If the check of a table fails, the error is raised when
-        the table is used. Tables in a folder are checked each time they are used, because this takes little time.
+        table that exists, to cache the results of queries. The block must not write to these tables. What it has
+        decided must be checked again by a later commit. If the check of a table fails, the error is raised when the
+        table is used. Tables in a folder are checked each time they are used, because this takes little time.
         """
         outer_results = self._find_check_results()
         if outer_results is None:
@@ -211,7 +211,7 @@ class Tables:
         return None
 
     def expect_creation(self, path: str) -> None:
-        """Remember that a table is about to be created at a path. There may have been no table at the last check."""
+        """Remember that a table is about to be created at a path. The last check may have found no table."""
         self._absent_paths.discard(path)
 
     def open(self, path: str) -> DeltaTable:

@@ -4,7 +4,7 @@ In: the path of a lake, and delta-rs's options for the lake's store.
 Out: bytes.
 
 After a transient error, a request is repeated. Raises FileExistsError, and OSError with the store's message, which
-`store_errors` interprets. The library object_store makes the requests, by its Python package obstore. delta-rs
+`store_errors` interprets. The requests are made by obstore, the Python package of the library object_store. delta-rs
 uses object_store, too. Instances of the classes in this module cannot be sent to executors.
 
 A conditional PUT creates an object only if no object of its name exists. The store may create the object, and its
@@ -49,7 +49,7 @@ Stamp = tuple[str | None, datetime, int]
 _RANGE_NOT_SATISFIABLE = "416 Range Not Satisfiable"
 #: An option of delta-rs. obstore has a separate parameter for it.
 _ALLOW_HTTP = "aws_allow_http"
-#: The text that begins the data structures at the end of the library's messages.
+#: At the end of the library's messages are data structures, which begin with this text.
 _STRUCTURES = "\n\nDebug source:"
 
 
