@@ -104,24 +104,26 @@ class KeyPartsWriter:
         """Whether the batch is large enough, and each key can be decided from its own changes alone.
 
         If an UPDATE changes the key, its two keys may be in different parts, and a part does not know the values that
-        the row has under its former key. In a replica that keeps deleted rows, a TRUNCATE ends rows of all keys.
+        the row has under its former key.
         INSERTs into a table without a key need no decision.
         """
         pending, definition = self.pending, self.definition
         return (
             pending.row_change_count >= self.lake.policy.min_parted_changes
             and bool(definition.key or pending.count("update", "delete"))
-            and not (definition.soft_delete_columns and pending.truncated_at is not None)
             and not (pending.key_change_count and pending.unsent_columns)
         )
 
     def _list_bounds(self, stored_changes: ManyChanges) -> list[Mapping[str, Bounds]]:
         """List bounds of the keys, so that only files with a key within some of them are searched.
 
-        Without a key, any file may have the rows, unless a TRUNCATE removes all files.
+        Without a key, any file may have the rows, unless a TRUNCATE removes all files. In a replica that keeps deleted rows, a
+        TRUNCATE ends rows of all files.
         """
         if not self.definition.key:
             return [] if stored_changes.empties_replica else [{}]
+        if self.definition.soft_delete_columns and self.pending.truncated_at is not None:
+            return [{}]
         with self.lake.access.translate_errors(self.changes_path):
             store = stored_changes.committer.delta_rs.store
             return list_key_bounds(store, stored_changes.groups, self._make_key_schema(stored_changes))

@@ -82,6 +82,14 @@ class RowEndings:
             ]
         )
 
+    @property
+    def truncated_key(self) -> int:
+        """The number that stands for the keys of all rows that only a TRUNCATE ends: the one after the last key's.
+
+        These keys are not among those of the changes.
+        """
+        return int(self.keyed_changes.keys.num_rows)
+
     def split_rows(self, removed_rows: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
         """Return the rows to remove from their files, and those of these rows that are written again as ended rows.
 
@@ -89,11 +97,8 @@ class RowEndings:
         that ends, it writes the same row with new metadata.
         """
         metadata, metadata_by_key = self.metadata, self.find_metadata_rows()
-        # Rows that only a TRUNCATE ends have no key among those of the changes. Their key number is the one after the
-        # last key's.
-        truncated_key = self.keyed_changes.keys.num_rows
         matches, ended_rows = (
-            _merge_matches(removed_rows, self.truncated_rows, truncated_key),
+            _merge_matches(removed_rows, self.truncated_rows, self.truncated_key),
             list[EndedRows](),
         )
         for match in matches:

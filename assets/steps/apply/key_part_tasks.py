@@ -116,6 +116,11 @@ class BatchParts:
         return find_metadata_column(self.soft_delete_columns, DELETED)
 
     @property
+    def ends_all_rows(self) -> bool:
+        """Whether a TRUNCATE ends all rows of a replica that keeps deleted rows."""
+        return bool(self.soft_delete_columns) and self.extent.truncated_at is not None
+
+    @property
     def writer_count(self) -> int:
         """The number of receivers that write."""
         return self.change_part_count + self.file_count + 1
@@ -155,10 +160,14 @@ class KeyReader:
     def _send_changes(self, number: int) -> Iterator[pa.RecordBatch]:
         for table in self._read_changes(number):
             changes = self._extract_changes(table)
+            rows = self._label_changes(table, changes)
             if changes.truncates.num_rows:
                 for part in range(self.key_part_count):
                     yield make_message(part, TRUNCATES_SENDER, pack(changes.truncates))
-            yield from self._make_messages(number, changes.keys, self._label_changes(table, changes))
+                    if self.batch_parts.ends_all_rows:
+                        # A part without changes has rows to end, too. The empty table has the columns of the changes.
+                        yield make_message(part, number, pack(rows.slice(0, 0)))
+            yield from self._make_messages(number, changes.keys, rows)
 
     def _extract_changes(self, table: pa.Table) -> UnorderedChanges:
         """Extract the batch's changes from rows of the change history."""
@@ -319,7 +328,7 @@ class KeyDecider(PartDecider):
         for kind, places, rows in self._describe_new_rows(keyed_changes, outcome, matches):
             yield from received.make_place_messages(kind, places, rows)
         if not self.empties_replica:
-            yield from self._describe_removed_rows(keyed_changes, outcome, matches)
+            yield from self._describe_removed_rows(received, keyed_changes, outcome, matches)
         counts = outcome.net.count_rows(outcome.had_row)
         yield self._make_counts(**counts, changes=int(outcome.has_row_changes))
 
@@ -340,7 +349,11 @@ class KeyDecider(PartDecider):
             yield ENDED_ROWS, places, metadata.append_column("place", pa.array(places))
 
     def _describe_removed_rows(
-        self, keyed_changes: KeyedChanges, outcome: ChangesOutcome, matches: Mapping[int, PartMatches]
+        self,
+        received: ReceivedChanges,
+        keyed_changes: KeyedChanges,
+        outcome: ChangesOutcome,
+        matches: Mapping[int, PartMatches],
     ) -> Iterator[pa.RecordBatch]:
         """Yield messages to the writers of files. A writer has the number with which `KeyReader` sent the file's rows."""
         retain_ended = bool(self.batch_parts.soft_delete_columns)
@@ -349,12 +362,16 @@ class KeyDecider(PartDecider):
         metadata_by_key = endings.find_metadata_rows() if retain_ended else None
         for number, match in matches.items():
             is_removed = is_replaced[match.keys]
-            if not is_removed.any():
+            row_numbers, keys = match.row_numbers[is_removed], match.keys[is_removed]
+            if self.batch_parts.ends_all_rows:
+                other_rows = received.find_other_living_rows(number, match)
+                row_numbers = np.concatenate([row_numbers, other_rows])
+                keys = np.concatenate([keys, np.full(len(other_rows), endings.truncated_key)])
+            if not len(row_numbers):
                 continue
-            row_numbers = match.row_numbers[is_removed]
             yield make_message(number, ROWS, pack(pa.table({"row": row_numbers})))
             if metadata_by_key is not None:
-                metadata_rows = metadata_by_key[match.keys[is_removed]]
+                metadata_rows = metadata_by_key[keys]
                 is_ended = metadata_rows != NONE
                 metadata = endings.metadata.take(pa.array(metadata_rows[is_ended]))
                 ended_rows = metadata.append_column("row", pa.array(row_numbers[is_ended]))

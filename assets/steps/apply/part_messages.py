@@ -78,9 +78,13 @@ class ReceivedChanges:
         return cls(changes, pa.concat_tables(truncates), rows)
 
     def join(self, unsent_columns: Sequence[str] = (), soft_delete_columns: Metadata = ()) -> KeyedChanges:
-        """Bring the changes in order; the parameters are those of `make_keyed_changes`."""
+        """Bring the changes in order; the parameters are those of `make_keyed_changes`.
+
+        In the result metadata columns are called m0, m1, …, as in the messages.
+        """
         changes = _unpack_changes([table for _, table in self.changes], self.truncates)
-        return join_changes([changes], unsent_columns, soft_delete_columns)
+        metadata = [(f"m{number}", kind) for number, (_, kind) in enumerate(soft_delete_columns)]
+        return join_changes([changes], unsent_columns, metadata)
 
     def find_matches(self, keys: pa.Table) -> dict[int, PartMatches]:
         """Find the rows with these keys, by the number of the receiver that changes their file."""
@@ -95,6 +99,11 @@ class ReceivedChanges:
     def find_row_numbers(self, number: int) -> Numbers:
         """Find the numbers of all rows of the file that the receiver with this number changes."""
         return np.concatenate([np.asarray(table["row"]) for table in self.rows_by_sender[number]])
+
+    def find_other_living_rows(self, sender: int, match: PartMatches) -> Numbers:
+        """Find the numbers of the living rows of a file that are not in `match`: no change has their keys."""
+        table = pa.concat_tables(self.rows_by_sender[sender])
+        return np.setdiff1d(np.asarray(table["row"])[np.asarray(table["is_living"])], match.row_numbers)
 
     def make_place_messages(self, kind: int, places: Numbers, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Yield messages to the writers of the changes at `places`; `rows` has a row for each place."""

@@ -70,8 +70,8 @@ def _followed(rows: list[Row], changes: list[Change]) -> list[Row]:
 
 @pytest.mark.parametrize("way", ["rewritten", "marked", "merged", "parts rewritten", "parts marked"])
 def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """Parts of the keys decide all changes without a TRUNCATE, unless they conflict, or a moved row is missing."""
-    ended = compared = 0
+    """Parts of the keys decide all changes, unless they conflict, or a moved row is missing."""
+    ended = compared = truncated = 0
     by_parts = way.startswith("parts")
     for seed in range(24):
         rows, changes = _random(random.Random(seed), plain=by_parts and seed % 2 == 0, sent=by_parts)
@@ -84,9 +84,7 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.Mo
             made.lake.policy = replace(made.lake.policy, rewritten_bytes=-1)
             enable_marking(made.lake.delta_rs, made.path)
         apply = made.by_key_parts if by_parts else made.by_files
-        is_divided = (
-            by_parts and seed % 2 == 0 and not any(change.operation == "truncate" for change in changes)
-        )
+        is_divided = by_parts and seed % 2 == 0
         with monkeypatch.context() as alone:
             if is_divided and followed(rows, changes, ("k",)) is not None:
                 alone.setattr(by_files, "make_keyed_changes", None)
@@ -98,7 +96,9 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.Mo
         assert left == _followed(rows, changes), f"seed {seed}"
         ended += sum(bool(row["_deleted"]) for row in left)
         compared += 1
+        truncated += is_divided and any(change.operation == "truncate" for change in changes)
     assert compared > 5
+    assert truncated > 1 or not by_parts
     assert ended > 20
 
 
@@ -111,3 +111,43 @@ def test_former_keys_of_a_moved_row_keep_its_unsent_values(tmp_path: Path, way: 
         *((key, "large", True) for key in (1, 2, 3)),
         (4, "large", False),
     }
+
+
+@pytest.mark.parametrize("marking", [False, True])
+def test_parts_without_changes_end_rows_with_the_metadata_of_the_first_truncate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, marking: bool
+) -> None:
+    of_commits = [("_lsn", "commit_lsn"), ("_ordinal", "ordinal"), ("_operation", "operation")]
+    metadata = (*_METADATA, *of_commits)
+    columns = [*_COLUMNS, *((each.name, each.type) for each in metadata_schema(metadata))]
+    types = tuple((name, metadata_type(kind).spark_type) for name, kind in metadata)
+    replicated = replace(_DEFINITION, columns=(*_SPARK, *types), metadata=metadata)
+    lives: Row = {**_LIVES, "_lsn": 1, "_ordinal": 1, "_operation": "insert"}
+    rows: list[Row] = [{**row(key, "before"), **lives} for key in range(12)]
+    rows[11] |= {**_ENDED, "_operation": "delete"}
+    truncate, again = Change("truncate"), Change("insert", {**row(3, "again"), **lives})
+    changed = [Change("update", {**row(key, "changed"), **lives}) for key in (3, 4)]
+    monkeypatch.setattr(by_files, "make_keyed_changes", None)
+    for number, changes in enumerate(
+        ([changed[0], truncate], [*changed, truncate, again, truncate], [truncate, again])
+    ):
+        made = Changes(tmp_path / str(number), rows, changes, columns)
+        if marking:
+            assert made.lake.delta_rs is not None
+            made.lake.policy = replace(made.lake.policy, rewritten_bytes=-1)
+            enable_marking(made.lake.delta_rs, made.path)
+        assert made.by_key_parts(replicated).truncated
+        left = {each.pop("k"): each for each in made.rows()}
+        lsns = {place: (150 if place < len(changes) // 2 else 250) for place in range(len(changes))}
+        first = changes.index(truncate)
+        # In the second slice ordinals begin anew.
+        ordinal = 2 * (first if first < len(changes) // 2 else first - len(changes) // 2)
+        untouched = {key: each for key, each in left.items() if key not in (3, 4, 11)}
+        ended = {**_ENDED, "_lsn": lsns[first], "_ordinal": ordinal, "_operation": "truncate"}
+        assert untouched == {
+            key: {"t": f"t{key % 3}", "v": "before", **ended} for key in range(11) if key not in (3, 4)
+        }
+        assert left[11] == {name: value for name, value in rows[11].items() if name != "k"}
+        assert left[3]["_operation"] == ("insert" if changes[-1] is again else "truncate")
+        assert left[3]["v"] == ("again" if again in changes else "changed")
+        assert left[4]["v"] == ("changed" if changed[1] in changes else "before")
