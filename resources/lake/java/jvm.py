@@ -334,18 +334,19 @@ def _end_jvm(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     from pyspark import SparkContext
 
     assert process.stdin is not None
-    with suppress(Exception), limit_time(_STOP_SECONDS):
-        if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - no public name
-            _detach_accumulator_server(context)
-            context.stop()
-    with suppress(Exception), limit_time(_STOP_SECONDS):
-        # Without this, Python's garbage collector would later send requests to a JVM that is gone.
-        if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
-            gateway.shutdown()
-    process.stdin.close()
     try:
+        with suppress(Exception), limit_time(_STOP_SECONDS):
+            if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - no public name
+                _detach_accumulator_server(context)
+                context.stop()
+        with suppress(Exception), limit_time(_STOP_SECONDS):
+            # Without this, Python's garbage collector would later send requests to a JVM that is gone.
+            if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
+                gateway.shutdown()
+        process.stdin.close()
         process.wait(seconds)
-    except subprocess.TimeoutExpired:
+    # Another Ctrl-C means that the user does not want to wait for the JVM.
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
 
 

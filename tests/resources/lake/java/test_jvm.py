@@ -6,7 +6,9 @@ import os
 import pwd
 import re
 import shlex
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,24 @@ def test_the_code_cache_is_large_in_each_jvm_unless_the_user_chooses_another(tmp
             write_parameters({"spark.master": "local[1]", JAVA_OPTIONS: own}, tmp_path, settings)
             written = (tmp_path / "java.options").read_text(encoding="utf-8")
             assert re.findall(r"ReservedCodeCacheSize=(\d+)m", written) == sizes
+
+
+#: A process that ends, with a program in place of a JVM, which does not end when its standard input is closed.
+_ENDING = """
+import atexit, subprocess
+from pgsieve.resources.lake.java import jvm
+command = ["sh", "-c", "cat; echo closed; exec sleep 100"]
+atexit.register(jvm._end_jvm, subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True), 100.0)
+"""
+
+
+def test_another_ctrl_c_does_not_wait_for_the_jvm_and_prints_no_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _ENDING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "closed\n"
+        process.send_signal(signal.SIGINT)
+        # The streams end only when the program has ended, too.
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 0
