@@ -43,8 +43,8 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import RowGroup
 from pgsieve.resources.work import name_jobs
 
-#: Of the tables with many changes, one is applied at a time. It needs memory for all its keys in the batch, and keeps all
-#: cores busy.
+#: Of the tables with many changes, one is applied at a time. Each needs memory for all its keys in the batch, and keeps
+#: all cores busy.
 _LARGE_APPLY = Lock()
 
 #: A MERGE into a table of at least this size marks rows in deletion vectors. For a smaller table, rewriting files is
@@ -81,7 +81,7 @@ class Plan:
 class AppliedChanges:
     """What a batch has done to one replica: its changes by key, and the rows that it added and removed.
 
-    Afterwards the same is done to the table of all former and present versions of the rows (`history: scd2`).
+    The same changes are then made to the table of all former and present versions of the rows (`history: scd2`).
     `slice_ends` are the ends of the slices that have the changes, and `groups` are the row groups of the change history
     that have them. Changes before the LSN `since_lsn` are left out, as the replica had them already.
     """
@@ -155,8 +155,8 @@ class Batch:
         for change in self.changes:
             changes_by_table.setdefault(change.name, []).append(change)
         # The heads are read before the states. A process that copies or alters a replica makes its table ready only after
-        # the replica's commit. So if the process was at work when the head was read, and the table is ready when the state
-        # is read, then the head's version is outdated, and the commit of this plan fails.
+        # the replica's commit. Suppose it was at work when the head was read, but the state says that the table is
+        # ready. Then the head's version is outdated, and the commit of this plan fails.
         head_by_table = read_heads(lake, name, changes_by_table)
         state_by_table = TableStates(lake, name).read_newest()
         plans, head_by_advanced_table = [], {}
@@ -199,8 +199,7 @@ class Batch:
     def _apply_before_conflicts(self, results: Sequence[TableResult]) -> list[TableResult]:
         """For each table with a key conflict, apply the slices before the conflict.
 
-        Otherwise the replica would have the changes of earlier batches, and none of this batch. So its rows would depend
-        on where the batch begins.
+        Otherwise the replica would have no change of this batch, so its rows would depend on where the batch begins.
         """
         earlier_results: list[TableResult] = []
         for name, conflict_lsn in ((result.name, result.conflict_lsn) for result in results):
@@ -230,8 +229,8 @@ class Batch:
             try:
                 changes = self._refuse_conflicts(search)
             except KeyConflictError as conflict:
-                # If another process has applied this change meanwhile, the row with the same key is the change's own, and
-                # there is no conflict.
+                # There is no conflict if another process has applied this change meanwhile: the row with the same key
+                # is then its own.
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
                 return plan, None if is_overtaken(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:

@@ -47,8 +47,8 @@ from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import divide_groups
 from pgsieve.resources.parts import Receivers
 
-#: The same limit as `MAX_ROWS_PER_CHANGE`, without a key. `by_files` digests only the rows that may be wanted, but a division
-#: by digests digests all.
+#: The same limit as `MAX_ROWS_PER_CHANGE`, without a key. `by_files` computes the digests only of rows that may be
+#: wanted. A division by digests needs those of all rows.
 _MAX_KEYLESS_ROWS_PER_CHANGE = 8
 
 
@@ -103,8 +103,8 @@ class KeyPartsWriter:
     def _is_divisible(self) -> bool:
         """Whether the batch is large enough, and each key can be decided from its own changes alone.
 
-        If an UPDATE changes the key, its two keys may be in different parts, and a part does not know the values that
-        the row has under its former key.
+        An UPDATE that changes the key may have its two keys in different parts. The part of the new key does not know
+        the row's values under the former key.
         INSERTs into a table without a key need no decision.
         """
         pending, definition = self.pending, self.definition
@@ -190,7 +190,7 @@ class KeyPartsWriter:
         pending, key, schema = self.pending, self.definition.key, stored_changes.schema
         parallelism = self._runner.parallelism
         change_parts = divide_groups(stored_changes.groups, parallelism)
-        # The old row of an UPDATE without a key has all values, so the new row lacks none.
+        # Without a key, the old row of an UPDATE is sent with all values, so the new row lacks none.
         batch_parts = BatchParts(
             self._make_key_schema(stored_changes),
             sorted(pending.unsent_columns) if key else (),

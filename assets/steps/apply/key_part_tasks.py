@@ -1,9 +1,9 @@
 """The tasks that apply very many changes by parts of their keys: they read keys, decide the changes, and write files.
 
 To decide the changes of a key is to find out which row comes and which row goes. The work has three rounds:
-`KeyReader`, `KeyDecider`, `PartWriter`. The tasks of a round yield messages, and each task of the next round, a
-receiver, gets the messages with its number (`pgsieve.resources.parts`). A batch is the changes that one commit applies.
-A place, in this module, is a number that orders the changes of a batch. So it tells which change has a new row.
+`KeyReader`, `KeyDecider`, `PartWriter`. The tasks of a round yield messages. Each task of the next round is a receiver,
+and gets the messages with its number (`pgsieve.resources.parts`). A batch is the changes that one commit applies. A
+place, in this module, is a number that orders the changes of a batch. It also stands for the new row of that change.
 
 In a table without a key, the digest of the whole row is the key, and a `MultisetDecider` decides each part: several rows
 may have the same digest.
@@ -241,7 +241,7 @@ class KeyReader:
         return schema if deleted_column is None else schema.append(pa.field(deleted_column, pa.bool_()))
 
     def _mask_sent_rows(self, rows: pa.RecordBatch) -> Mask:
-        """Return the mask of the rows of a file that are sent, unless a deletion vector marks them."""
+        """Return the mask of the rows of a file that are sent. Rows that a deletion vector marks are never sent."""
         return np.ones(rows.num_rows, np.bool_)
 
     def _make_messages(self, sender: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -312,7 +312,8 @@ class KeyDecider(PartDecider):
 
     If the changes cannot be applied, because of a conflict or of moves whose rows are missing, it sends only the reason.
 
-    In a replica that keeps deleted rows, the first two also have the numbers of ended rows, and the metadata of these rows.
+    If the replica keeps deleted rows, a message of the first two kinds may also be about a row that ends: the row
+    stays, and the message has its new metadata (`ENDED_ROWS`).
     """
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
@@ -437,8 +438,8 @@ class PartWriter:
     """Writes what the `KeyDecider`s have sent to a receiver. `BatchParts` says which receivers there are.
 
     The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
-    removed rows, or writes a deletion vector if `can_mark_rows` is True; removed rows that have ended but are kept go into
-    new files. The last receiver passes on the results of the deciders.
+    removed rows, or writes a deletion vector if `can_mark_rows` is True; removed rows that the replica keeps as deleted
+    rows go into new files. The last receiver passes on the results of the deciders.
     `files_task` writes files once it has the rows to write.
     """
 
@@ -498,7 +499,7 @@ class PartWriter:
         yield self._finish_file(file_index, numbers)
 
     def _finish_file(self, file_index: int, removed_numbers: Numbers) -> pa.RecordBatch:
-        """Report that a file is replaced, or that it has a new deletion vector, which this writes."""
+        """Report that a file is replaced; or write a new deletion vector for it, and report that."""
         if not self.can_mark_rows:
             return _make_result({"file": file_index})
         file, store, path = self.files[file_index], self.files_task.store, self.files_task.path
@@ -530,7 +531,7 @@ class PartWriter:
             matches.append(
                 FileMatches(file.name, file.log_path, file.size_bytes, base_rows[indices], indices, _NO_ROWS)
             )
-        # The indices of the rows stand for the numbers of their keys: no two rows take values from the same row of the
+        # Here the index of a row stands for the number of its key: no two rows take values from the same row of the
         # replica.
         rows = NetRows(places, sent_places, np.where(files == NONE, NONE, np.arange(len(places))))
         groups, slice_ends = (

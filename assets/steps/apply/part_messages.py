@@ -1,8 +1,9 @@
-"""The contents of the messages by which tasks exchange keys, places and rows when they apply a batch by parts of the keys.
+"""The messages by which tasks exchange keys, places and rows, when they apply a batch by parts of the keys.
 
-A batch is the changes that one commit applies. A place is a number that orders the changes of a batch. `KeyReader` sends
-changes and rows of the replica's files to a decider, the task that finds out which rows of its part come and go. The decider
-sends the places of changes and the numbers of rows to `PartWriter` (all three are in `key_part_tasks`).
+A batch is the changes that one commit applies. A place is a number that orders the changes of a batch. A `KeyReader`
+sends changes, and rows of the replica's files, to deciders. A decider is the task that finds out which rows of its part
+of the keys are added and removed. It sends the places of changes and the numbers of rows to `PartWriter` (all three are
+in `key_part_tasks`).
 
 In: messages, which are bytes. Out: Arrow tables, and the changes of a part by key. Raises Arrow's errors.
 """
@@ -21,7 +22,7 @@ from pgsieve.decoding.changes.metadata_columns import Metadata
 from pgsieve.decoding.changes.net_change import Mask, Numbers
 from pgsieve.resources.parts import Message, make_message
 
-#: Stands in a message for the sender's number, and says that the message has TRUNCATEs.
+#: A message with TRUNCATEs has this in place of the number of its sender.
 TRUNCATES_SENDER = -1
 #: Stand for the sender's number in messages to writers, and say what a message is about: rows to write or to remove
 #: (`ROWS`), or deleted rows that a replica keeps, with their metadata (`ENDED_ROWS`).
@@ -51,7 +52,7 @@ class PartMatches:
 class ReceivedChanges:
     """What `KeyReader`s have sent to one part.
 
-    - `changes`: tables of changes, each with the number of the part of the changes that it is from
+    - `changes`: tables of changes, each with the number of the task that read it
     - `truncates`: the TRUNCATEs
     - `rows_by_sender`: tables of the rows of the replica's files, by the number of the task that read the file. The
       receiver that changes the file has the same number.
@@ -106,7 +107,10 @@ class ReceivedChanges:
         return np.setdiff1d(np.asarray(table["row"])[np.asarray(table["is_living"])], match.row_numbers)
 
     def make_place_messages(self, kind: int, places: Numbers, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Yield messages to the writers of the changes at `places`; `rows` has a row for each place."""
+        """Yield a message to each task that writes changes at some of these places.
+
+        `rows` has a row for each place.
+        """
         receivers = self._find_parts(places)
         for receiver in np.unique(receivers).tolist():
             yield make_message(receiver, kind, pack(rows.filter(pa.array(receivers == receiver))))

@@ -85,13 +85,13 @@ class VersionsDuringApply:
         """Find the position that the versions of each table have reached. Returns the tables with problems, and the problems.
 
         The versions have no gap under these conditions:
-        - They have reached the LSN of the copy if the table was copied after the newest cut; otherwise the position that
-          the cut has for them, or the cut's LSN if the cut has no such position.
+        - They have reached the LSN of the copy, if the table was copied after the newest cut. Otherwise they have
+          reached the position that the cut has for them, or the cut's LSN if it has none.
         - Since the cut, the table of versions was not put back to an earlier Delta version, and the replica was not
           repaired.
 
-        Other versions begin anew with the replica's present rows. For that the table has to be ready. It also needs a cut
-        from after its copy, or a repair of its replica. Otherwise the table is left out.
+        Other versions begin anew with the replica's present rows. For that the table has to be ready. There must also
+        be a cut from after its copy, or its replica must have been repaired. Otherwise the table is left out.
         """
         problem_by_table = dict[Name, str]()
         for name, state in states.items():
@@ -125,7 +125,8 @@ class VersionsDuringApply:
             )
             table.begin_and_log(self._log, lsn, datetime.now(UTC), skips_reached=False)
             head, version = lake.records.head(path), None
-        # Without new changes, keep the Delta version that the newest cut has: another version would cause another cut.
+        # Without new changes, keep the Delta version that the newest cut names. Another version would cause another
+        # cut.
         is_idle = version is not None and head.position == since_lsn
         self.position_by_table[name] = head.position or 0
         self.version_by_table[name] = version if version is not None and is_idle else head.version
@@ -180,7 +181,8 @@ class VersionsDuringApply:
         VersionsWriter(table, changes_path, pending, state.lsn, applied_changes).apply()
         reach(Failpoint.REPLICA_COMMITTED)
         new_head = lake.records.head(table.path)
-        # If the table of versions was put back, the cut keeps the former Delta version, so the next run finds the RESTORE.
+        # Another process may have put back the table of versions during this batch. Then the cut keeps the former Delta
+        # version. So the next run, which looks for a RESTORE after that version, finds it.
         if self._intact_versions.advance(state, pending.head, new_head):
             self.version_by_table[state.name] = new_head.version
 
@@ -199,7 +201,7 @@ def find_lagging_versions(
 
 @dataclass(frozen=True)
 class VersionsWriter:
-    """Writes the changes of a batch to the table of versions of one table; `changes_path` is the change history with them.
+    """Writes the changes of a batch, from the change history at `changes_path`, to the table of versions of one table.
 
     `copy_lsn` is the LSN of the table's copy. `applied_changes` are changes that were kept in memory when they were
     applied to the replica. They are used only if they are those of the same slices.
@@ -216,7 +218,8 @@ class VersionsWriter:
         table, pending, end, lake = self.table, self.pending, self.pending.slice_ends[-1], self.table.lake
         if pending.since_lsn < find_key_alteration_lsn(table.definition):
             # Several rows from before the key was altered may have the same value of the present key. Their versions could
-            # not be told apart, so all versions begin anew at the replica's position. After a crash it may be later than `end`.
+            # not be told apart, so all versions begin anew at the replica's position. After a crash the replica may be
+            # ahead of `end`.
             replica_position = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, replica_position), datetime.now(UTC))
             return
@@ -305,10 +308,10 @@ class VersionsWriter:
         """Find the present versions of the keys, by file."""
         path, committer = self.table.path, self._stored_versions.committer
         is_expected, is_relevant = keyed_changes.lookup_masks
-        # Without moves (UPDATEs that change the key), only the keys that the changes expect to exist are looked up: the
-        # first change of any other key is an INSERT, so the key had no row. With moves, all keys are looked up. Suppose
-        # an UPDATE changes key 1 to 2, but no row has key 1 (PostgreSQL's conflict update_missing). Then the UPDATE has no
-        # effect, and a row may have had key 2 all along.
+        # Without moves (UPDATEs that change the key), look up only the keys that must have a row before the changes.
+        # The first change of any other key is an INSERT, so that key had no row. With moves, all keys are looked up.
+        # Suppose an UPDATE changes key 1 to 2, but no row has key 1 (PostgreSQL's conflict update_missing). Then the
+        # UPDATE has no effect, and a row may have had key 2 all along.
         key_masks = (is_expected, is_relevant) if keyed_changes.changes.is_move.any() else (is_expected,)
         matches = committer.find_key_matches(path, keyed_changes.keys, key_masks, None, VALID_TO_LSN)
         assert matches is not None
@@ -384,7 +387,7 @@ class VersionsWriter:
     ) -> pa.Table:
         """Write new rows that are in memory, as versions; returns a row (`FILE_SCHEMA`) for each file."""
         table = self.table
-        # One thread writes all rows as one part, since each part begins a file: few large files take less time.
+        # One thread writes all rows as one part. Each part begins a file, and few large files take less time than many.
         part = [partial(validity.make_batches, numbers, rows) for numbers, rows in shared_parts]
         encodings = self._stored_versions.encodings
         row_writer = RowWriter(

@@ -54,14 +54,14 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
 #: If a table of versions has at most this many bytes, the files with versions that end are rewritten. In a larger table
-#: this would write too many other rows again. There, the versions are marked in deletion vectors, and written as ended
-#: versions into new files.
+#: this would write too many other rows again. In such a table, deletion vectors mark the versions, and new files get
+#: them as ended versions.
 _MAX_REWRITTEN_BYTES = 1024 * 1024
 #: While a file is rewritten, up to this many bytes of its ended versions stay in memory. They are written after the file's
 #: other versions.
 _MAX_ENDED_BYTES_IN_MEMORY = 64 * 1024 * 1024
-#: The hint for a table of versions that cannot be read or written. pgsieve does not delete the table, as no other table may
-#: have its versions.
+#: The hint for a table of versions that cannot be read or written. pgsieve does not delete the table, because its
+#: versions may be in no other table.
 _MOVE_HINT = "move its folder elsewhere: a copy of the table begins it anew"
 
 
@@ -196,8 +196,8 @@ class VersionTable:
     def begin_anew(self, lsn: int, time: datetime | None, *, skips_reached: bool = True) -> bool:
         """End all present versions just before an LSN, and begin a version for each row of the replica.
 
-        The replica has exactly the changes before this LSN. With `skips_reached`, nothing is done if the position of the
-        table of versions is this LSN or a later one. Returns True if versions were written.
+        The replica has exactly the changes before this LSN. With `skips_reached`, nothing is done if the table of
+        versions already has this position or a later one. Returns True if versions were written.
         """
         self._end_former_generation(lsn, time)
         self.add_new_columns()
@@ -277,15 +277,15 @@ def find_present_versions(
 ) -> list[FileMatches]:
     """Find the present versions among `candidates`, file by file.
 
-    If `candidates` is None, find all present versions of the table, in the order of its files. Their keys are not known,
-    so the number of each key is 0.
+    If `candidates` is None, find all present versions of the table, in the order of its files. Their keys are not
+    known, so all `key_indices` are 0.
     """
     return committer.find_flagged_rows(
         path, Flag(IS_CURRENT, is_set=True, null_column=VALID_TO_LSN), candidates
     )
 
 
-#: The versions in a file that end, and an array with a number for each of them: the number of the commit that ends it.
+#: The versions in a file that end, and for each of them the number of the commit that ends it.
 _Ends = tuple[FileMatches, Numbers]
 
 
@@ -376,8 +376,8 @@ class VersionChange:
 
     - `ended_rows`: the versions
     - `ending_commits`: for each of them, the number in `commits` of the commit that ends it
-    - `replica_rows`: rows that were just removed from the replica, by the same key numbers. If the row of a version is
-      among them, it need not be read again.
+    - `replica_rows`: rows that were just removed from the replica, by the number of their key in the batch
+      (`key_indices` in `ended_rows`). If the row of a version is among them, it need not be read again.
     """
 
     ended_rows: DeletedRows
