@@ -29,7 +29,7 @@ from pgsieve.resources.lake.delta.layout import TableName
 #: For this time after it has started a copy, the sensor waits for the end of that run before it starts another one. It
 #: does not wait for ever, because Dagster may not notice that a run was killed. If the first run is alive after all,
 #: each of the two leaves out tables that the other one has copied.
-_MAX_COPY_TIME = timedelta(hours=1)
+_MAX_COPY_WAIT = timedelta(hours=1)
 #: While a slot has a problem, the sensor starts a failing run at this interval.
 _ALARM_INTERVAL = timedelta(hours=1)
 
@@ -122,7 +122,7 @@ def make_copy_sensor(
         if (
             last_run
             and not last_run.dagster_run.is_finished
-            and datetime.now(UTC) - last_run.create_timestamp < _MAX_COPY_TIME
+            and datetime.now(UTC) - last_run.create_timestamp < _MAX_COPY_WAIT
         ):
             return dg.SkipReason(f"run {last_run.dagster_run.run_id} is copying tables")
         partitions = tables_partitions(subscription.name)

@@ -59,8 +59,8 @@ def decode_batch(
 ) -> pa.RecordBatch:
     """Decode Insert, Update and Delete messages into changes with the columns `names` and `added`.
 
-    A column of `new` that was not sent gets its value from `old` if `old` has the column; `old` has at least the columns
-    of the replica identity. `key` has the columns that identify a row in an error.
+    A value of `new` that was not sent is taken from `old`, if `old` has the column. It has at least the columns of the
+    replica identity. `key` has the columns that identify a row in an error.
     """
     data = batch.column("data")
     try:

@@ -89,8 +89,8 @@ ASCII: Final = CaseMapping(
 )
 """The mapping of the collations C and POSIX, which have no letters beyond ASCII."""
 
-#: A function that returns the mapping of a collation of pg_catalog for a case function. It returns None if the
-#: server was not asked for this mapping.
+#: A function that returns how a case function (lower, upper or initcap) maps letters under a collation of pg_catalog.
+#: It returns None if the server was not asked for this mapping.
 CaseMappingFinder: TypeAlias = Callable[[str, CaseFunction], CaseMapping | None]
 
 

@@ -1,4 +1,4 @@
-"""Marks a lake that is a folder, as long as a power cut could still lose writes of this process.
+"""While a power cut could still lose writes of this process, keeps a mark in the lake, if the lake is a folder.
 
 In: the lake's folder.
 Out: - a mark (a file in the folder), which exists while writes of the process may not be on disk
@@ -172,7 +172,7 @@ def _sync_file_system(descriptor: int) -> None:
 
 
 def _find_folders_on_other_devices(lake: Path) -> list[Path]:
-    """One folder of the lake on each file system other than the lake's own.
+    """Parts of the lake may be on other file systems. Return one folder of the lake for each of these.
 
     Only the folders in the lake's folder and their direct subfolders are searched.
     """

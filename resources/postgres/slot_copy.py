@@ -6,7 +6,7 @@ Replication Management Functions). An advance moves the copy to the LSN where th
 decodes the WAL before the LSN, but produces no messages, which is faster. After the advance the copy is read like any
 slot. It ends with its session.
 
-In: - a slot that no process moves meanwhile
+In: - a slot, which no other process may move meanwhile
     - an LSN
     - a peek (a query that reads a slot without confirming anything)
 Out: the messages of the transactions that commit from this LSN on.
@@ -29,8 +29,8 @@ from pgsieve.resources.postgres.source import quote_literal
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: The number of free slots that the server must have before a copy is made. With fewer, the server might
-#: afterwards refuse the slot of another client, or the slot for an exported snapshot.
+#: The number of free slots that the server must have before a copy is made. The copy must leave room for the slot of
+#: another client, and for that of an exported snapshot.
 _SPARE_SLOTS = 2
 
 

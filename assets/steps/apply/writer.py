@@ -66,8 +66,8 @@ class ReplicaWriter:
         source = changes.make_merge_source(keyed_changes, present_keys, outcome.net, merge)
         counts = pending.adjust_row_counts(outcome.net.count_rows(outcome.had_row))
         if len(present_keys.numbers) or keyed_changes.truncated_metadata is not None:
-            is_merged = self._merge(checkpoint(source), merge.make_clauses(quote_name))
-            return self._make_result(**(counts if is_merged else {}))
+            merge_metrics = self._merge(checkpoint(source), merge.make_clauses(quote_name))
+            return self._make_result(**(counts if merge_metrics else {}))
         rows = source.where("action = 'upsert'")
         rows = rows.select(*(F.col(v).alias(name) for name, v in merge.value_source_by_column.items()))
         return self._append(rows, counts, has_changes=outcome.has_row_changes)
@@ -108,9 +108,9 @@ class ReplicaWriter:
         source = rows_to_delete.select(F.lit("delete").alias("action"), "row").unionByName(
             rows_to_reinsert.unionByName(new_rows).select(F.lit("insert").alias("action"), "row")
         )
-        is_merged = self._merge(checkpoint(source), make_keyless_clauses(source, self.definition.names))
+        merge_metrics = self._merge(checkpoint(source), make_keyless_clauses(source, self.definition.names))
         counts = {"inserted": inserted_count, "deleted": deleted_count, "missing": net_change.missing_count}
-        return self._make_result(**(counts if is_merged else {}))
+        return self._make_result(**(counts if merge_metrics else {}))
 
     def _append_inserts(self, changes: SparkChanges, count: int | None) -> TableResult:
         """Append the new rows of the INSERTs after the last TRUNCATE; `count` is their number if it is known."""

@@ -130,8 +130,8 @@ class SubscriptionAtLsn:
             return lock_error_by_table[name].message
         type_by_column = self.subscription.column_types(self.table_by_name[name])
         replica_columns = tuple(
-            (self.subscription.replica_name(name), column_type.spark_type)
-            for name, column_type in type_by_column.items()
+            (self.subscription.replica_name(column_name), column_type.spark_type)
+            for column_name, column_type in type_by_column.items()
         )
         if state.definition is None or state.definition.table_columns != replica_columns:
             return ALTERED_PROBLEM

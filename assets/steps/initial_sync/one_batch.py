@@ -263,8 +263,8 @@ class BatchCopy:
         """Record the LSN of the snapshot in the states of the tables, and record why other tables have to wait.
 
         Returns the states with the LSN. Raises TransientError if another process has changed the state of a table since
-        `former_states` were read, which was before the snapshot. For example, that process may have met a change that the
-        server cannot send, and that is not in the snapshot.
+        `former_states` were read, which was before the snapshot. For example, that process may have met a change after
+        the snapshot that the server cannot send.
         """
         state_by_table = {
             name: make_announced_state(self.subscription, table, catalog, former_states.get(name), snapshot)

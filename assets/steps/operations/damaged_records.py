@@ -34,7 +34,7 @@ from pgsieve.resources.lake.lake import Lake
 def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
     """Remove the record tables of a subscription and its stream that cannot be read, or were put back to earlier versions.
 
-    RESTORE puts a table back, and so does a folder that was brought back from a backup.
+    A table is put back by RESTORE, or if its folder comes from a backup.
 
     All tables are copied again if one of these tables is removed:
     - `_table_states`, or `_transformed`
@@ -75,8 +75,8 @@ def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
             damaged_paths.append(states.path)
         if states.path in damaged_paths:
             lake.remove_log(states.path)
-        # The copies are marked as to be repeated before the other record tables are removed. If this process dies in
-        # between, the next one finds the damage again.
+        # Before the other record tables are removed, the tables are marked as to be copied again. If this process dies
+        # in between, the next one finds the damage again.
         if not set(slot_stream_paths).isdisjoint(damaged_paths):
             forget_copies(lake, slot_stream.subscriptions)
         elif transformed_slices_path in damaged_paths:

@@ -94,8 +94,8 @@ def find_applied_lsn(lake: Lake, source: Subscription) -> int:
 class Refilter:
     """Makes replicas of a subscription. Each is made from a replica of the first of `sources` that has all wanted rows.
 
-    `catalog` is the present catalog, with the publications of the subscription. Each source comes with the same
-    catalog, but with the publications of the source.
+    `catalog` is the publisher's present catalog, with the publications of the subscription. Each source comes with the
+    same catalog, but with the publications of the source.
     """
 
     subscription: Subscription

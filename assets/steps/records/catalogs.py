@@ -228,7 +228,7 @@ class Catalogs:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def find_validity(self, connection: psycopg.Connection[Any], position: int) -> "CatalogValidity | None":
-        """Find the transactions and relations for whose changes after `position` one recorded catalog is valid.
+        """Find for which transactions and relations the newest recorded catalog is valid after `position`.
 
         None if there is no record up to `position`, or if the catalog was altered since the newest of them, so that no
         record is proven valid.
@@ -304,12 +304,12 @@ def _find_certainly_removed_rows(row: dict[str, Any], fingerprint: CatalogFinger
     ended, these are also the rows in its column `unsure`.
     """
     removed_rows = {*(row.get("gone") or ())}
-    if row.get("unsure") and _is_later(fingerprint.oldest_xid, row["transaction"]):
+    if row.get("unsure") and _is_same_or_later(fingerprint.oldest_xid, row["transaction"]):
         removed_rows.update(row["unsure"])
     return (fingerprint.removed_rows or frozenset()) & removed_rows
 
 
-def _is_later(transaction: int, reference: int) -> bool:
+def _is_same_or_later(transaction: int, reference: int) -> bool:
     """True if a transaction identifier (xid) is equal to `reference` or later.
 
     The numbers have 32 bits and wrap around, so a smaller number may be later (PostgreSQL documentation, 66.1
@@ -341,7 +341,7 @@ class CatalogValidity:
         """True if the catalog is valid for all changes of a slice, given its transactions and its changed relations."""
         if self.relations is not None and not self.relations.issuperset(relations):
             return False
-        return self.first_xid is None or all(_is_later(xid, self.first_xid) for xid in transactions)
+        return self.first_xid is None or all(_is_same_or_later(xid, self.first_xid) for xid in transactions)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def ensure_publications(
     names = ensure_capture_publications(
         connection, slot_stream.source.name, slot_stream.capture, [empty_publication], catalog
     )
-    # WAL from before the publication existed is read without the publication, as in `_read_older_wal`.
+    # As in `_read_older_wal`, WAL from before a publication existed is read without it.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, slot_stream, lake, ())
         read_slot_to(slot, read_flushed_lsn(connection), no_log, must_record_position=True)
@@ -168,7 +168,7 @@ def _make_capture(
 ) -> bool:
     """Create or alter the capture publications as planned.
 
-    Returns False if a lock prevents that, and the publisher can decide the changes meanwhile.
+    Returns False if a lock prevents that, and the publisher can filter meanwhile.
     """
     try:
         with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):

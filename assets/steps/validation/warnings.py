@@ -3,8 +3,8 @@
 In: a subscription or a slot stream (a slot with its subscriptions), and the publisher's catalog
 Out: warnings, as errors that are not raised
 
-The warnings are about rows that are not found, as in a PostgreSQL subscriber; about partitions whose changes are not
-sent; and about statements that the publisher will refuse because pgsieve publishes the tables, too.
+The warnings are about three things: rows that are not found, as in a PostgreSQL subscriber; partitions whose changes
+are not sent; and statements that the publisher will refuse, because pgsieve publishes the tables, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping

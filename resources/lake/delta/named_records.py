@@ -80,7 +80,7 @@ class NamedRecords:
     def stamp(self, path: str) -> tuple[str, int] | None:
         """A stamp that distinguishes the newest version of a table from all others.
 
-        None if there is no table, or if finding the stamp takes as long as reading the table.
+        None if there is no table, or if it would take as long to find the stamp as to read the table.
         """
         with self._translate_errors(path):
             return self._records.stamp(path)
@@ -126,6 +126,6 @@ class NamedRecords:
             return self._records.slices(path, after_lsn)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""
+        """True if a table's property allows writers to mark rows in deletion vectors. None if the property is not set."""
         with self._translate_errors(path):
             return self._records.has_deletion_vectors(path)

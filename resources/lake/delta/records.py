@@ -232,4 +232,4 @@ class Records(Protocol):
         """The slices of a change log that end after an LSN: the LSNs where they end, in order."""
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""
+        """True if a table's property allows writers to mark rows in deletion vectors. None if the property is not set."""

@@ -262,7 +262,7 @@ class SparkRecords:
         return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """True if writers of a table may mark rows in deletion vectors. None if the table does not have this property."""
+        """True if a table's property allows writers to mark rows in deletion vectors. None if the property is not set."""
         row = self._get_session().sql(f"describe detail delta.{quote_name(path)}").first()
         assert row is not None
         setting = row["properties"].get(VECTORS_PROPERTY)
