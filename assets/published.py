@@ -45,7 +45,7 @@ class PublishedTable:
 
     @classmethod
     def from_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
-        """Make it from what the state of a table recorded when the table was copied.
+        """Make it from the state of a table, which has what was recorded at the copy.
 
         If the state does not record the publications of the table, those of the subscription are used (`publications`).
         """

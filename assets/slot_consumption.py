@@ -27,8 +27,8 @@ def change_log_asset(
     """Make the asset `<stream>/change_log`.
 
     A stream is a slot with the subscriptions that read it. The step appends the committed transactions up to the
-    current LSN to the change log, and then confirms them to the slot. `pgsieve run --follow` passes `append`, which
-    appends the messages that it has received.
+    current LSN to the change log, and then confirms them to the slot. `pgsieve run --follow` has received the messages
+    already, and passes a function that appends them (`append`).
     """
     asset = slot_stream_asset(slot_stream, AssetKind.CHANGE_LOG)
     key = dagster_names.asset_key(asset)

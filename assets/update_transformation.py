@@ -37,9 +37,9 @@ def table_changes_asset(
 ) -> dg.AssetsDefinition:
     """Make the asset `<subscription>/table_changes`. Its step decodes changes, and applies the row filters to them.
 
-    `wait_for_prefetched_work` is a function that waits for changes that were transformed before the step. The step only
-    reports them. A problem of a table is only logged here; the later step that applies the changes fails the run. A
-    subscription that was disabled is left out.
+    With `wait_for_prefetched_work` the changes are transformed in advance, by another thread. The step calls it to wait
+    for them, and only reports them. A problem of a table is only logged here; the later step that applies the changes
+    fails the run. A subscription that was disabled is left out.
     """
     asset = subscription_asset(subscription, AssetKind.TABLE_CHANGES)
     upstream = [dagster_names.asset_key(slot_stream_asset(subscription.slot_stream, AssetKind.CHANGE_LOG))]

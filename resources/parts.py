@@ -22,8 +22,8 @@ Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: If it writes files, the results are a row for each file (`FILE_SCHEMA` of `lake.delta.parquet_files`).
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
-#: The columns of messages from parts to receivers: the number of the receiver (`to`), a number that sender and receiver
-#: agree on, for example that of the part (`of`), and bytes.
+#: The columns of messages from parts to receivers. `to` is the number of the receiver. `of` is a number whose meaning
+#: sender and receiver agree on, for example that of the part. `content` has bytes.
 MESSAGE_SCHEMA = pa.schema({"to": pa.int32(), "of": pa.int32(), "content": pa.binary()})
 #: A message as its receiver gets it: the number (`of`) and the bytes.
 Message = tuple[int, pa.Buffer]

@@ -42,9 +42,8 @@ class Extent:
     """The changes that a batch applies. Spark sends objects of this class to executors.
 
     - `slices` has the slices of the batch, the oldest first.
-    - `since_lsn` is the LSN from which the batch applies changes. If a table is copied again after the changes
-      of a slice were decoded and filtered, the slice has changes that the copy contains already. Such changes
-      committed before this LSN.
+    - `since_lsn` is the LSN from which the batch applies changes. A table may be copied again after a slice was decoded
+      and filtered. Then the copy contains changes of that slice: those that committed before this LSN.
     - `truncated_at` is the order key (commit LSN, ordinal) of the last TRUNCATE, or None. Only changes after this
       TRUNCATE have an effect.
     """

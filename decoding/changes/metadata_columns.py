@@ -89,8 +89,8 @@ class MetadataColumns:
     ) -> pa.Array:
         """Return the values of a metadata column for the old rows of changes.
 
-        They are NULL unless the replica retains deleted rows. `original_operations` are the operations before row
-        filters.
+        They are NULL unless the replica retains deleted rows. `original_operations` are the operations as the publisher
+        sent them, before row filters.
         """
         kind = self.kinds[name]
         match kind:

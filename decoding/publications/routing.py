@@ -149,7 +149,7 @@ def _find_captured_roots(
 def find_leaf_captured_trees(
     catalog: Catalog, subscriptions: PublicationsBySubscription
 ) -> tuple[frozenset[int], ...]:
-    """Find the partition trees of which a TRUNCATE of the root looks like a TRUNCATE of all leaves.
+    """Find the partition trees for which messages do not tell a TRUNCATE of the root from a TRUNCATE of all leaves.
 
     Such a tree is published as its root, including TRUNCATE, but captured as its leaves. Only the publisher's WAL
     shows which of the two statements a user ran. Each set in the result has the oids of the leaves of one tree.

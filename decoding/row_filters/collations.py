@@ -3,8 +3,8 @@
 In: nodes of a row filter's tree. Out: the name of the collation that PostgreSQL would use for these nodes, and its case
 mapping (the letters that lower, upper and initcap change).
 
-pgsieve compares strings by their bytes. Raises RefusedError for a collation under which a comparison by PostgreSQL can
-have another result than a comparison of bytes (PostgreSQL documentation, Collation Support; parse_collate.c).
+pgsieve compares strings by their bytes. Raises RefusedError for a collation under which PostgreSQL may find another
+result than a comparison of bytes (PostgreSQL documentation, Collation Support; parse_collate.c).
 """
 
 from __future__ import annotations

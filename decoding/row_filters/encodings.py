@@ -186,7 +186,7 @@ def _is_regex_independent(pattern: str, traits: Encoding) -> bool:
 
 
 def _has_same_equality(traits: Encoding, left: Node, right: Node) -> bool:
-    """Whether two values are equal in the encoding exactly if they are equal in UTF-8.
+    """Whether two values are equal in the encoding if, and only if, they are equal in UTF-8.
 
     This is so if one of the values has no ambiguous character.
     """

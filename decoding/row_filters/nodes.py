@@ -257,7 +257,7 @@ class Array(Node):
 
 @dataclass(frozen=True, slots=True)
 class Element(Node):
-    """Stands for one element of an array: in an `EachElement` for each element in turn."""
+    """Stands for one element of an array. In an `EachElement` it stands for each element, one after the other."""
 
     collation: str = ""
 

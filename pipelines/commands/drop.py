@@ -17,7 +17,7 @@ def drop(config: Config, subscription_name: str, *, delete_tables: bool, leave_s
     """Drop a subscription. If it was already dropped, nothing changes.
 
     - `delete_tables`: true if the replicas are deleted, too
-    - `leave_slot`: true if the slot and pgsieve's publications stay on the server, for example because the server is gone
+    - `leave_slot`: true to leave the server as it is, for example because it no longer exists
     """
     project = build_project(config)
     lake = project.lake.open()

@@ -38,8 +38,8 @@ _INTERRUPT_ERROR_NAMES = {dg.DagsterExecutionInterruptedError.__name__, Keyboard
 _QUIET_RUN_CONFIG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 #: The number of asset records per query.
 _MAX_RECORDS_PER_QUERY = 100
-#: The asset keys that the runs of commands use. The `translator` of `build_definitions` does not change
-#: these keys.
+#: The asset keys that the runs of commands use. A translator that a user passes to `pgsieve.build_definitions` does not
+#: change these keys.
 DEFAULT_NAMES = DagsterNames()
 
 

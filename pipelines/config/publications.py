@@ -1,7 +1,8 @@
 """Publications that pgsieve.yaml defines, in the mapping `sources.NAME.publications`.
 
 In: such a mapping
-Out: a `PublicationConfig`. Its fields have the names, values and defaults of CREATE PUBLICATION.
+Out: a `PublicationConfig`. The fields for options have the names, values and defaults that they have in CREATE
+PUBLICATION.
 
 Raises pydantic's errors for invalid values. They have a hint, and do not contain the value.
 """

@@ -30,7 +30,7 @@ def make_demo_folder(folder: Path | None) -> Path:
 
 @contextmanager
 def start_servers(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
-    """Start servers while the block runs, and stop them at its end.
+    """Start servers in the background, and stop them at the end of the block.
 
     Yields a function that waits until they have started. The function raises EmbeddedServerError if one does not start.
     """

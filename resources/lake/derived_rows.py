@@ -71,8 +71,8 @@ def remove_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file without the rows whose numbers are in `row_numbers`. These numbers ascend.
 
-    If a batch has rows to remove, `on_removed` is called with two arguments: the slice of `row_numbers` that has their
-    numbers, and a batch of these rows.
+    For each batch with rows to remove, `on_removed` gets two arguments: the slice of `row_numbers` with the numbers of
+    these rows, and a batch of the rows.
     """
     first_row_number = 0
     for batch in batches:

@@ -78,7 +78,7 @@ class Policy:
     - `small_bytes`: up to this many bytes are small work, which the calling thread does in its own memory
     - `rewritten_bytes`: in replicas up to this many bytes, pgsieve deletes rows by rewriting the files that contain
       them. In larger replicas it rewrites such files only if they are small in proportion to the changes. Otherwise it
-      marks the rows in deletion vectors. With -1 it rewrites files only in tables whose rows it may not mark.
+      marks the rows in deletion vectors. With -1 it rewrites files only if it may not mark rows of the table.
     - `wants_vectors`: whether the user wants deletion vectors in large tables
     - `min_parted_changes`: if a table has at least this many changes, the runner computes the rows that result from
       the changes. This work is divided by keys, or by the digests of rows without a key. With fewer changes the driver

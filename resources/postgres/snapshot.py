@@ -199,7 +199,8 @@ def build_chunk_queries(
             queries.append(
                 f"select {columns} from only {quote(leaf.schema, leaf.name)} where {condition}{ctid_condition}"
             )
-    # Foreign and unlogged leaves. The publisher sends no changes of them, but a built-in subscription copies their rows.
+    # Also read foreign and unlogged leaves. The publisher sends no changes of them, but a built-in subscription copies
+    # their rows.
     queries += [f"select {columns} from only {name} where {condition}true" for name in table.unsent_leaves]
     if table.kind == "p" and _must_read_root(connection, table.oid, [leaf.oid for leaf in leaves]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]

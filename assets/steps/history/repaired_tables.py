@@ -3,9 +3,9 @@
 A cut is an LSN, and for each replica the Delta version that has exactly the changes before this LSN. A table's change
 history is the Delta table that has all its changes.
 
-In: the newest cut, and the replicas. Out: the repaired tables. For each of them, the state of the table records that the
-change history is no longer whole: it lacks the changes that the repair made. Versions of rows (`history: scd2`) need no
-such record: those of a repaired table begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
+In: the newest cut, and the replicas. Out: the repaired tables. The state of each of them records that its change
+history is incomplete, because a repair adds no changes to it. Versions of rows (`history: scd2`) need no such record:
+those of a repaired table begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
 """
 
 from collections.abc import Iterable, Mapping

@@ -175,7 +175,8 @@ class SnapshotCopy:
     def copy_table(self, planned_table: PlannedTable) -> CopyResult:
         """Copy a table.
 
-        The result has the table's problem, or says that another process has copied the table at a later LSN.
+        If the table was not copied, the result has its problem, or says that another process has copied it at a later
+        LSN.
         """
         start_time = time.monotonic()
         replicated_table, table = planned_table.replicated_table, planned_table.replicated_table.table

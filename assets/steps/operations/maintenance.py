@@ -179,7 +179,7 @@ class _SubscriptionTables:
         paths = list(list_history_paths(self.lake.paths.change_history, name, states))
         end_by_path = {path: maintainer.find_expired_end(path, applied_lsn, retention) for path in paths}
         record = SubscriptionRecord(self.lake, name)
-        # If the record has no LSN for deleted changes, earlier maintenance may have deleted any change that was applied.
+        # Without a recorded LSN, an earlier maintenance may have deleted all changes that were applied.
         possibly_deleted_lsn = applied_lsn if record.read_state().deleted_up_to is None else 0
         record.record_deleted_lsn(max((*end_by_path.values(), possibly_deleted_lsn)))
         for path, end in end_by_path.items():

@@ -85,7 +85,7 @@ def _is_kind(error: PgsieveError, kind: type[PgsieveError]) -> bool:
 def describe_error(lake: Lake, error: Exception) -> str:
     """The reason why the changes of a table cannot be transformed or applied.
 
-    If the error is not the table's, it is raised: an error in ERRORS_OF_NO_TABLE, or a transient one.
+    If the error is not the table's own (it is in ERRORS_OF_NO_TABLE, or transient), it is raised.
     """
     if isinstance(error, ERRORS_OF_NO_TABLE) or is_transient(error):
         raise error

@@ -42,7 +42,7 @@ _ROW_CHANGE_KINDS, _KEPT_KINDS = ("I", "U", "D"), ("R", "T")
 class SliceSummary:
     """Summarises the messages of a slice, batch by batch, while they pass to the writer of the change log.
 
-    `expect_bytes` is called with a number of bytes: the changes of the largest table of the slice have at least so many.
+    `expect_bytes` is called with a lower bound of the bytes of changes of the slice's largest table.
     """
 
     def __init__(self, expect_bytes: Callable[[int], None] | None = None) -> None:

@@ -143,7 +143,10 @@ class SubscriptionRecord:
         self.change_state(lambda _: state)
 
     def record_deleted_lsn(self, end_lsn: int) -> None:
-        """Record up to which LSN slices of change histories will be deleted, so that `read_at` does not miss them."""
+        """Record the LSN up to which maintenance will delete slices of change histories.
+
+        `read_at` then knows what is missing.
+        """
         self.change_state(lambda state: replace(state, deleted_up_to=max(end_lsn, state.deleted_up_to or 0)))
 
     def disable(self, reason: str) -> None:

@@ -63,7 +63,9 @@ def prepare_base_version(
     head: TableHead,
     end: int,
 ) -> int:
-    """Find the version that the change log must have when a slice is appended to it, and to the subscriptions' streams.
+    """Prepare the change log for a slice that is first appended to the streams of single subscriptions.
+
+    Returns the version that the change log must have when the slice is appended to it.
 
     These streams may have a slice that the change log lacks: another run has died, or is about to commit the slice. In
     that case a commit without rows makes a new version, so that the commit of the other run fails.

@@ -209,8 +209,8 @@ def _read_older_wal(
     """Read WAL from before some of the capture publications existed, without these publications.
 
     Before PostgreSQL 18, pgoutput refuses to decode it with them (`find_missing_publications`). A transaction that is
-    still open now may have changes from before. When it commits, `unsendable_changes` reads it in the same way, without
-    these publications.
+    open now may have changes from before that. When it commits, `unsendable_changes` reads it, also without these
+    publications.
     """
     target_lsn, version = read_flushed_lsn(connection), connection.info.server_version
 

@@ -48,7 +48,8 @@ def refresh_sequences(connection: psycopg.Connection[Any], slot_stream: SlotStre
         try:
             retry_after_conflict(_refresh)(connection, slot_stream, Sequences(lake, name))
         except LakeError as error:
-            # If the lake itself has failed, the error is raised. A damaged table is reported by its own subscription.
+            # If the lake itself has failed, the error is raised. A damaged table is left to the run of its own
+            # subscription, which reports it.
             describe_error(lake, error)
 
 

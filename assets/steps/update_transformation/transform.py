@@ -70,8 +70,8 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     """Transform the slices that are not transformed yet, in order. Before that, adapt the replicas to schema changes.
 
     With `disable_on_error`, an error disables the subscription, and nothing of the transaction with the error or of
-    later transactions is written. If the error is that a table cannot be replicated as it is published, nothing is written
-    at all. Raises SubscriptionDisabledError if the subscription is disabled already.
+    later transactions is written. Nothing is written at all if a table cannot be replicated as it is published. Raises
+    SubscriptionDisabledError if the subscription is disabled already.
     """
     results: list[TableChanges] = []
     lake.access.begin_writing()

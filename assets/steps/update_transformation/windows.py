@@ -39,7 +39,8 @@ from pgsieve.resources.lake.lake import Lake
 class Window:
     """The transactions of a slice with begin <= commit LSN < end, except the one at `skipped_lsn`.
 
-    `slice_end` is the LSN at which the slice ends. The changes of all its tables are stored with `end` as their position.
+    `slice_end` is the LSN at which the slice ends. The changes of its tables are stored in commits with the position
+    `end`.
     """
 
     slice_end: int

@@ -23,8 +23,8 @@ from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_FEATURE, is_ve
 from pgsieve.resources.lake.delta.log import NO_LINK_ERRORS
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The name of a log entry, a checkpoint, or a part of a checkpoint. It begins with the version. Files with several
-#: compacted entries do not match.
+#: The name of a log entry, a checkpoint, or a part of a checkpoint. It begins with the version. It does not match a
+#: file of compacted entries, which has two versions in its name.
 _VERSIONED_FILE = re.compile(r"(\d{20})\.(?!\d{20}\.compacted)")
 
 

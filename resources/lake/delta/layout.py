@@ -65,7 +65,7 @@ class TableLayout:
     keeps_deleted: bool | None = None
 
     def with_defaults(self, defaults: "TableLayout") -> "TableLayout":
-        """The values of this layout. Where this layout has None, the value of the other layout."""
+        """Take the values that are None in this layout from `defaults`."""
         return TableLayout(
             defaults.cluster_by if self.cluster_by is None else self.cluster_by,
             {**defaults.properties, **self.properties},

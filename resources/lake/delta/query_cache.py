@@ -17,7 +17,8 @@ Result = TypeVar("Result")
 class QueryCache:
     """The cached results of queries of one table."""
 
-    #: A version, and the results for it. They are one value, because several threads may use the cache at the same time.
+    #: A version, and the results for it. They are in one tuple, so that threads that use the cache at the same time
+    #: never see a version with other results.
     _cached: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
 
     def get(self, version: Hashable, query_name: str, run_query: Callable[[], Result]) -> Result:

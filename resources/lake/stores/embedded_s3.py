@@ -34,7 +34,7 @@ _SERVICES = ("master", "volume", "filer", "admin")
 #: The server's message after the keys and the bucket exist. Its port answers before that.
 _READY_MESSAGE = "ready to use"
 #: A shell script that runs a program until the standard input of the script is closed. SeaweedFS ends two seconds after
-#: SIGTERM, or sometimes ten seconds later. After two seconds its data is in files, so the script kills it after four.
+#: SIGTERM, but sometimes only after twelve. Its data is in files after two, so the script kills it after four.
 _RUN_WHILE_OPEN = """
 "$@" </dev/null & server=$!
 read -r _

@@ -233,7 +233,10 @@ class Store:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
     def stored_schema(self, path: str, schema: pa.Schema) -> pa.Schema:
-        """The schema of a file with these columns. It is `schema` itself if the columns have the same names in the file."""
+        """The schema with the names that a file has for the columns of `schema`.
+
+        It is `schema` itself if they are the same.
+        """
         return (
             self.names.stored_schema(schema) if self.names is not None and self.names.covers(path) else schema
         )
