@@ -104,8 +104,7 @@ class KeyPartsWriter:
         """Whether the batch is large enough, and each key can be decided from its own changes alone.
 
         An UPDATE that changes the key may have its two keys in different parts. The part of the new key does not know
-        the row's values under the former key.
-        INSERTs into a table without a key need no decision.
+        the row's values under the former key. INSERTs into a table without a key need no decision.
         """
         pending, definition = self.pending, self.definition
         return (
