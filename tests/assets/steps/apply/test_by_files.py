@@ -6,264 +6,43 @@ import datetime as dt
 import json
 import random
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations, zip_longest
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 
 from pgsieve.assets.steps.apply import by_files, completion, part_files
-from pgsieve.assets.steps.apply.by_files import FilesWriter, find_many_changes, find_stored_changes
-from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
-from pgsieve.assets.steps.apply.in_process import FewChanges, FewChangesWriter
-from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
-from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult
-from pgsieve.assets.steps.records.transformed_slices import TableChanges
+from pgsieve.assets.steps.apply.by_files import find_many_changes
+from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
+from pgsieve.assets.steps.apply.table_result import TableResult
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
-from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.compaction import compact
 from pgsieve.resources.lake.delta.key_lookup import Flag
-from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows
-from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.policy import LakeSettings
-from tests.fixtures.lakes import find_marked_files, no_session
-
-_COLUMNS = (("k", pa.int64()), ("t", pa.string()), ("v", pa.string()))
-_SPARK = (("k", "bigint"), ("t", "string"), ("v", "string"))
-_ENDS = (200, 300)
-
-Row = dict[str, object]
-Columns = Sequence[tuple[str, pa.DataType]]
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change as in the history. A TRUNCATE has no rows."""
-
-    operation: str
-    new: Row | None = None
-    old: Row | None = None
-    unchanged: Sequence[str] = ()
-
-    @property
-    def is_move(self) -> bool:
-        """Whether it is an UPDATE that changes the key."""
-        if self.operation != "update" or self.old is None or self.new is None:
-            return False
-        return self.old.get("k") != self.new.get("k")
-
-
-def insert(row: Row) -> Change:
-    return Change("insert", row)
-
-
-def update(row: Row, old: Row | None = None, unchanged: Sequence[str] = ()) -> Change:
-    return Change("update", {n: v for n, v in row.items() if n not in unchanged}, old, unchanged)
-
-
-def delete(row: Row) -> Change:
-    return Change("delete", old=row)
-
-
-def definition(*key: str) -> Definition:
-    return Definition(_SPARK, key, Layout(1, (), 3, ()))
-
-
-def row(key: int, value: str) -> Row:
-    return {"k": key, "t": f"t{key % 3}", "v": value}
-
-
-class Changes:
-    """A lake with a table's changes in two slices. Its replica has everything before 100."""
-
-    def __init__(
-        self,
-        folder: Path,
-        rows: list[Row],
-        changes: list[Change],
-        columns: Columns = _COLUMNS,
-        *,
-        vectors: bool = True,
-    ) -> None:
-        self.schema, self.history = pa.schema(columns), changes_schema(columns)
-        self.lake = Lake(str(folder), no_session, LakeSettings(-1, thread_count=2, wants_vectors=vectors))
-        self.path, self.log = str(folder / "replica"), str(folder / "changes")
-        assert self.lake.delta_rs is not None
-        for begin in range(0, max(len(rows), 1), 10):  # several files
-            part = pa.Table.from_pylist(rows[begin : begin + 10], self.schema)
-            self.lake.delta_rs.write(self.path, part, Commit(100 if begin == 0 else None))
-        half = len(changes) // 2
-        self.slices = []
-        for end, part in zip(_ENDS, (changes[:half], changes[half:]), strict=True):
-            sent = {kind: sum(c.operation == kind for c in part) for kind in ROW_OPERATIONS}
-            truncates = [2 * number for number, c in enumerate(part) if c.operation == "truncate"]
-            if part:
-                self.slices.append(
-                    TableChanges(
-                        end,
-                        "public",
-                        "t",
-                        size=len(part) * 10,
-                        sent_counts=sent,
-                        key_change_count=sum(c.is_move for c in part),
-                        unsent_columns=sorted({name for c in part for name in c.unchanged}),
-                        last_truncate=(end - 50, truncates[-1]) if truncates else None,
-                    )
-                )
-                self.lake.delta_rs.write(self.log, self._history(part, end), Commit(end))
-
-    def _history(self, changes: list[Change], end: int) -> pa.Table:
-        return pa.Table.from_pylist(
-            [
-                {
-                    "slice": end,
-                    "commit_lsn": end - 50,
-                    "ordinal": 2 * number,
-                    "number": None if change.operation == "truncate" else number,
-                    "operation": change.operation,
-                    "unchanged": change.unchanged,
-                    "old": change.old,
-                    "new": change.new,
-                }
-                for number, change in enumerate(changes)
-            ],
-            self.history,
-        )
-
-    def pending(self) -> PendingChanges:
-        return PendingChanges(self.slices, self.lake.records.head(self.path))
-
-    def rows(self) -> list[Row]:
-        assert self.lake.delta_rs is not None
-        return sorted(
-            self.lake.delta_rs.read_all_rows(self.path).to_pylist(), key=lambda r: tuple(map(str, r.values()))
-        )
-
-    def by_files(self, replicated: Definition) -> TableResult:
-        pending = self.pending()
-        changes = find_many_changes(self.lake, self.path, self.log, replicated, pending)
-        assert changes is not None
-        if changes.net_change is not None:
-            search = ConflictSearch(self.lake, self.path, self.log, replicated, pending)
-            search.refuse_change(changes.net_change.conflict)
-        applied = FilesWriter(self.lake, self.path, pending, _ENDS[-1]).apply(changes)
-        assert applied is not None
-        return applied
-
-    def by_key_parts(self, replicated: Definition) -> TableResult:
-        """Apply by parts of the keys, where the changes permit it."""
-        self.lake.policy = replace(self.lake.policy, min_parted_changes=0)
-        batch = self.lake, self.path, self.log, replicated, self.pending()
-        stored = find_stored_changes(*batch)
-        written = None if stored is None else KeyPartsWriter(*batch, _ENDS[-1]).apply(stored)
-        return self.by_files(replicated) if written is None else written
-
-    def can_be_applied_by_key_parts(self, replicated: Definition) -> bool:
-        """Let tasks examine the changes by parts of the keys."""
-        self.lake.policy = replace(self.lake.policy, min_parted_changes=0)
-        batch = self.lake, self.path, self.log, replicated, self.pending()
-        stored = find_stored_changes(*batch)
-        return stored is not None and KeyPartsWriter(*batch, _ENDS[-1]).can_apply(stored)
-
-    def mark(self, gone: list[Row], position: int, *, checkpointed: bool) -> None:
-        """Mark rows as deleted."""
-        local = self.lake.delta_rs
-        assert local is not None
-        enable_marking(local, self.path)
-        if checkpointed:
-            DeltaTable(self.path).create_checkpoint()
-        keys = pa.Table.from_pylist(gone, self.schema).select(["k"])
-        matches = local.find_key_matches(self.path, keys, [np.ones(len(gone), np.bool_)], None)
-        assert matches is not None
-        base = local.version(self.path)
-        marked = find_marked_files(local, self.path, matches, base)
-        mark_rows(local, self.path, marked, [], position, base)
-
-    def one_by_one(self, replicated: Definition) -> TableResult:
-        assert self.lake.delta_rs is not None
-        pending = self.pending()
-        few = self.lake.delta_rs.open_slices(self.log).read_rows([c.slice_end for c in self.slices])
-        assert few is not None
-        small, changes = (
-            Lake(self.lake.uri, no_session),
-            FewChanges(few, InProcessCommitter(self.lake.delta_rs, self.lake.access)),
-        )
-        ConflictSearch(small, self.path, self.log, replicated, pending).refuse(changes)
-        return FewChangesWriter(self.lake, changes, self.path, replicated, pending, _ENDS[-1]).apply()
-
-
-def _random(
-    draw: random.Random, *, plain: bool = False, sent: bool = False
-) -> tuple[list[Row], list[Change]]:
-    """A replica's rows, some of the publisher's missing, and random changes; publications may have left out some DELETEs.
-
-    `plain` changes move no key, and `sent` ones have all values.
-    """
-    present = {key for key in range(20) if draw.random() < 0.7}
-    rows = [row(key, f"before {key}") for key in sorted(present) if draw.random() < 0.9]
-    changes, moving, truncating = list[Change](), not plain and draw.random() < 0.6, draw.random() < 0.2
-    for place in range(draw.randint(1, 40)):
-        key, unchanged = draw.randrange(25), draw.choice([(), (), () if sent else ("v",)])
-        free = [each for each in range(25) if each not in present]
-        if truncating and draw.random() < 0.1:
-            changes.append(Change("truncate"))
-            present = set()
-        elif key not in present:
-            present.add(key)
-            changes.append(insert(row(key, f"inserted {place}")))
-        elif moving and free and draw.random() < 0.5:
-            to = draw.choice(free)
-            present = present - {key} | {to}
-            changes.append(update(row(to, f"moved {place}"), row(key, ""), unchanged))
-        elif draw.random() < 0.5:
-            old = draw.choice([None, row(key, "")])
-            changes.append(update(row(key, f"updated {place}"), old, unchanged))
-        else:
-            if draw.random() < 0.95:
-                changes.append(delete(row(key, "")))
-            present.discard(key)
-    return rows, changes
-
-
-def followed(rows: list[Row], changes: list[Change], key: Sequence[str]) -> list[Row] | None:
-    """The rows of PostgreSQL's subscriber after the changes, or None if a change conflicts with a row of its key."""
-
-    def key_of(row: Row) -> tuple[object, ...]:
-        return tuple(row[name] for name in key)
-
-    now = {key_of(row): row for row in rows}
-    for change in changes:
-        before = now.pop(key_of(change.old or change.new), None) if change.new or change.old else None
-        if change.operation == "truncate":
-            now = {}
-        elif change.operation == "insert" or (change.operation == "update" and before is not None):
-            assert change.new is not None
-            if (change.operation == "insert" and before is not None) or key_of(change.new) in now:
-                return None
-            now[key_of(change.new)] = {**(before or {}), **change.new}
-    return sorted(now.values(), key=lambda row: tuple(map(str, row.values())))
-
-
-def _outcome(
-    apply: Callable[[Definition], TableResult], key: tuple[str, ...]
-) -> TableResult | KeyConflictError:
-    try:
-        return apply(definition(*key))
-    except KeyConflictError as conflict:
-        return conflict
-
-
-def _done(applied: TableResult) -> tuple[int, ...]:
-    return applied.inserted, applied.updated, applied.deleted, applied.missing
+from pgsieve.resources.lake.delta.records import APPLICATION_ID
+from pgsieve.resources.lake.delta.row_removal import enable_marking
+from tests.fixtures.replica_changes import (
+    ENDS,
+    Change,
+    Changes,
+    Columns,
+    Row,
+    count_rows,
+    definition,
+    delete,
+    draw_changes,
+    find_outcome,
+    followed,
+    insert,
+    row,
+    update,
+)
 
 
 @pytest.mark.slow
@@ -273,11 +52,11 @@ def test_random_changes_leave_the_rows_of_changes_applied_one_by_one(
 ) -> None:
     conflicts = 0
     for seed in range(14):
-        rows, changes = _random(random.Random(seed))
+        rows, changes = draw_changes(random.Random(seed))
         files, few = (Changes(tmp_path / f"{seed}{way}", rows, changes) for way in ("files", "few"))
         before, after = files.rows(), followed(rows, changes, key)
-        expected = _outcome(few.one_by_one, key)
-        done = _outcome(files.by_files, key)
+        expected = find_outcome(few.one_by_one, key)
+        done = find_outcome(files.by_files, key)
         assert (after is None) == isinstance(done, KeyConflictError), f"seed {seed}"
         if isinstance(expected, KeyConflictError):
             conflicts += 1
@@ -286,10 +65,10 @@ def test_random_changes_leave_the_rows_of_changes_applied_one_by_one(
             assert files.rows() == before, f"seed {seed}"
             continue
         assert isinstance(done, TableResult), f"seed {seed}"
-        assert _done(done) == _done(expected), f"seed {seed}"
+        assert count_rows(done) == count_rows(expected), f"seed {seed}"
         assert files.rows() == few.rows() == after, f"seed {seed}"
-        written = files.lake.records.position(files.path) == _ENDS[-1]
-        assert written == (few.lake.records.position(few.path) == _ENDS[-1]), f"seed {seed}"
+        written = files.lake.records.position(files.path) == ENDS[-1]
+        assert written == (few.lake.records.position(few.path) == ENDS[-1]), f"seed {seed}"
     assert 0 < conflicts < 12
 
 
@@ -301,7 +80,7 @@ def test_random_changes_leave_the_same_rows_with_deletion_vectors(
 ) -> None:
     applied = 0
     for seed in range(12):
-        rows, changes = _random(random.Random(seed))
+        rows, changes = draw_changes(random.Random(seed))
         if not changes:
             continue
         # Rows that are already gone have deletion vectors: in files with other rows, and in a file without any.
@@ -312,14 +91,14 @@ def test_random_changes_leave_the_same_rows_with_deletion_vectors(
         marked.mark(gone, 110, checkpointed=checkpointed)
         few = Changes(tmp_path / f"{seed}few", rows, changes)
         assert marked.rows() == few.rows(), f"seed {seed}"
-        expected = _outcome(few.one_by_one, key)
-        done = _outcome(marked.by_files, key)
+        expected = find_outcome(few.one_by_one, key)
+        done = find_outcome(marked.by_files, key)
         if isinstance(expected, KeyConflictError):
             assert isinstance(done, KeyConflictError), f"seed {seed}"
             assert (done.message, done.commit_lsn) == (expected.message, expected.commit_lsn), f"seed {seed}"
         else:
             assert isinstance(done, TableResult), f"seed {seed}"
-            assert _done(done) == _done(expected), f"seed {seed}"
+            assert count_rows(done) == count_rows(expected), f"seed {seed}"
             applied += 1
         assert marked.rows() == few.rows(), f"seed {seed}"
         if checkpointed:
@@ -337,7 +116,7 @@ def test_unsent_values_beyond_the_memory_of_a_task_leave_the_same_rows(
     monkeypatch.setattr(completion, "MEMORY_BYTES", size)
     applied = 0
     for seed in range(12):
-        rows, changes = _random(random.Random(seed), plain=way == "by_key_parts")
+        rows, changes = draw_changes(random.Random(seed), plain=way == "by_key_parts")
         if (after := followed(rows, changes, ("k",))) is None:
             continue
         files = Changes(tmp_path / f"{seed}", rows, changes)
@@ -356,24 +135,24 @@ def test_parts_of_the_keys_leave_the_same_rows(
     """Changes are never decided by all keys at once, unless they conflict."""
     applied = moved = 0
     for seed in range(24):
-        rows, changes = _random(random.Random(seed), plain=seed % 2 == 0, sent=seed % 2 == 1)
+        rows, changes = draw_changes(random.Random(seed), plain=seed % 2 == 0, sent=seed % 2 == 1)
         parts, few = (Changes(tmp_path / f"{seed}{way}", rows, changes) for way in ("parts", "few"))
         if marking:
             parts.lake.policy = replace(parts.lake.policy, rewritten_bytes=-1)
             parts.mark(parts.rows()[:1], 110, checkpointed=bool(seed % 2))
             few.mark(few.rows()[:1], 110, checkpointed=False)
-        expected = _outcome(few.one_by_one, key)
+        expected = find_outcome(few.one_by_one, key)
         with monkeypatch.context() as alone:
             if isinstance(expected, TableResult):
                 alone.setattr(by_files, "make_keyed_changes", None)
                 moved += parts.pending().key_change_count
-            done = _outcome(parts.by_key_parts, key)
+            done = find_outcome(parts.by_key_parts, key)
         if isinstance(expected, KeyConflictError):
             assert isinstance(done, KeyConflictError), f"seed {seed}"
             assert (done.message, done.commit_lsn) == (expected.message, expected.commit_lsn), f"seed {seed}"
             continue
         assert isinstance(done, TableResult), f"seed {seed}"
-        assert _done(done) == _done(expected), f"seed {seed}"
+        assert count_rows(done) == count_rows(expected), f"seed {seed}"
         assert parts.rows() == few.rows(), f"seed {seed}"
         applied += 1
     assert applied > 12
@@ -396,7 +175,7 @@ def test_moves_that_depend_on_a_missing_row_leave_the_rows_of_changes_applied_on
         if lost_count < part_files._MAX_ROUNDS:
             alone.setattr(by_files, "make_keyed_changes", None)
         done = parts.by_key_parts(definition("k"))
-    assert _done(done) == _done(few.one_by_one(definition("k")))
+    assert count_rows(done) == count_rows(few.one_by_one(definition("k")))
     assert parts.rows() == few.rows()
     assert row(2, "inserted") in parts.rows()
 
@@ -408,12 +187,12 @@ def test_parts_of_the_keys_are_examined_for_conflicts_without_a_commit(
 ) -> None:
     refused = 0
     for seed in range(24):
-        rows, changes = _random(random.Random(seed), plain=seed % 2 == 0, sent=seed % 2 == 1)
+        rows, changes = draw_changes(random.Random(seed), plain=seed % 2 == 0, sent=seed % 2 == 1)
         parts, few = (Changes(tmp_path / f"{seed}{way}", rows, changes) for way in ("parts", "few"))
         before = set(tmp_path.glob(f"{seed}parts/**/*"))
         can_be_applied = parts.can_be_applied_by_key_parts(definition(*key))
         assert set(tmp_path.glob(f"{seed}parts/**/*")) == before, f"seed {seed}"
-        expected = _outcome(few.one_by_one, key)
+        expected = find_outcome(few.one_by_one, key)
         if isinstance(expected, KeyConflictError):
             assert not can_be_applied, f"seed {seed}"
         else:
@@ -446,7 +225,7 @@ def test_keys_of_every_type_are_applied_by_parts(
         rows: list[Row] = [{"k": kept, "v": "before"}, {"k": changed, "v": "before"}]
         changes = [insert({"k": added, "v": "new"}), update({"k": changed, "v": "after"})]
         made = Changes(tmp_path / str(number), rows, changes, columns)
-        assert _done(made.by_key_parts(replicated)) == (1, 1, 0, 0)
+        assert count_rows(made.by_key_parts(replicated)) == (1, 1, 0, 0)
         expected = {str(kept): "before", str(changed): "after", str(added): "new"}
         assert {str(each["k"]): each["v"] for each in made.rows()} == expected
 
@@ -454,7 +233,7 @@ def test_keys_of_every_type_are_applied_by_parts(
 def test_inserts_of_a_table_without_a_key_are_appended(tmp_path: Path) -> None:
     same = [row(1, "same")] * 3
     changes = Changes(tmp_path, same, [insert(row(1, "same"))] * 4)
-    assert _done(changes.by_files(definition())) == (4, 0, 0, 0)
+    assert count_rows(changes.by_files(definition())) == (4, 0, 0, 0)
     assert changes.rows() == [row(1, "same")] * 7
 
 
@@ -645,7 +424,7 @@ def test_random_changes_of_mapped_columns_leave_the_same_rows(
 ) -> None:
     applied = marked = 0
     for seed in range(12):
-        rows, changes = _random(random.Random(seed), plain=way == "by_key_parts")
+        rows, changes = draw_changes(random.Random(seed), plain=way == "by_key_parts")
         if (after := followed(rows, changes, ("k",))) is None:
             continue
         mapped = Changes(tmp_path / f"{seed}", rows, changes)
@@ -674,7 +453,7 @@ def test_rows_of_mapped_columns_are_found_without_a_key(tmp_path: Path) -> None:
     same = [row(1, "same")] * 3
     changes = Changes(tmp_path, same, [delete(row(1, "same")), update(row(2, "new"), row(1, "same"))])
     _maps_names(changes, "features")
-    assert _done(changes.by_files(definition())) == (1, 0, 2, 0)
+    assert count_rows(changes.by_files(definition())) == (1, 0, 2, 0)
     assert changes.rows() == [row(1, "same"), row(2, "new")]
 
 
@@ -698,7 +477,7 @@ def test_a_truncate_of_mapped_columns_keeps_their_names(tmp_path: Path) -> None:
     changes = Changes(tmp_path, [row(1, "before")], [Change("truncate"), insert(row(2, "after"))])
     _maps_names(changes, "features")
     before = _logged_schema(changes)
-    assert _done(changes.by_files(definition("k")))[0] == 1
+    assert count_rows(changes.by_files(definition("k")))[0] == 1
     assert (changes.rows(), _logged_schema(changes)) == ([row(2, "after")], before)
 
 

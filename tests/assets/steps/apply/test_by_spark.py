@@ -22,24 +22,24 @@ from pgsieve.decoding.changes.digests import compute_row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
-from tests.assets.steps.apply.test_by_files import (
-    _COLUMNS,
-    _ENDS,
+from tests.assets.steps.apply.test_ended_rows import _ALL, _DEFINITION, _LIVES, _followed, _soft
+from tests.fixtures.pgsieve_replica import engine
+from tests.fixtures.replica_changes import (
+    COLUMNS,
+    ENDS,
     Change,
     Changes,
     Columns,
     Row,
-    _done,
-    _random,
+    count_rows,
     definition,
     delete,
+    draw_changes,
     followed,
     insert,
     row,
     update,
 )
-from tests.assets.steps.apply.test_ended_rows import _ALL, _DEFINITION, _LIVES, _followed, _soft
-from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
 
@@ -58,8 +58,8 @@ def by_spark(changes: Changes, replicated: Definition) -> TableResult:
         TableState("public", "t", SyncState.READY, 100),
     )
     search = ConflictSearch(lake, path, log, replicated, plan.pending)
-    with lake.idempotent_writes(_ENDS[-1], can_mark_rows=False):
-        applied = _commit_by_spark(search, plan, _ENDS[-1])
+    with lake.idempotent_writes(ENDS[-1], can_mark_rows=False):
+        applied = _commit_by_spark(search, plan, ENDS[-1])
     assert isinstance(applied, TableResult)
     return applied
 
@@ -77,7 +77,7 @@ def test_random_changes_leave_the_rows_and_counts_of_files(tmp_path: Path, key: 
     """It takes long: each batch of random changes is a MERGE by Spark."""
     applied = 0
     for seed in range(_SEEDS):
-        rows, changes = _random(random.Random(seed))
+        rows, changes = draw_changes(random.Random(seed))
         files, spark = (Changes(tmp_path / f"{seed}{way}", rows, changes) for way in ("files", "spark"))
         expected = _outcome(lambda made=files: made.by_files(definition(*key)))
         done = _outcome(lambda made=spark: by_spark(made, definition(*key)))
@@ -85,10 +85,10 @@ def test_random_changes_leave_the_rows_and_counts_of_files(tmp_path: Path, key: 
             assert done == expected, f"seed {seed}"
             continue
         applied += 1
-        assert _done(done) == _done(expected), f"seed {seed}"
+        assert count_rows(done) == count_rows(expected), f"seed {seed}"
         assert spark.rows() == files.rows() == followed(rows, changes, key), f"seed {seed}"
-        written = spark.lake.records.position(spark.path) == _ENDS[-1]
-        assert written == (files.lake.records.position(files.path) == _ENDS[-1]), f"seed {seed}"
+        written = spark.lake.records.position(spark.path) == ENDS[-1]
+        assert written == (files.lake.records.position(files.path) == ENDS[-1]), f"seed {seed}"
     assert applied
 
 
@@ -96,7 +96,7 @@ def test_random_changes_leave_the_rows_and_counts_of_files(tmp_path: Path, key: 
 def test_random_changes_keep_deleted_rows(tmp_path: Path) -> None:
     ended = compared = 0
     for seed in range(_SEEDS):
-        rows, changes = _random(random.Random(seed))
+        rows, changes = draw_changes(random.Random(seed))
         lives, soft = [{**row, **_LIVES} for row in rows], [_soft(each) for each in changes]
         files, spark = (Changes(tmp_path / f"{seed}{way}", lives, soft, _ALL) for way in ("files", "spark"))
         expected = _outcome(lambda made=files: made.by_files(_DEFINITION))
@@ -106,7 +106,7 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path) -> None:
             continue
         left = sorted(spark.rows(), key=lambda row: str(row["k"]))
         assert left == _followed(rows, changes), f"seed {seed}"
-        assert _done(done) == _done(expected), f"seed {seed}"
+        assert count_rows(done) == count_rows(expected), f"seed {seed}"
         ended += sum(bool(row["_deleted"]) for row in left)
         compared += 1
     assert compared
@@ -153,7 +153,7 @@ def test_a_key_is_found_whatever_form_its_value_has(
     rows = _values(*((key, "before") for key in stored if key is not None))
     made = Changes(tmp_path / "made", rows, changes, columns)
     done = by_spark(made, replicated)
-    assert _done(done) == (0, len(rows), 0, 0)
+    assert count_rows(done) == (0, len(rows), 0, 0)
     texts = sorted(str(each["v"]) for each in made.rows())
     assert texts == sorted([*(f"after {n}" for n in range(len(others) - 1)), "moved away and back"])
 
@@ -162,13 +162,13 @@ def test_a_slice_of_inserts_counts_those_after_a_truncate(tmp_path: Path) -> Non
     changes = [insert(row(1, "a")), insert(row(2, "b")), Change("truncate"), insert(row(1, "c"))]
     for number, key in enumerate([("k",), ()]):
         made = Changes(tmp_path / str(number), [row(7, "before")], changes)
-        assert _done(by_spark(made, definition(*key))) == (1, 0, 0, 0)
+        assert count_rows(by_spark(made, definition(*key))) == (1, 0, 0, 0)
         assert made.rows() == [row(1, "c")]
 
 
 @pytest.mark.drawn
 def test_random_changes_of_a_multiset_leave_the_rows_and_counts_of_files(tmp_path: Path) -> None:
-    columns = (*_COLUMNS, ("f", pa.float64()))
+    columns = (*COLUMNS, ("f", pa.float64()))
     replicated = Definition(
         (("k", "bigint"), ("t", "string"), ("v", "string"), ("f", "double")), (), Layout(1, (), 4, ())
     )
@@ -189,7 +189,7 @@ def test_random_changes_of_a_multiset_leave_the_rows_and_counts_of_files(tmp_pat
             Changes(tmp_path / f"{seed}{way}", rows, changes, columns) for way in ("files", "spark")
         )
         expected, done = files.by_files(replicated), by_spark(spark, replicated)
-        assert _done(done) == _done(expected), f"seed {seed}"
+        assert count_rows(done) == count_rows(expected), f"seed {seed}"
         printed = [sorted(map(repr, made.rows())) for made in (spark, files)]
         assert printed[0] == printed[1], f"seed {seed}"
 
@@ -202,7 +202,7 @@ def test_a_moved_row_keeps_unsent_values_of_its_former_key(tmp_path: Path) -> No
     ]
     replicated = Definition((("k", "double"), ("v", "string")), ("k",), Layout(1, (), 2, ()))
     made = Changes(tmp_path, _values((-0.0, "large"), (5.0, "other")), moves, columns)
-    assert _done(by_spark(made, replicated)) == (1, 0, 1, 0)
+    assert count_rows(by_spark(made, replicated)) == (1, 0, 1, 0)
     assert made.rows() == _values((2.0, "large"), (5.0, "other"))
 
 

@@ -15,13 +15,13 @@ from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
 from pgsieve.decoding.changes.metadata_columns import metadata_schema, metadata_type
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.row_removal import enable_marking
-from tests.assets.steps.apply.test_by_files import (
-    _COLUMNS,
-    _SPARK,
+from tests.fixtures.replica_changes import (
+    COLUMNS,
+    SPARK_COLUMNS,
     Change,
     Changes,
     Row,
-    _random,
+    draw_changes,
     followed,
     row,
     update,
@@ -30,11 +30,11 @@ from tests.assets.steps.apply.test_by_files import (
 pytestmark = pytest.mark.slow
 
 _METADATA = [(name, kind) for kind, name in DELETED_ROW_COLUMNS.items()]
-_ALL = [*_COLUMNS, *((each.name, each.type) for each in metadata_schema(_METADATA))]
+_ALL = [*COLUMNS, *((each.name, each.type) for each in metadata_schema(_METADATA))]
 _LIVES = {"_deleted": False, "_filtered": False, "_deleted_at": None}
 _ENDED = {**_LIVES, "_deleted": True}
 _DEFINITION = Definition(
-    (*_SPARK, *((name, metadata_type(kind).spark_type) for name, kind in _METADATA)),
+    (*SPARK_COLUMNS, *((name, metadata_type(kind).spark_type) for name, kind in _METADATA)),
     ("k",),
     Layout(1, (), 3, ()),
     metadata=tuple(_METADATA),
@@ -74,7 +74,7 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.Mo
     ended = compared = truncated = 0
     by_parts = way.startswith("parts")
     for seed in range(24):
-        rows, changes = _random(random.Random(seed), plain=by_parts and seed % 2 == 0, sent=by_parts)
+        rows, changes = draw_changes(random.Random(seed), plain=by_parts and seed % 2 == 0, sent=by_parts)
         if way == "merged" and any(change.operation == "truncate" for change in changes):
             continue  # Spark applies it
         lives = [{**row, **_LIVES} for row in rows]
@@ -119,9 +119,9 @@ def test_parts_without_changes_end_rows_with_the_metadata_of_the_first_truncate(
 ) -> None:
     of_commits = [("_lsn", "commit_lsn"), ("_ordinal", "ordinal"), ("_operation", "operation")]
     metadata = (*_METADATA, *of_commits)
-    columns = [*_COLUMNS, *((each.name, each.type) for each in metadata_schema(metadata))]
+    columns = [*COLUMNS, *((each.name, each.type) for each in metadata_schema(metadata))]
     types = tuple((name, metadata_type(kind).spark_type) for name, kind in metadata)
-    replicated = replace(_DEFINITION, columns=(*_SPARK, *types), metadata=metadata)
+    replicated = replace(_DEFINITION, columns=(*SPARK_COLUMNS, *types), metadata=metadata)
     lives: Row = {**_LIVES, "_lsn": 1, "_ordinal": 1, "_operation": "insert"}
     rows: list[Row] = [{**row(key, "before"), **lives} for key in range(12)]
     rows[11] |= {**_ENDED, "_operation": "delete"}

@@ -27,8 +27,8 @@ from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.lake.runners import CALLING_THREAD
-from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
 from tests.fixtures.lakes import find_marked_files, no_session
+from tests.fixtures.replica_changes import Change, Changes, Row, delete, insert, update
 
 pytestmark = pytest.mark.slow
 
