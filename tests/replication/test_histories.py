@@ -125,6 +125,18 @@ def _check(replica: PgsieveReplica, table: str, key: str) -> list[Row]:
     return versions
 
 
+def _check_times(versions: list[Row], key: str) -> None:
+    """At each time the versions have at most one row of a key; and none ends before it begins."""
+    by_key: dict[object, list[Row]] = {}
+    for row in versions:
+        assert row["is_current"] or row["valid_from"] <= row["valid_to"], row
+        by_key.setdefault(row[key], []).append(row)
+    for rows in by_key.values():
+        for time in {row["valid_from"] for row in rows}:
+            valid = [r for r in rows if r["valid_from"] <= time and (r["is_current"] or time < r["valid_to"])]
+            assert len(valid) <= 1, valid
+
+
 def _check_without_versions(replica: PgsieveReplica, table: str, key: str) -> None:
     """Compare a change history with its replica, which has no versions of rows."""
     *_, (_, rows) = _states(replica, table, key)
@@ -222,6 +234,7 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
         scenario.check("t")
         for replica in replicas(scenario):
             versions = _versions(replica, "t")
+            _check_times(versions, "id")
             now = replica.stored(replica.lake.paths.replica("sub", "public", "t"))
             current = [row for row in versions if row["is_current"]]
             assert _sorted([{n: row[n] for n in now.column_names} for row in current]) == _sorted(
@@ -256,6 +269,8 @@ def test_new_columns_of_small_tables_need_no_spark(scenario: Scenario) -> None:
         alter(scenario, f"ALTER TABLE t {alteration}")
         scenario.publisher("UPDATE t SET id = -id WHERE id = 1; UPDATE t SET id = -id WHERE id = -1")
         scenario.check("t")
+        for replica in replicas(scenario):
+            _check_times(_versions(replica, "t"), "id")
     scenario.check(
         expect={"t": ["1||filled", "2||filled", "3||filled", "4||filled", "5||filled", "6||filled"]}
     )

@@ -13,7 +13,6 @@ Raises LakeError, and OvertakenError if another process has committed to the tab
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cached_property, partial
 
 import numpy as np
@@ -123,7 +122,7 @@ class VersionsDuringApply:
                 head.position or 0,
                 usable_cut.lsn if usable_cut is not None else 0,
             )
-            table.begin_and_log(self._log, lsn, datetime.now(UTC), skips_reached=False)
+            table.begin_and_log(self._log, lsn, table.find_last_commit_time(lsn), skips_reached=False)
             head, version = lake.records.head(path), None
         # Without new changes, keep the Delta version that the newest cut names. Another version would cause another
         # cut.
@@ -221,7 +220,8 @@ class VersionsWriter:
             # not be told apart, so all versions begin anew at the replica's position. After a crash the replica may be
             # ahead of `end`.
             replica_position = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
-            table.begin_anew(max(end, replica_position), datetime.now(UTC))
+            lsn = max(end, replica_position)
+            table.begin_anew(lsn, table.find_last_commit_time(lsn))
             return
         table.add_new_columns()
         groups = self._find_groups()

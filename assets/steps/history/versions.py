@@ -19,6 +19,7 @@ from itertools import starmap
 import numpy as np
 import pyarrow as pa
 
+from pgsieve.assets.steps.history.commit_times import find_last_commit_time
 from pgsieve.assets.steps.history.ends_in_memory import EndsInMemory, mask_keys_in_memory
 from pgsieve.assets.steps.history.shared_rows import NumberedRows
 from pgsieve.assets.steps.log import Log
@@ -185,6 +186,10 @@ class VersionTable:
     def label(self) -> str:
         """What messages call these versions."""
         return f"the versions of {quote_qualified(*self.name)}"
+
+    def find_last_commit_time(self, lsn: int) -> datetime:
+        """Find the time of the last commit before an LSN: the time at which versions begin anew there."""
+        return find_last_commit_time(self.lake, self.subscription, self.name, self.definition, lsn)
 
     def begin_and_log(self, log: Log, lsn: int, time: datetime | None, *, skips_reached: bool) -> None:
         """Call `begin_anew`, and log if it wrote something. `describe_versions_failure` explains the errors that it raises."""

@@ -10,11 +10,11 @@ has to be copied again. The position of a replica stays the same, because its ro
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
+from pgsieve.assets.steps.history.commit_times import find_last_commit_time
 from pgsieve.assets.steps.history.copied_rows import begin_history
 from pgsieve.assets.steps.history.versions import VersionTable, describe_versions_failure
 from pgsieve.assets.steps.log import Log
@@ -212,12 +212,12 @@ class SchemaChanges:
         assert state.definition is not None
         subscription, lake = self.subscription, self.lake
         state_at_begin = replace(state, lsn=max(state.lsn, self.transformed_lsn), definition=new_definition)
-        time, begins_anew = (
-            datetime.now(UTC),
-            new_definition.history.generation > state.definition.history.generation,
-        )
+        begins_anew = new_definition.history.generation > state.definition.history.generation
         if new_definition.history.whole and begins_anew:
             types = arrow_types(subscription, state.name, new_definition)
+            time = find_last_commit_time(
+                lake, subscription.name, state.name, new_definition, state_at_begin.lsn
+            )
             begin_history(lake, subscription.name, state_at_begin, changes_schema(types), time)
         version_table = VersionTable.from_state(subscription, lake, state_at_begin)
         if version_table is None:
@@ -226,7 +226,8 @@ class SchemaChanges:
             if only_adds_nulls and not begins_anew:
                 version_table.add_new_columns()
             else:
-                version_table.begin_anew(state_at_begin.lsn, time, skips_reached=False)
+                lsn = state_at_begin.lsn
+                version_table.begin_anew(lsn, version_table.find_last_commit_time(lsn), skips_reached=False)
         except TABLE_ERRORS as error:
             problem = describe_versions_failure(lake, error, state.name, version_table.path)
             raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None
