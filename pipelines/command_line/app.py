@@ -45,6 +45,9 @@ EXIT_REFUSED = 2
 EXIT_FAULT = 70
 EXIT_INTERRUPTED = 130
 
+#: What Ctrl-C leaves after a command that changes the lake or the server, and what the user does then.
+AFTER_INTERRUPTED_CHANGE = "what was committed stays; repeat the command"
+
 
 def report_error(ctx: Any, error: Exception) -> None:
     """Print the error that ends a command on stderr. With `--json`, it is also printed on stdout, as one line of JSON."""
@@ -257,11 +260,17 @@ SubscriptionArgument = Annotated[
 
 
 def command(
-    epilog: str, name: str | None = None, group: typer.Typer = app, *, panel: str | None = None
+    epilog: str,
+    name: str | None = None,
+    group: typer.Typer = app,
+    *,
+    panel: str | None = None,
+    after_interrupt: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function a command. The options about the log may also come after the command's name.
 
-    `group` is the group to which the command belongs, and `panel` is its section in `--help`.
+    - `group`: the group to which the command belongs; `panel`: its section in `--help`
+    - `after_interrupt`: what Ctrl-C leaves, and what the user does then; None if there is nothing to say
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -276,6 +285,9 @@ def command(
             try:
                 with span(f"pgsieve {function.__name__}"):
                     function(*arguments, **options)
+            except KeyboardInterrupt:
+                console.print_interrupt(after_interrupt)
+                raise
             finally:
                 from pgsieve.resources.lake.unsynced import close_all_lakes
 

@@ -8,6 +8,7 @@ import typer
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
+    AFTER_INTERRUPTED_CHANGE,
     EXIT_FINDINGS,
     EXIT_REFUSED,
     ConfigOption,
@@ -56,7 +57,9 @@ def status(
         raise typer.Exit(EXIT_REFUSED)
 
 
-@command("Example: pgsieve check sales && echo consistent", panel=_PANEL)
+@command(
+    "Example: pgsieve check sales && echo consistent", panel=_PANEL, after_interrupt=AFTER_INTERRUPTED_CHANGE
+)
 def check(
     ctx: typer.Context,
     subscriptions: SubscriptionsArgument = None,

@@ -239,6 +239,15 @@ def print_fault(error: BaseException, prefix: str = "", *, verbose: bool) -> Non
         )
 
 
+def print_interrupt(explanation: str | None) -> None:
+    """Print that Ctrl-C, or a signal like it, ended the command. `explanation` says what it leaves, and what to do then."""
+    message = f"interrupted: {explanation}" if explanation else "interrupted"
+    if _json_log is not None:
+        _json_log.write("warning", message=message)
+        return
+    stderr_console().print(Text(message, "bold"), soft_wrap=True)
+
+
 def _print_error_line(message: str, hint: str | None) -> None:
     if _json_log is not None:
         _json_log.write("error", message=message, hint=hint)

@@ -10,6 +10,7 @@ import typer
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.pipelines.command_line import console
 from pgsieve.pipelines.command_line.app import (
+    AFTER_INTERRUPTED_CHANGE,
     EXIT_FINDINGS,
     ConfigOption,
     JsonOption,
@@ -94,7 +95,11 @@ def restore(
     console.print_result(report, print_moment, as_json=as_json)
 
 
-@command("Example: pgsieve refilter emea --from sales --plan", panel="Replicate")
+@command(
+    "Example: pgsieve refilter emea --from sales --plan",
+    panel="Replicate",
+    after_interrupt=AFTER_INTERRUPTED_CHANGE,
+)
 def refilter(
     ctx: typer.Context,
     subscription: SubscriptionArgument,

@@ -10,6 +10,7 @@ import typer
 
 from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
+    AFTER_INTERRUPTED_CHANGE,
     EXIT_FINDINGS,
     EXIT_REFUSED,
     ConfigOption,
@@ -28,7 +29,7 @@ from pgsieve.pipelines.commands.results import EngineStopReport
 _PANEL = "Operate"
 
 
-@command("Example: pgsieve maintain sales", panel=_PANEL)
+@command("Example: pgsieve maintain sales", panel=_PANEL, after_interrupt=AFTER_INTERRUPTED_CHANGE)
 def maintain(
     ctx: typer.Context,
     subscriptions: SubscriptionsArgument = None,

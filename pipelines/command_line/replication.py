@@ -15,6 +15,7 @@ import typer
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
+    AFTER_INTERRUPTED_CHANGE,
     EXIT_FINDINGS,
     EXIT_REFUSED,
     ConfigOption,
@@ -74,7 +75,11 @@ StallLimitOption = Annotated[
 ]
 
 
-@command("Example: pgsieve run sales", panel=_PANEL)
+@command(
+    "Example: pgsieve run sales",
+    panel=_PANEL,
+    after_interrupt="what was committed stays, and the next run continues",
+)
 def run(
     ctx: typer.Context,
     subscriptions: SubscriptionsArgument = None,
@@ -122,19 +127,32 @@ def run(
             "--metrics-port is for --follow: a process that ends cannot be scraped",
             hint="after a run, `pgsieve status --prometheus` prints the metrics, e.g. for node_exporter's textfile collector",
         )
-    from pgsieve.pipelines.commands.early_start import start_early
-
-    start_early(settings, subscription_configs)
-    from pgsieve.pipelines.commands.run import run as run_pipeline
-
-    with console.show_progress() as progress:
-        summary = run_pipeline(settings, subscription_configs, progress)
+    summary = _run_once(settings, subscription_configs, as_json=as_json)
     if as_json:
         console.print_json(summary)
         console.print_failures(summary.failures, verbose=is_verbose(ctx))
     else:
         reports.print_run(summary, verbose=is_verbose(ctx))
     exit_with(summary.failures, problems=summary.problems)
+
+
+def _run_once(
+    settings: Config, subscription_configs: Sequence[SubscriptionConfig], *, as_json: bool
+) -> RunSummary:
+    """Apply every change up to now. If the run is interrupted, print what it has done, and raise the interrupt."""
+    from pgsieve.pipelines.commands.early_start import start_early
+
+    start_early(settings, subscription_configs)
+    from pgsieve.pipelines.commands.run import RunInterruptedError
+    from pgsieve.pipelines.commands.run import run as run_pipeline
+
+    try:
+        with console.show_progress() as progress:
+            return run_pipeline(settings, subscription_configs, progress)
+    except RunInterruptedError as interrupt:
+        if interrupt.summary.changed:
+            console.print_result(interrupt.summary, reports.print_run, as_json=as_json)
+        raise
 
 
 def _follow(
@@ -181,7 +199,9 @@ def _explain(settings: Config, subscription_configs: Sequence[SubscriptionConfig
     console.print_result(explanation, reports.print_explanation, as_json=as_json)
 
 
-@command("Example: pgsieve resync sales public.orders", panel=_PANEL)
+@command(
+    "Example: pgsieve resync sales public.orders", panel=_PANEL, after_interrupt=AFTER_INTERRUPTED_CHANGE
+)
 def resync(
     ctx: typer.Context,
     subscription: SubscriptionArgument,
@@ -256,7 +276,9 @@ def enable(
     console.print_result(report, reports.print_enabled, as_json=as_json)
 
 
-@command("Example: pgsieve drop sales --delete-tables", panel=_PANEL)
+@command(
+    "Example: pgsieve drop sales --delete-tables", panel=_PANEL, after_interrupt=AFTER_INTERRUPTED_CHANGE
+)
 def drop(
     ctx: typer.Context,
     subscription: SubscriptionArgument,

@@ -9,8 +9,8 @@ the replicas, the cut. A cut names a version of each replica; together these ver
 error ends the work only for the subscriptions that it concerns.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from typing import TypeVar
 
@@ -60,6 +60,14 @@ _MAX_ROUNDS = 3
 _MAX_NAMES_IN_TASK = 3
 
 
+class RunInterruptedError(KeyboardInterrupt):
+    """A run was interrupted. `summary` has the subscriptions for which it had copied or applied something before."""
+
+    def __init__(self, summary: RunSummary) -> None:
+        super().__init__()
+        self.summary = summary
+
+
 def take_over(config: Config, subscription_configs: Sequence[SubscriptionConfig]) -> None:
     """Claim the slots of the selected subscriptions for this lake, even if another lake has read them before.
 
@@ -78,16 +86,18 @@ def take_over(config: Config, subscription_configs: Sequence[SubscriptionConfig]
 def run(config: Config, subscription_configs: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
     """Run the selected subscriptions. If one of them fails, the others go on, and what was done for it stays done.
 
-    Disabled subscriptions do not run, and the summary names them. Raises SubscriptionDisabledError if all are disabled.
+    Disabled subscriptions do not run, and the summary names them. Raises SubscriptionDisabledError if all are disabled,
+    and RunInterruptedError after SIGINT.
     """
     project = build_project(config)
     subscriptions, failures = [project.subscriptions[s.name] for s in subscription_configs], Failures()
+    materializers: list[Materializer] = []
     lake = project.lake.open()
     with lake.consistent_read(*_list_paths_to_read_first(lake, subscriptions)):
         subscriptions_to_run = select_enabled(project, subscriptions, failures)
-    with open_instance(config) as instance, pool_sessions():
+    with _raise_with_summary(materializers), open_instance(config) as instance, pool_sessions():
         with lake.consistent_read(*_list_record_paths(lake, subscriptions)):
-            materializers = failures.for_each(
+            materializers += failures.for_each(
                 subscriptions, lambda s: Materializer(project, s, instance, progress)
             )
         for slot_stream in project.find_slot_streams(subscriptions_to_run):
@@ -102,6 +112,21 @@ def run(config: Config, subscription_configs: Sequence[SubscriptionConfig], prog
             )
         failures.for_each(materializers, Materializer.register)
         return RunSummary(summarize_runs(materializers, failures), failures.group_by_error())
+
+
+@contextmanager
+def _raise_with_summary(materializers: Sequence[Materializer]) -> Iterator[None]:
+    """If the block is interrupted, raise RunInterruptedError with what the materializers have done."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        subscription_runs = []
+        for materializer in materializers:
+            # The interrupt may also have ended what the summary needs, such as Spark.
+            with suppress(Exception):
+                subscription_runs.append(materializer.summarize())
+        changed_runs = tuple(each for each in subscription_runs if each.changed)
+        raise RunInterruptedError(RunSummary(changed_runs)) from None
 
 
 def _list_record_paths(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:

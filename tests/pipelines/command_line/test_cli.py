@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import pgsieve
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import app as application
-from pgsieve.pipelines.command_line import cli, console
+from pgsieve.pipelines.command_line import cli, comparison, console, replication
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
 from pgsieve.resources.lake.jars import record_jars
 
@@ -248,6 +248,31 @@ def test_an_interrupted_question_is_130_too(invoke, monkeypatch):
 
 def test_an_interrupt_is_130_as_in_a_shell():
     assert CliRunner().invoke(_failing(KeyboardInterrupt()), ["fail"]).exit_code == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["status"], "interrupted\n"),
+        (["resync", "sales"], "interrupted: what was committed stays; repeat the command\n"),
+        (
+            ["--log-format", "json", "run"],
+            '"level": "warning", "message": "interrupted: what was committed stays, and the next run continues"}\n',
+        ),
+    ],
+)
+def test_an_interrupt_says_what_stays_and_what_to_do(monkeypatch, capfd, arguments, printed):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for module in (comparison, replication):
+        monkeypatch.setattr(module, "load_settings", interrupt)
+    monkeypatch.setattr(sys, "argv", ["pgsieve", *arguments])
+    with pytest.raises(SystemExit) as exit_request:
+        cli.main()
+    console.log_as_text()
+    assert exit_request.value.code == 130
+    assert capfd.readouterr().err.endswith(printed)
 
 
 @pytest.mark.slow

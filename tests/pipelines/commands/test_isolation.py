@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -99,8 +100,27 @@ def test_ctrl_c_ends_the_step_in_progress_and_is_no_subscriptions_error(shop: Sh
         process.join()
     assert process.exitcode == 130, log.read_text()
     assert "error: " not in log.read_text()
+    assert log.read_text().endswith("interrupted: what was committed stays, and the next run continues\n")
     assert shop.cli("run")[0] == 0
     assert [shop.ids("one", "orders"), shop.ids("two", "stock")] == [[2, 3, 4, 5], [1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_prints_what_it_has_done(shop: Shop, signal_number: signal.Signals) -> None:
+    source = Source("shop", shop.written["sources"]["shop"]["conninfo"])
+    output, errors = shop.path.with_name("output"), shop.path.with_name("errors")
+    with source.hold_lock("two"):
+        process = commands.start(["-c", str(shop.path), "run"], output, errors=errors)
+        wait_until(
+            lambda: errors.exists() and 'waiting for "two"' in errors.read_text(), errors.read_text, 300
+        )
+        assert process.pid is not None
+        os.kill(process.pid, signal_number)
+        process.join()
+    assert process.exitcode == 130, errors.read_text()
+    assert re.search(r"^one: applied up to LSN (.*\n)+public.orders +3 ", output.read_text(), re.MULTILINE)
+    assert "two" not in output.read_text()
+    assert "interrupted: " in errors.read_text()
 
 
 @pytest.mark.drawn
