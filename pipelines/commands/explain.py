@@ -16,6 +16,7 @@ import psycopg
 import pyarrow as pa
 
 from pgsieve.assets.steps.initial_sync.copy import find_tables_without_copy
+from pgsieve.assets.steps.initial_sync.readiness import find_unfollowed_change
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, make_replica_schema
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
@@ -86,17 +87,18 @@ class _TableExplainer:
                     subscription.name, *name, "wait", describe_waiting_reason(problems_by_name[name])
                 )
             elif name in tables_to_copy:
-                yield self._explain_copy(name, replicated_table, bytes_by_name[name], state)
+                change = find_unfollowed_change(state, subscription.definition(replicated_table, catalog))
+                copy_reason = _describe_copy_reason(state, change)
+                yield self._explain_copy(name, replicated_table, bytes_by_name[name], copy_reason)
             else:
                 yield self._explain_apply(name, replicated_table)
 
     def _explain_copy(
-        self, name: Name, replicated_table: ReplicatedTable, size_bytes: int, state: TableState | None
+        self, name: Name, replicated_table: ReplicatedTable, size_bytes: int, copy_reason: str
     ) -> ExplainedTable:
-        """Explain a copy. `size_bytes` is the size of the table in bytes, and `state` its recorded state, if it has one."""
+        """Explain a copy. `size_bytes` is the size of the table in bytes, and `copy_reason` says why it is copied."""
         schema = self._make_replica_schema(replicated_table)
         path = self.lake.paths.replica(self.subscription.name, *name)
-        copy_reason = (state.reason or state.state.meaning) if state else "it has no replica yet"
         committer, commit_reason = self.lake.policy.choose_committer_with_reason(
             path, schema.names, size_bytes, lambda: schema, overwrite=True
         )
@@ -151,3 +153,10 @@ class _TableExplainer:
     def _make_replica_schema(self, replicated_table: ReplicatedTable) -> pa.Schema:
         types = self.subscription.replica_types(replicated_table)
         return make_replica_schema([ReplicaColumn(name, column_type) for name, column_type in types.items()])
+
+
+def _describe_copy_reason(state: TableState | None, change: str | None) -> str:
+    """Why a run copies a table, by its recorded state and the change that its replica cannot follow."""
+    if state is None:
+        return "it has no replica yet"
+    return state.reason or change or state.state.meaning

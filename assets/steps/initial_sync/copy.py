@@ -26,7 +26,7 @@ import psycopg
 
 from pgsieve.assets.steps.initial_sync.one_batch import BatchCopy, BatchResult
 from pgsieve.assets.steps.initial_sync.one_table import CopyResult
-from pgsieve.assets.steps.initial_sync.readiness import defer_tables
+from pgsieve.assets.steps.initial_sync.readiness import defer_tables, find_unfollowed_change
 from pgsieve.assets.steps.log import Log, no_log
 from pgsieve.assets.steps.records.failures import is_transient
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -37,7 +37,7 @@ from pgsieve.assets.steps.records.table_states import (
     TableStates,
     find_newest_version,
 )
-from pgsieve.assets.steps.subscription import Definition, Subscription, planned_sources
+from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.validation.waiting import (
     find_table_problems,
     find_unreadable_tables,
@@ -47,7 +47,6 @@ from pgsieve.assets.steps.validation.waiting import (
 from pgsieve.assets.steps.validation.warnings import find_unsent_leaves
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
-from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -138,13 +137,7 @@ def _needs_copy(state: TableState | None, present_definition: Definition) -> boo
         return True
     if state.state == SyncState.SET_ASIDE:
         return False
-    if state.definition is None:
-        return True
-    try:
-        planned_sources(state.definition, present_definition)
-    except SchemaChangedError:
-        return True
-    return False
+    return state.definition is None or find_unfollowed_change(state, present_definition) is not None
 
 
 @dataclass(frozen=True)

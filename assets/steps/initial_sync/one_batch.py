@@ -288,6 +288,9 @@ class BatchCopy:
                 f"another process has changed the states of {quantity(len(changed_tables), 'table')}"
                 f" of {self.subscription.name}"
             )
+        for state in state_by_table.values():
+            if state.reason is not None:
+                self.log(f"{quote_qualified(*state.name)} is copied again: {state.reason}")
         return state_by_table
 
     def _copy_in_parallel(

@@ -20,10 +20,17 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
-from pgsieve.assets.steps.subscription import History, Subscription, arrow_types
+from pgsieve.assets.steps.subscription import (
+    Definition,
+    History,
+    Subscription,
+    arrow_types,
+    planned_sources,
+)
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -55,7 +62,10 @@ def make_announced_state(
     former_state: TableState | None,
     snapshot: Snapshot,
 ) -> TableState:
-    """Make the state of a table before its copy. It announces the LSN of the snapshot."""
+    """Make the state of a table before its copy. It announces the LSN of the snapshot.
+
+    Its reason is the change of the table that the former replica cannot follow, if there is one.
+    """
     definition = subscription.definition(replicated_table, catalog)
     history = former_state.definition.history if former_state and former_state.definition else History()
     has_copied_rows = bool(subscription.histories.find_choice(_find_name(replicated_table)).initial)
@@ -65,7 +75,24 @@ def make_announced_state(
         published=definition.published and replace(definition.published, at=snapshot.time),
         unaltered=subscription.copy_data and subscription.slot_stream.options.origin == "any",
     )
-    return TableState(*_find_name(replicated_table), SyncState.DATA_SYNC, snapshot.lsn, definition_of_copy)
+    return TableState(
+        *_find_name(replicated_table),
+        SyncState.DATA_SYNC,
+        snapshot.lsn,
+        definition_of_copy,
+        find_unfollowed_change(former_state, definition),
+    )
+
+
+def find_unfollowed_change(state: TableState | None, present_definition: Definition) -> str | None:
+    """The change of a table that its replica cannot follow, so that the table has to be copied again; None without one."""
+    if state is None or state.definition is None:
+        return None
+    try:
+        planned_sources(state.definition, present_definition)
+    except SchemaChangedError as error:
+        return error.message
+    return None
 
 
 def _find_name(replicated_table: ReplicatedTable) -> Name:
@@ -109,7 +136,7 @@ def make_state_after_copy(
     if state.definition.layout.is_rewritten_in(catalog_after):
         reason = f'table "{result.schema}.{result.table}" was rewritten while it was copied'
         return replace(state, state=SyncState.INITIALIZE, reason=reason)
-    return replace(state, state=SyncState.READY)
+    return replace(state, state=SyncState.READY, reason=None)
 
 
 def _make_failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
@@ -146,7 +173,7 @@ class Readiness:
         }
         with lake.consistent_read(*path_by_table.values()):
             complete_states = [
-                replace(states[name], state=SyncState.READY)
+                replace(states[name], state=SyncState.READY, reason=None)
                 for name, path in path_by_table.items()
                 if (definition := states[name].definition) is not None
                 and _is_at(lake, path, states[name].lsn)
