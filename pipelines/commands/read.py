@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
-from pgsieve.assets.steps.moments.bases import find_bases
 from pgsieve.assets.steps.moments.moment import Moment
 from pgsieve.assets.steps.moments.reading import TableVersion, find_tables
 from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
@@ -36,9 +36,11 @@ def read_table(
 ) -> TableVersion:
     """One table as it was at a moment."""
     moment = find_moment(config, subscription_config, moment_text)
-    for moment_table in find_tables(moment, only_table=parse_table_name(table_text)):
+    table_name = parse_table_name(table_text)
+    for moment_table in find_tables(moment, only_table=table_name):
         return moment_table
-    table_names = tuple(quote_qualified(*base.name) for base in find_bases(moment))
+    states = TableStates(moment.lake, moment.subscription).read_newest()
+    table_names = tuple(quote_qualified(*name) for name in states if name != table_name)
     raise PgsieveError(
         f'subscription "{subscription_config.name}" had no table "{table_text}" at {format_lsn(moment.lsn)}',
         hint=suggest_name(table_text, table_names),

@@ -60,8 +60,11 @@ class TableBase:
         return self.state.definition
 
 
-def find_bases(moment: Moment) -> list[TableBase]:
-    """Find the bases of a subscription's tables at a moment."""
+def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase]:
+    """Find the bases of a subscription's tables at a moment. With `only_table`, just that of this table.
+
+    Tables that are not read cannot fail. Without a base of `only_table` the result is empty.
+    """
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).read_all()
     states = TableStates(lake, subscription).read_all()
@@ -86,9 +89,10 @@ def find_bases(moment: Moment) -> list[TableBase]:
     bases = [
         base
         for name, states_of_table in states.items()
-        if (base := search.find_base(name, states_of_table)) is not None
+        if only_table in {None, name} and (base := search.find_base(name, states_of_table)) is not None
     ]
-    if not bases:
+    # At a cut the subscription had tables, only not this one.
+    if not bases and (only_table is None or cut_before is None):
         oldest_cut_clause = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
         raise MomentError(
             f'subscription "{subscription}": no table was copied by {format_lsn(lsn)}, or no cut of that time is kept{oldest_cut_clause}',
@@ -250,13 +254,13 @@ class _BaseSearch:
         )
         if followed_lsn < self.moment.lsn:
             gap_description = (
-                "and has not been copied since"
+                "it has not been copied since"
                 if next_copy_lsn is None
-                else f"and was copied at {format_lsn(next_copy_lsn)}"
+                else f"it was copied at {format_lsn(next_copy_lsn)}"
             )
             raise self._make_unreadable_error(
                 name,
-                f"it was set aside or left the publications, {gap_description}: its changes in between are lost",
+                f"{_describe_interruption(states, ready_state)}; {gap_description}: its changes in between are lost",
             )
 
     def _find_newest_version(
@@ -349,3 +353,19 @@ class _BaseSearch:
             hint=f"it can be read at the nearest cuts: {', '.join(cuts)}" if cuts else "choose a later LSN",
             sqlstate=sqlstate,
         )
+
+
+def _describe_interruption(states: Sequence[TableState], ready_state: TableState) -> str:
+    """Why a table's changes were not applied for a while after it was ready. `states` has the oldest first."""
+    later_states = [
+        state
+        for state in states
+        if state.version > ready_state.version
+        and (state.state != SyncState.READY or state.lsn != ready_state.lsn)
+    ]
+    reason = next((f" ({state.reason})" for state in later_states if state.reason), "")
+    if any(state.state == SyncState.SET_ASIDE for state in later_states):
+        return f"it was set aside{reason}"
+    if any(state.state == SyncState.REMOVED for state in later_states):
+        return "it left the publications"
+    return f"it had to be copied again{reason}"

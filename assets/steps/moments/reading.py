@@ -126,9 +126,7 @@ def find_tables(
     process ends.
     """
     lake, tables, bases_with_changes = moment.lake, list[TableVersion](), list[TableBase]()
-    for base in find_bases(moment):
-        if only_table is not None and base.name != only_table:
-            continue
+    for base in find_bases(moment, only_table):
         if base.slice_ends:
             bases_with_changes.append(base)
         else:
