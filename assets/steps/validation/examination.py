@@ -114,14 +114,14 @@ class Examination:
             yield from definition.list_errors(server_catalog, lambda _table, _where: None)
 
     def _add_filter_columns(self, publication: Publication, catalog: Catalog) -> Publication:
-        """Add to a publication which columns its row filters read."""
+        """Return a publication with the names of the columns that its row filters read."""
         return replace(
             publication,
             tables=tuple(self._add_columns_to_entry(entry, catalog) for entry in publication.tables),
         )
 
     def _add_columns_to_entry(self, entry: PublicationTable, catalog: Catalog) -> PublicationTable:
-        """Add to a table of a publication which columns its row filter reads."""
+        """Return a table of a publication with the names of the columns that its row filter reads."""
         if entry.where is None:
             return entry
         columns = self._columns_by_filter.get((entry.oid, entry.where))
@@ -133,10 +133,11 @@ class Examination:
         return replace(entry, filter_columns=columns)
 
     def find_obstacle(self, subscription: str) -> PgsieveError | None:
-        """Find the reason why nothing of a subscription can be replicated. None if at most single tables have problems.
+        """Find the reason why nothing of a subscription can be replicated.
 
-        The publisher refuses UPDATEs and DELETEs that its own publications do not allow. For publications that
-        pgsieve.yaml defines, the same rule is applied here.
+        None if there is no such reason; single tables may have problems even then. If the publisher's own publications
+        publish UPDATEs and DELETEs that a table's replica identity does not cover, the publisher refuses these changes.
+        For publications that pgsieve.yaml defines, this method finds them.
         """
         for name in self._slot_stream.subscriptions[subscription]:
             for refusal in self.problems_by_publication.get(name, ()):
@@ -162,7 +163,7 @@ class Examination:
             return  # The problems of the publication are in `problems_by_publication`.
         try:
             publications = catalog.select_publications(names)
-            # These two calls are made only for the errors that they raise.
+            # Only an error of this call matters, not its result.
             find_replicated_tables(publications, catalog)
         except PublicationError as error:
             yield error
@@ -186,7 +187,7 @@ class Examination:
                 yield error
 
     def find_identity_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """Yields the errors of tables in which UPDATEs and DELETEs would not find rows.
+        """Yields the errors of tables whose replicas could not find the rows that UPDATEs and DELETEs change.
 
         Yields nothing if a publication has problems.
         """
@@ -266,7 +267,7 @@ def find_locked_tables(
 def find_tables_without_identity(
     slot_stream: SlotStream, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Name, PgsieveError]]:
-    """Yields the tables of a subscription in which UPDATEs and DELETEs would not find rows, each with the error."""
+    """Yields the tables whose replicas could not find the rows that UPDATEs and DELETEs change, each with the error."""
     publications = slot_stream.publications(catalog, subscription)
     for name, replicated_table in find_replicated_tables(publications, catalog).items():
         with suppress(PublicationError):
@@ -284,12 +285,12 @@ def _find_filter_errors(published_relation: PublishedRelation) -> Iterator[Pgsie
                 continue
             try:
                 if operation != "insert" and has_unsent_columns(published_relation.publish_as, text):
-                    _refuse_lacking_old_tuples(published_relation, columns)
+                    _refuse_incomplete_old_tuples(published_relation, columns)
             except PgsieveError as error:
                 yield error
 
 
-@lru_cache(maxsize=4096)  # `pgsieve run --follow` calls this for each slice.
+@lru_cache(maxsize=4096)  # `pgsieve run --follow` calls this again and again.
 def _find_filter_columns(table: Table, text: str) -> frozenset[str] | PgsieveError:
     """Find the columns that a row filter reads. Returns the error if the filter cannot be evaluated."""
     try:
@@ -298,13 +299,14 @@ def _find_filter_columns(table: Table, text: str) -> frozenset[str] | PgsieveErr
         return error
 
 
-def _refuse_lacking_old_tuples(published_relation: PublishedRelation, columns: frozenset[str]) -> None:
+def _refuse_incomplete_old_tuples(published_relation: PublishedRelation, columns: frozenset[str]) -> None:
     """Raise UnsupportedFilterError if old tuples do not have the columns from which a generated column is computed."""
     if missing_columns := columns - set(published_relation.relation.identity):
         raise UnsupportedFilterError(
             f"row filter of {published_relation.publish_as.qualified_name} cannot be evaluated outside PostgreSQL: it reads a generated"
             f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(missing_columns))})",
-            # The hint does not name `row_filter: publisher`, which would not help: the generated column is in the
-            # replica identity, and is not sent.
+            # `row_filter: publisher` would not help, so the hint does not name it. With it PostgreSQL demands that the
+            # generated column is in the replica identity. Changes do not have the column's value, so pgsieve could not
+            # find the rows that they update or delete.
             hint="use REPLICA IDENTITY FULL, or publish only inserts",
         )
