@@ -396,7 +396,7 @@ class MultisetDecider(PartDecider):
     """Decides the changes of a part of the digests of a table without a key. Two equal rows have the same digest.
 
     Sends the places of the changes that have new rows, for each file the numbers of the rows to remove from it, and the
-    counts of inserted, deleted and missing rows. If moves find no row, it sends only their places.
+    counts of inserted, deleted and missing rows. If UPDATEs that change a row find none, it sends only their places.
     """
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
 """Reads a batch's changes by Spark: their keys as `KeyedChanges`, and the rows of the net change as a DataFrame.
 
-It is for batches that this process can apply neither as files nor by delta-rs. In: the change history (the Delta table
-with all changes) and the replica. A batch is the changes that are applied to a replica in one commit; their net change
+It is for replicas that only Spark can write, by a MERGE. In: the change history (the Delta table with all changes) and
+the replica. A batch is the changes that are applied to a replica in one commit; their net change
 is what they do together. The place of a change is a number that orders the changes of a batch. Out: the changes by key,
 from which the driver computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of
 a MERGE. Spark joins rows only by numbers, not by keys. Functions on Arrow batches choose the rows and compare keys, so

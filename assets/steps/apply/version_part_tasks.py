@@ -5,8 +5,8 @@ valid from one of the publisher's commits to another. A present version has not 
 number that orders the changes of a batch, the changes that one commit applies.
 
 In: row groups of a change history (the Delta table with all changes of a table), and files of the table of versions. Out:
-rows that describe new files, and results as JSON texts. `versions_by_parts` starts the tasks, and commits what they have
-written. Raises OSError, and Arrow's errors.
+rows that describe new files, and rows with a JSON text, such as the index of a changed file and its new deletion vector.
+`versions_by_parts` starts the tasks, and commits what they have written. Raises OSError, and Arrow's errors.
 
     row groups of changes ──┐ keys, commits                       ┌─ places, commits ──► new versions
                             ├───────────────► the versions of a ──┤
@@ -82,12 +82,12 @@ def _find_times(changes: pa.Table, lsns: Numbers) -> pa.Array:
 class VersionDecider(PartDecider):
     """Decides which versions the changes of a part of the keys begin and end.
 
-    Sends three kinds of messages to the receivers:
+    Sends two kinds of messages to the receivers:
     - the places of the changes that begin versions, the commits that begin and end these versions, and where the values are
       that the changes did not send. Versions that the batch also ends are sent apart (`ENDED_ROWS`).
     - for each file, the numbers of the versions that end, and the commits that end them
 
-    If moves find no row, it sends only their places.
+    If UPDATEs that change the key find no row, it sends only the places of these UPDATEs.
     """
 
     def _has_work(self, received: ReceivedChanges) -> bool:
