@@ -91,7 +91,7 @@ def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase
         for name, states_of_table in states.items()
         if only_table in {None, name} and (base := search.find_base(name, states_of_table)) is not None
     ]
-    # At a cut the subscription had tables, only not this one.
+    # If a cut is kept, and only one table is wanted, the subscription did not have this table yet. That is no error.
     if not bases and (only_table is None or cut_before is None):
         oldest_cut_clause = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
         raise MomentError(

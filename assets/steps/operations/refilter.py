@@ -199,7 +199,9 @@ class Refilter:
         `replica_identity` is the table's present replica identity.
         """
         if source.slot_stream.filtered:
-            raise PgsieveError("its publisher filters, and its publications between two runs are not known")
+            raise PgsieveError(
+                "its mode is `publisher`: the publisher filters its rows, and may have had other row filters between two runs"
+            )
         if not source_definition.unaltered or source_definition.published is None:
             raise PgsieveError(
                 "since its copy its publications were altered, or a transaction was skipped; or an earlier pgsieve copied it"
@@ -216,7 +218,7 @@ class Refilter:
             <= source.slot_stream.defined_publications.keys()
         ):
             raise PgsieveError(
-                "its rows came through publications on the server, and further changes may still come through these"
+                "its publications are those of the server, not of pgsieve.yaml; it may still get changes that these send"
             )
         if source_definition.published.row_filters is not None and replica_identity != "f":
             self._refuse_unsent_values(source, state, source_definition)
