@@ -17,7 +17,7 @@ HEADER = '''"""PostgreSQL's names for built-in objects; written by scripts/catal
 
 `TYPE_NAMES`: the SQL name of each built-in type by its oid, as format_type prints it (format_type.c).
 `KEYWORDS`: the key words that quote_identifier puts in quotes, all but the unreserved ones (ruleutils.c).
-Both as of PostgreSQL {version}, with the types of 19.
+The names are those of PostgreSQL {version}, and the types also those of 19.
 """
 
 from __future__ import annotations
