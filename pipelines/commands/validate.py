@@ -152,18 +152,17 @@ class _FindingCollector:
         self._problems += [_make_problem(source_name, error) for error in examination.definition_problems]
         if examination.check_failure is not None:
             self._problems.append(_make_problem(source_name, examination.check_failure))
-        are_replicable = [
+        for subscription in self._project.find_subscriptions(slot_stream):
             self._examine_subscription(subscription, publisher)
-            for subscription in self._project.find_subscriptions(slot_stream)
+        # A run leaves the refused subscriptions out, too.
+        sound_slot_stream, catalog = examination.select_sound_subscriptions(), examination.catalog
+        self._statements += _make_capture_statements(
+            sound_slot_stream, catalog, publisher.server_catalog, publisher.server_version
+        )
+        self._warnings += [
+            _make_problem(source_name, error)
+            for error in find_slot_stream_warnings(sound_slot_stream, catalog)
         ]
-        if all(are_replicable):  # No subscription has an error that prevents it from being replicated.
-            catalog = examination.catalog
-            self._statements += _make_capture_statements(
-                slot_stream, catalog, publisher.server_catalog, publisher.server_version
-            )
-            self._warnings += [
-                _make_problem(source_name, error) for error in find_slot_stream_warnings(slot_stream, catalog)
-            ]
 
     def _examine_source(self, slot_stream: SlotStream) -> tuple[_PublisherState, list[PgsieveError]]:
         """The state of a stream's publisher; and the errors about rights, event triggers, and data of another publisher."""
@@ -178,7 +177,8 @@ class _FindingCollector:
                 else []
             )
             errors += _find_other_publisher_errors(connection, self._project, slot_stream)
-            errors += _find_trigger_errors(connection, slot_stream, catalog, server_catalog)
+            sound_slot_stream = examination.select_sound_subscriptions()
+            errors += _find_trigger_errors(connection, sound_slot_stream, catalog, server_catalog)
             sequences_by_subscription = {
                 subscription_name: read_received_sequences(connection, slot_stream, subscription_name)
                 for subscription_name in slot_stream.subscriptions
@@ -189,8 +189,8 @@ class _FindingCollector:
                 )
         return _PublisherState(examination, server_catalog, server_version, sequences_by_subscription), errors
 
-    def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
-        """Record what a subscription will receive. Returns false if an error prevents its replication."""
+    def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> None:
+        """Record what a subscription will receive, and its problems."""
         subscription_name, slot_stream, catalog = (
             subscription.name,
             subscription.slot_stream,
@@ -234,8 +234,6 @@ class _FindingCollector:
             # Usually the examination has found the same error and recorded it.
             if all(problem.object != subscription_name for problem in self._problems):
                 self._problems.append(_make_problem(subscription_name, error))
-            return False
-        return True
 
 
 def _has_mapped_columns(lake: Lake, subscription_name: str, table_name: Name) -> bool:
@@ -275,17 +273,16 @@ def _find_trigger_errors(
 
     Capture publications are pgsieve's own publications, with which it reads the slot.
     """
-    with suppress(PublicationError):
-        for plan in slot_stream.planned_capture(catalog):
-            publication_name = slot_stream.capture + plan.suffix
-            statements = make_capture_statements(
-                publication_name, plan, server_catalog, connection.info.server_version
-            )
-            error = find_trigger_error(
-                connection, slot_stream.source.name, describe_preparation(publication_name), statements
-            )
-            if error is not None:
-                yield error
+    for plan in slot_stream.planned_capture(catalog):
+        publication_name = slot_stream.capture + plan.suffix
+        statements = make_capture_statements(
+            publication_name, plan, server_catalog, connection.info.server_version
+        )
+        error = find_trigger_error(
+            connection, slot_stream.source.name, describe_preparation(publication_name), statements
+        )
+        if error is not None:
+            yield error
 
 
 def _make_problem(object_name: str, error: PgsieveError) -> ValidationProblem:

@@ -149,6 +149,17 @@ class Examination:
                 return problem
         return None
 
+    def select_sound_subscriptions(self) -> SlotStream:
+        """The stream with only those subscriptions for which `find_obstacle` finds nothing."""
+        return replace(
+            self._slot_stream,
+            subscriptions={
+                name: publications
+                for name, publications in self._slot_stream.subscriptions.items()
+                if self.find_obstacle(name) is None
+            },
+        )
+
     def find_publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
         """Yields the problems of a subscription's publications.
 

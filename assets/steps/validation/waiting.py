@@ -43,16 +43,12 @@ def select_sound_subscriptions(
     copied again. Raises the first problem if all subscriptions are refused.
     """
     examination = Examination(connection, slot_stream, server_catalog)
-    obstacle_by_subscription = {name: examination.find_obstacle(name) for name in slot_stream.subscriptions}
-    sound_subscriptions = {
-        name: slot_stream.subscriptions[name]
-        for name, obstacle in obstacle_by_subscription.items()
-        if obstacle is None
-    }
-    for obstacle in obstacle_by_subscription.values():
-        if obstacle is not None and not sound_subscriptions:
-            raise obstacle
-    return replace(slot_stream, subscriptions=sound_subscriptions), examination.catalog
+    sound_slot_stream = examination.select_sound_subscriptions()
+    if not sound_slot_stream.subscriptions:
+        for name in slot_stream.subscriptions:
+            if (obstacle := examination.find_obstacle(name)) is not None:
+                raise obstacle
+    return sound_slot_stream, examination.catalog
 
 
 def make_subscription_catalog(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,21 @@ def test_problems_come_in_the_words_of_the_server(conninfo: str, tmp_path: Path)
             "42P10",
         ),
     ]
+
+
+def test_a_refused_subscription_does_not_hide_the_statements_for_the_others(
+    conninfo: str, tmp_path: Path
+) -> None:
+    """A run also creates the capture publication of the others, or says that `validate` prints the statements."""
+    file = tmp_path / "pgsieve.yaml"
+    other = "  lines: {source: shop, publications: [blank]}\n"
+    file.write_text(CONFIG.format(conninfo=conninfo, publications="mutable") + other)
+    result = CliRunner().invoke(cli.app, ["validate", "-c", str(file)])
+    assert result.exit_code == 1
+    assert f'publication "mutable": {MUTABLE}' in result.stdout
+    _, statements = result.stdout.split("statements to run:\n")
+    assert re.search(r'^create publication "pgsieve_shop_i" for table .*"invoices"', statements, re.MULTILINE)
+    assert "keyless" not in statements
 
 
 def test_names_with_blanks_and_tables_without_a_key_are_shown_as_such(conninfo: str, tmp_path: Path) -> None:
