@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import polars as pl
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaProtocolError
 
 from pgsieve.assets.steps.apply import batch
 from pgsieve.resources.lake.delta.records import quote_name
@@ -19,6 +22,14 @@ pytestmark = [
     pytest.mark.parametrize("scenario", ["driver drawn marking", "spark large"], indirect=True),
 ]
 _TABLES = ("keyed", "keyless")
+
+
+def _check_what_readers_do(path: str, expected: pa.Table) -> None:
+    """Check what docs/reading.md says about mapped names."""
+    rows = pa.table(QueryBuilder().register("t", DeltaTable(path)).execute("select * from t"))
+    assert sorted(map(str, rows.to_pylist())) == sorted(map(str, expected.to_pylist()))
+    with pytest.raises(DeltaProtocolError, match=r"columnMapping|column mapping"):
+        pl.read_delta(path)
 
 
 def _replicas(scenario: Scenario) -> Iterator[tuple[PgsieveReplica, str]]:
@@ -76,3 +87,4 @@ def test_a_replica_whose_names_are_mapped_is_written_as_files(
             for field in DeltaTable(path).schema().fields
         ]
         assert (by_spark.column_names != names) == path.endswith("keyed")
+        _check_what_readers_do(path, by_spark)

@@ -80,7 +80,7 @@ def find_name_warnings(
             names_in_replica = map(subscription.replica_name, replicated_table.columns)
             if names := [name for name in names_in_replica if find_column_mapping_property([name])]:
                 readers = (
-                    "are mapped by Delta: Spark, Trino and Delta Kernel read them, Polars and delta-rs refuse the table"
+                    "are mapped by Delta: Spark, Trino, Delta Kernel and the QueryBuilder of delta-rs read them; Polars refuses the table, and the Arrow reader of delta-rs refuses it or reads NULL"
                     if is_mapped(table)
                     else "stay as they are in the Delta table: Spark, Polars, delta-rs and DuckDB over it read them, and Spark refuses ALTER TABLE and RESTORE of the replica"
                 )

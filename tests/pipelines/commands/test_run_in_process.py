@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 
+import polars as pl
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaProtocolError
 
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from tests.fixtures import commands
@@ -105,6 +108,11 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
     assert sorted((row["id"], row["n"]) for row in rows) == [(2, 12), (4, 12), (9, 9)]
     shop.configure(spark={})
     run_without_java(shop, "check")
+    if place == "folder":
+        # What docs/reading.md says about deletion vectors.
+        assert sorted(pl.scan_delta(path).collect()["id"]) == [2, 4, 9]
+        with pytest.raises(DeltaProtocolError, match="deletionVectors"):
+            DeltaTable(path).to_pyarrow_dataset()
 
 
 @pytest.mark.drawn
