@@ -94,7 +94,8 @@ from collections.abc import Mapping
 
 from pgsieve.decoding.visible import escape_controls
 
-#: Stands for the name of the table in a hint. A caller that knows the table replaces it by the name.
+#: Stands for the name of the table in a hint, within single quotes of YAML. A caller that knows the table replaces it by
+#: the name, in which each single quote is doubled.
 TABLE_PLACEHOLDER = "<schema>.<table>"
 
 

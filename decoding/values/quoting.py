@@ -59,6 +59,11 @@ def quote_qualified(namespace: str, name: str, server_version: int = NEWEST_SERV
     return f"{quote_identifier(namespace, server_version)}.{quote_identifier(name, server_version)}"
 
 
+def double_single_quotes(text: str) -> str:
+    """Return text as it is written between single quotes in YAML or SQL (standard_conforming_strings)."""
+    return text.replace("'", "''")
+
+
 def quote_literal(text: str) -> str:
     r"""Return text as a string constant. If it has backslashes, the constant has the form E'\\'."""
     escape = "E" if "\\" in text else ""

@@ -45,7 +45,7 @@ from pgsieve.decoding.values.builtin_types import (
     DerivedTypesByOid,
 )
 from pgsieve.decoding.values.output import NoOutputError, print_binary
-from pgsieve.decoding.values.quoting import quote_identifier
+from pgsieve.decoding.values.quoting import double_single_quotes, quote_identifier
 
 _COLUMN_EXPRESSION = "{}"
 _TEXT_EXPRESSION = "{}::pg_catalog.text"
@@ -372,9 +372,11 @@ def _convert(converter: Converter, values: pa.Array, type: ColumnType, column: s
     except (
         ValueError
     ):  # Arrow's errors are of this class. They quote the value, so the new error has no cause.
+        # YAML reads no other quotes around a key with double quotes, colons or commas in it.
+        key = f"'{TABLE_PLACEHOLDER}.{double_single_quotes(quote_identifier(column))}'"
         raise ValueNotRepresentableError(
             f'column "{column}" has a value that Spark type {type.spark_type} cannot hold',
-            hint=f"set `types: {{{TABLE_PLACEHOLDER}.{quote_identifier(column)}: string}}` in pgsieve.yaml for PostgreSQL's own text",
+            hint=f"set `types: {{{key}: string}}` in pgsieve.yaml for PostgreSQL's own text",
             value_index=_find_first_unconvertible(converter, values, type.arrow_type),
         ) from None
 

@@ -270,7 +270,8 @@ def _convert_syntax_error(error: yaml.YAMLError) -> Problem:
         "",
         line,
         f"not valid YAML: {problem_text or 'unreadable'}",
-        "a value with : # { [ * ! or % needs quotes",
+        "a key or value with : # { [ * ! or % needs quotes, and so does one that begins with a quote:"
+        """ '"Sales"."Order Lines".amount': string""",
     )
 
 

@@ -17,7 +17,7 @@ from pgsieve.decoding.errors import TABLE_PLACEHOLDER, PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
-from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.values.quoting import double_single_quotes, quote_qualified
 from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.delta.errors import (
     ERRORS_OF_NO_TABLE,
@@ -111,7 +111,8 @@ def describe_error_fully(
     Raises the same errors as `describe_error`.
     """
     problem, remedy = add_transaction(describe_error(lake, error), commit_lsn), _find_remedy(error)
-    return f"{problem}; {remedy.replace(TABLE_PLACEHOLDER, quote_qualified(*name))}" if remedy else problem
+    table = double_single_quotes(quote_qualified(*name))
+    return f"{problem}; {remedy.replace(TABLE_PLACEHOLDER, table)}" if remedy else problem
 
 
 def _find_remedy(error: Exception) -> str | None:

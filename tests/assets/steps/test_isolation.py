@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pyarrow as pa
 import pytest
+import yaml
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.assets.steps.apply import by_files
@@ -169,20 +170,23 @@ def test_a_table_that_cannot_be_copied_is_set_aside_and_the_others_are_copied(
 
 def test_the_reason_names_the_transaction_that_set_a_table_aside(replicated: _Replicated) -> None:
     database = replicated.database
-    database.execute("create table prices (id int primary key, price numeric(8,2))")
-    database.execute("create publication p for table prices")
+    database.execute(
+        'create schema "Shop"; create table "Shop"."Old: prices" (id int primary key, price numeric(8,2))'
+    )
+    database.execute('create publication p for table "Shop"."Old: prices"')
     replicated.copy()
-    database.execute("insert into prices values (1, 1)")
+    database.execute('insert into "Shop"."Old: prices" values (1, 1)')
     before = read_current_lsn(database)
-    database.execute("insert into prices values (2, 'NaN')")
+    database.execute("""insert into "Shop"."Old: prices" values (2, 'NaN')""")
     after = read_current_lsn(database)
-    database.execute("insert into prices values (3, 'NaN')")
+    database.execute("""insert into "Shop"."Old: prices" values (3, 'NaN')""")
     replicated.increment()
-    reason = TableStates(replicated.lake, "sub").read_newest()["public", "prices"].reason or ""
-    (finished,) = re.findall(
-        r"in the transaction finished at (\S+); set `types: .*; `pgsieve resync sub public\.prices` copies",
+    reason = TableStates(replicated.lake, "sub").read_newest()["Shop", "Old: prices"].reason or ""
+    ((finished, types),) = re.findall(
+        r"in the transaction finished at (\S+); set `types: (.*)` in pgsieve.yaml .*; `pgsieve resync sub '\"Shop\"\.",
         reason,
     )
+    assert yaml.safe_load(types) == {'"Shop"."Old: prices".price': "string"}
     assert before <= parse_lsn(finished) < after
 
 

@@ -120,7 +120,7 @@ TROUBLES: Sequence[_Trouble] = (
     _Trouble("nan_copied", "id int primary key, n numeric(10,2)", _TYPES, _types_of_reason, "(1, 'NaN')"),
     _Trouble(
         "nan_sent",
-        'id int primary key, "Unit Price" numeric(10,2)',
+        """id int primary key, "Price: it's" numeric(10,2)""",
         r"finished at [0-9A-F/]+; " + _TYPES,
         _types_of_reason,
         trouble="insert into nan_sent values (2, 'NaN')",

@@ -236,7 +236,10 @@ REFUSED = {
     "an open bracket": (
         "lake: [a",
         (1, "", "not valid YAML: expected ',' or ']', but got '<stream end>'"),
-        "a value with : # { [ * ! or % needs quotes",
+        (
+            "a key or value with : # { [ * ! or % needs quotes, and so does one that begins with a quote:"
+            """ '"Sales"."Order Lines".amount': string"""
+        ),
     ),
 }
 
