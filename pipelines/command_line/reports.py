@@ -167,8 +167,16 @@ def print_resync(report: ResyncReport) -> None:
         print_out(
             Text(f"{name}: nothing to resynchronise: every table is ready, and published as it was copied")
         )
+    copied_names = {(each.schema, each.name) for each in (report.run.copied if report.run else ())}
     for table in report.tables:
-        print_out(Text.assemble((f"{quote_qualified(table.schema, table.name)}: ", "bold"), table.state))
+        # The reason for the former state would look like one that still holds.
+        former_state = table.state.partition(": ")[0]
+        state = (
+            f"copied again; before: {former_state}"
+            if (table.schema, table.name) in copied_names
+            else table.state
+        )
+        print_out(Text.assemble((f"{quote_qualified(table.schema, table.name)}: ", "bold"), state))
         print_out(*(Text(f"  {change}") for change in table.changes))
     if report.followed:
         print_out(Text(f"{name}: the process that follows the slot copies them after the next change"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -103,6 +104,18 @@ def test_ctrl_c_ends_the_step_in_progress_and_is_no_subscriptions_error(shop: Sh
     assert log.read_text().endswith("interrupted: what was committed stays, and the next run continues\n")
     assert shop.cli("run")[0] == 0
     assert [shop.ids("one", "orders"), shop.ids("two", "stock")] == [[2, 3, 4, 5], [1, 2, 3, 4, 5]]
+
+
+def test_a_resync_that_succeeds_does_not_print_the_former_problem(shop: Shop) -> None:
+    shop.copy()
+    shutil.rmtree(_folder(shop, "one") / "public" / "orders")
+    shop.database.execute("insert into orders values (5, 5)")
+    code, output = shop.cli("run")
+    assert (code, "is gone" in output) == (1, True), output
+    code, output = shop.cli("resync", "one")
+    assert code == 0, output
+    assert "public.orders: copied again; before: set aside\none: applied" in output
+    assert "is gone" not in output
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
