@@ -420,7 +420,7 @@ def print_init(report: InitReport) -> None:
         steps = [
             review_file,
             "solve the problems above: until then no SQL is written",
-            "pgsieve init --force, again",
+            f"the same `pgsieve init` with --force: it replaces {report.config}, with what was changed there",
         ]
     else:
         steps = [

@@ -202,11 +202,17 @@ def test_no_sql_is_written_while_there_is_a_problem(
         create table mixed_2 partition of mixed for values from (5) to (9);
         alter table mixed_2 replica identity full; alter table mixed replica identity full""")
         try:
-            code, text = init(tmp_path, "--conninfo", admin, "--table", "public.mixed")
+            command = ("--conninfo", admin, "--table", "public.mixed")
+            code, text = init(tmp_path, *command)
+            assert (code, "until then no SQL is written" in text) == (1, True), text
+            assert [each.name for each in tmp_path.iterdir()] == ["pgsieve.yaml"]
+            # What it says to do next works without a terminal, too.
+            assert "3. the same `pgsieve init` with --force: it replaces " in text
+            owner.execute("alter table mixed detach partition mixed_1")
+            code, text = init(tmp_path, *command, "--force")
         finally:
-            owner.execute("drop table mixed")
-    assert (code, "until then no SQL is written" in text) == (1, True), text
-    assert [each.name for each in tmp_path.iterdir()] == ["pgsieve.yaml"]
+            owner.execute("drop table mixed; drop table if exists mixed_1")
+    assert code == 0, text
 
 
 def test_a_program_may_print_the_password(database: str, tmp_path: Path) -> None:
