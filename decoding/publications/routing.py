@@ -7,18 +7,21 @@ In: a catalog, and the publications of each subscription of a slot (`pgsieve.dec
 - `find_routes`: maps each relation id in messages to the part of the relation's changes that one subscription receives.
   For example, with publish_via_partition_root the changes of a partition belong to the replica of its root.
 - `find_truncated_tables`: the replicated tables that a TRUNCATE empties.
+- `find_uncaptured_tables`: the replicated tables whose changes the present capture publications do not send as planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from pgsieve.decoding.publications.catalog import (
     OPERATIONS,
     Catalog,
     Publication,
+    PublicationError,
+    PublicationTable,
     PublishedRelation,
     Table,
     find_published_relation,
@@ -232,3 +235,80 @@ def find_truncated_tables(
         elif root.leaves and set(root.leaves) <= truncated_oids:
             emptied_tables[root.oid] = root
     return list(emptied_tables.values())
+
+
+def find_uncaptured_tables(
+    catalog: Catalog,
+    publications: Sequence[Publication],
+    capture_publications: Sequence[Publication],
+    planned_publications: Sequence[CapturePublication],
+    oids: Collection[int],
+) -> list[Table]:
+    """The replicated tables whose changes do not all arrive by the capture publications.
+
+    - `oids`: only these tables, and their partition trees, are examined
+    - `publications`: the publications of one subscription, which replicate the tables
+    - `capture_publications`: the capture publications as they are at the publisher now
+    - `planned_publications`: the capture publications as they should be
+
+    A tree that is captured as its root arrives if `find_routes` has the root. A tree that is captured as its leaves,
+    although the plan has its root, does not count: a TRUNCATE of the root could not be told from a TRUNCATE of the leaves.
+    """
+    tree_oids = {_find_topmost_oid(catalog.tables[oid]) for oid in oids if oid in catalog.tables}
+    tables = {oid: t for oid, t in catalog.tables.items() if _find_topmost_oid(t) in tree_oids}
+    catalog = replace(catalog, tables=tables)
+    routes = find_routes(catalog, publications)
+    plan = [
+        Publication(
+            p.suffix, frozenset(p.operations), tables=tuple(map(_list_whole, p.tables)), via_root=p.via_root
+        )
+        for p in planned_publications
+    ]
+    uncaptured_tables: dict[int, Table] = {}
+    for relation in _find_published_relations(catalog, publications).values():
+        captured = _find_captured_relation(relation.relation, capture_publications, catalog)
+        planned = find_published_relation(relation.relation, plan, catalog)
+        is_as_planned = captured is not None and (
+            captured.publish_as.oid != relation.relation.oid
+            or (planned is not None and planned.publish_as.oid == captured.publish_as.oid)
+        )
+        if (
+            captured is None
+            or not is_as_planned
+            or captured.publish_as.oid not in routes
+            or not relation.operations <= captured.operations
+        ):
+            uncaptured_tables[relation.publish_as.oid] = relation.publish_as
+    for replicated_table in find_replicated_tables(publications, catalog).values():
+        root = replicated_table.table
+        # Only a publication that lists a root, or an ancestor of it, sends the changes of leaves that are created later.
+        lineage = [root, *(catalog.tables[oid] for oid in root.ancestors if oid in catalog.tables)]
+        if root.kind == "p" and not any(p.contains(each) for p in capture_publications for each in lineage):
+            uncaptured_tables[root.oid] = root
+    return [table for table in uncaptured_tables.values() if table.legible]
+
+
+def _find_topmost_oid(table: Table) -> int:
+    return table.ancestors[-1] if table.ancestors else table.oid
+
+
+def _list_whole(table: Table) -> PublicationTable:
+    return PublicationTable(table.oid)
+
+
+def _find_captured_relation(
+    table: Table, capture_publications: Sequence[Publication], catalog: Catalog
+) -> PublishedRelation | None:
+    """The changes of a table that the capture publications send. None if they leave out rows or columns, or send nothing."""
+    try:
+        relation = find_published_relation(table, capture_publications, catalog)
+    except PublicationError:
+        return None
+    if relation is None or any(filters is not None for filters in relation.filters.values()):
+        return None
+    is_listed = any(
+        p.has_column_list(relation.publish_as)
+        for p in capture_publications
+        if p.name in relation.publications
+    )
+    return None if is_listed else relation

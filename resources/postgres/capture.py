@@ -6,13 +6,16 @@ without row filters; pgsieve then evaluates the filters of the user's publicatio
 In: - the plan: the tables and operations of each capture publication
     - the publisher's catalog
 Out: publications that list the planned tables, or the SQL that would make them so. Other tables are removed from them. A
-     table stays if it is locked, or if pgsieve may not alter its publication.
+     table stays if it is locked, or if pgsieve may not alter its publication. If pgsieve may not add a table, the table
+     is left out.
 
-Raises SourceError if the server refuses a statement.
+Raises SourceError if the server refuses a statement, and SourcePermissionError if there is no capture publication, and
+pgsieve may not create one.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -35,7 +38,10 @@ def ensure_capture_publications(
     planned_publications: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[str, ...]:
-    """Create or alter the capture publications so that they match the plan; return their names.
+    """Create or alter the capture publications so that they match the plan; return the names of those that exist then.
+
+    If pgsieve may not alter or create one of them, for example because another role owns it, it stays as it is. The
+    tables that it lacks are left out (`find_uncaptured_tables`), and stay in their former publications.
 
     A publication that already matches is not altered. If a table moves from one publication to another, it is
     first added to the new publication and only then removed from the old one. So at each position in the WAL, at
@@ -46,13 +52,22 @@ def ensure_capture_publications(
     # the caller first reads the WAL up to the flush position without the new publications. That position must be after
     # the commits that create them. So each of these commits waits until it is flushed, whatever the role's setting is.
     connection.execute("set synchronous_commit = local")
+    has_capture = any(capture_name + suffix in catalog.publications for suffix in list_capture_suffixes())
+    existing_names, refused_oids = [], set[int]()
     for publication in planned_publications:
         name = capture_name + publication.suffix
-        statements = make_capture_statements(name, publication, catalog, connection.info.server_version)
-        if name not in catalog.publications:
-            statements.append(f"comment on publication {quote(name)} is {quote_literal(CREATED_COMMENT)}")
-        if statements:
-            execute_ddl(connection, source, describe_preparation(name), statements)
+        try:
+            _ensure_publication(connection, source, name, publication, catalog)
+        except SourcePermissionError:
+            # Without any capture publication nothing can be read.
+            if not has_capture:
+                raise
+            refused_oids |= {t.oid for t in publication.tables}
+            if name not in catalog.publications:
+                continue
+            if find_own_publications(connection, [name]):
+                _add_permitted_tables(connection, source, name, publication, catalog)
+        existing_names.append(name)
     planned_tables = {capture_name + p.suffix: p.tables for p in planned_publications}
     for name in (
         n for n in _find_own_capture_publications(connection, capture_name) if n in catalog.publications
@@ -61,8 +76,113 @@ def ensure_capture_publications(
             # A standby cannot alter publications, and the role may lack the right to alter this publication. In these cases
             # the table stays, and does no harm. Another run may have removed the table meanwhile.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
-                _remove_table(connection, source, name, table)
-    return tuple(planned_tables)
+                if table.oid not in refused_oids:
+                    _remove_table(connection, source, name, table)
+    return tuple(existing_names)
+
+
+def _ensure_publication(
+    connection: psycopg.Connection[Any],
+    source: str,
+    name: str,
+    planned_publication: CapturePublication,
+    catalog: Catalog,
+) -> None:
+    """Create or alter one capture publication. Raises SourceError if the server refuses that."""
+    statements = make_capture_statements(name, planned_publication, catalog, connection.info.server_version)
+    if name not in catalog.publications:
+        statements.append(f"comment on publication {quote(name)} is {quote_literal(CREATED_COMMENT)}")
+    if statements:
+        execute_ddl(connection, source, describe_preparation(name), statements)
+
+
+def _add_permitted_tables(
+    connection: psycopg.Connection[Any],
+    source: str,
+    name: str,
+    planned_publication: CapturePublication,
+    catalog: Catalog,
+) -> None:
+    """Add the tables one by one that pgsieve may add, after it was refused to add all of them with one statement."""
+    for table in planned_publication.tables:
+        if _can_be_added(name, table, catalog):
+            with suppress(SourcePermissionError):
+                _ensure_publication(
+                    connection, source, name, replace(planned_publication, tables=(table,)), catalog
+                )
+
+
+def _can_be_added(name: str, table: Table, catalog: Catalog) -> bool:
+    """True if a capture publication exists and does not list the table with a row filter or columns, which SET removes."""
+    publication = catalog.publications.get(name)
+    entry = None if publication is None else publication.find_table_entry(table.oid)
+    return publication is not None and (entry is None or (entry.where is None and entry.columns is None))
+
+
+def find_unplanned_oids(
+    capture_name: str, planned_publications: Sequence[CapturePublication], catalog: Catalog
+) -> set[int]:
+    """The oids of the tables for which the capture publications differ from the plan, so that changes may be missing.
+
+    A table that a publication lists in vain does not count, unless it is a root, as which its leaves would be captured.
+    """
+    planned_oids = {capture_name + p.suffix: {t.oid for t in p.tables} for p in planned_publications}
+    unplanned_oids = set[int]()
+    for planned_publication in planned_publications:
+        name = capture_name + planned_publication.suffix
+        publication = catalog.publications.get(name)
+        if (
+            publication is None
+            or publication.operations != set(planned_publication.operations)
+            or publication.via_root != planned_publication.via_root
+        ):
+            unplanned_oids |= planned_oids[name]
+        elif publication.all_tables:
+            unplanned_oids |= {t.oid for t in planned_publication.tables if not publication.contains(t)}
+        else:
+            whole_oids = {t.oid for t in publication.tables if t.where is None and t.columns is None}
+            unplanned_oids |= planned_oids[name] - whole_oids
+    for name in (capture_name + suffix for suffix in list_capture_suffixes()):
+        publication = catalog.publications.get(name)
+        if publication is not None and publication.via_root:
+            roots = (t for t in catalog.tables.values() if t.kind == "p")
+            unplanned_oids |= {t.oid for t in roots if publication.contains(t)} - planned_oids.get(
+                name, set()
+            )
+    return unplanned_oids
+
+
+def make_table_statements(
+    capture_name: str,
+    planned_publications: Sequence[CapturePublication],
+    catalog: Catalog,
+    server_version: int,
+    replicated_table: Table,
+) -> list[str]:
+    """The SQL after which the capture publications send all changes of one table as planned, and no table less than before."""
+    tree_oids = {replicated_table.oid, *replicated_table.ancestors, *replicated_table.leaves}
+    statements = []
+    for publication in planned_publications:
+        tables = tuple(t for t in publication.tables if t.oid in tree_oids)
+        if not tables:
+            continue
+        name = capture_name + publication.suffix
+        # CREATE and SET have to list all tables of the plan.
+        is_addition = all(_can_be_added(name, table, catalog) for table in tables)
+        statements += make_capture_statements(
+            name, replace(publication, tables=tables) if is_addition else publication, catalog, server_version
+        )
+    planned_tables = {capture_name + p.suffix: p.tables for p in planned_publications}
+    for name in (capture_name + suffix for suffix in list_capture_suffixes()):
+        if name in catalog.publications:
+            statements += [
+                _make_removal(name, table)
+                for table in _find_surplus_tables(
+                    catalog.publications[name], planned_tables.get(name, ()), catalog
+                )
+                if table.oid in tree_oids
+            ]
+    return statements
 
 
 def _find_surplus_tables(
@@ -75,14 +195,18 @@ def _find_surplus_tables(
 
 def _remove_table(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
     """Remove a table from a capture publication. False if the table is locked, so that a later run must remove it."""
-    statement = f"alter publication {quote(name)} drop table {format_table_clause(table)}"
+    statements = [_make_removal(name, table)]
     try:
         execute_ddl(
-            connection, source, describe_preparation(name), [statement], lock_timeout_seconds=LOCK_SECONDS
+            connection, source, describe_preparation(name), statements, lock_timeout_seconds=LOCK_SECONDS
         )
     except LockedTableError:
         return False
     return True
+
+
+def _make_removal(name: str, table: Table) -> str:
+    return f"alter publication {quote(name)} drop table {format_table_clause(table)}"
 
 
 def make_capture_statements(

@@ -24,8 +24,10 @@ from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.reading import SLICE_BYTES
 from pgsieve.assets.steps.slot_consumption.ready import prepare_slot
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.validation.waiting import make_subscription_catalog
+from pgsieve.assets.steps.validation.uncaptured import find_refused_tables
+from pgsieve.assets.steps.validation.waiting import describe_waiting_reason, make_subscription_catalog
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.present_catalog import read_present_catalog
 from pgsieve.resources.postgres.slot import SlotInUseError, read_slot_state
@@ -66,11 +68,28 @@ def copy_tables(
             prepare_slot(connection, slot_stream, lake, subscription.name)
         except OpenTransactionsError as error:
             return defer_tables(TableStates(lake, subscription.name), sorted(tables), error, log)
+        catalog = make_subscription_catalog(connection, subscription, read_present_catalog(connection))
+        refused_results = _list_refused_tables(subscription, lake, catalog, bytes_by_table)
         record_database(connection, record)
 
     retained_wal = _RetainedWal(subscription, lake, log)
     copy = InitialCopy(subscription, lake, log, wait_seconds)
-    return copy.copy_tables(bytes_by_table, retained_wal.limit, only_lacking=only_lacking)
+    for result in refused_results:
+        del bytes_by_table[result.schema, result.table]
+    return refused_results + copy.copy_tables(bytes_by_table, retained_wal.limit, only_lacking=only_lacking)
+
+
+def _list_refused_tables(
+    subscription: Subscription, lake: Lake, catalog: Catalog, tables: Collection[Name]
+) -> list[CopyResult]:
+    """The results of those tables that have to wait, because pgsieve may not alter its capture publications."""
+    states = TableStates(lake, subscription.name).read_newest()
+    problem_by_table = find_refused_tables(subscription.slot_stream, subscription.name, catalog, states)
+    return [
+        CopyResult(*name, 0, 0, 0.0, 0, None, (), describe_waiting_reason(error))
+        for name, error in problem_by_table.items()
+        if name in tables
+    ]
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,13 @@ from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies
 from pgsieve.assets.steps.slot_consumption.two_phase import is_two_phase, recover_prepared_transactions
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.assets.steps.validation.examination import find_locked_tables
+from pgsieve.assets.steps.validation.uncaptured import hold_back_uncaptured_tables
 from pgsieve.assets.steps.validation.waiting import select_sound_subscriptions
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.alterations import CatalogFingerprint
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture_publications
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
@@ -57,6 +59,7 @@ def prepare_slot(
     """Create the stream's capture publications and slot if they are missing, and record the catalog if it was altered.
 
     Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
+    Tables wait that pgsieve may not capture.
 
     A lock of another session may prevent a table from being captured, or its row filter from being read. As long as
     that is so, the publisher filters: it decodes each slice again for each subscription. It cannot do so for a
@@ -73,7 +76,7 @@ def prepare_slot(
     records = list_slot_stream_records(lake, slot_stream)
     refuse_put_back_tables(lake, records, read_newest_cuts(lake, slot_stream))
     log_position, catalogs = ChangeLog(lake, slot_stream).read_position(), Catalogs(lake, sound_stream)
-    names = sound_stream.slot_publications(server_catalog)
+    names, plan = sound_stream.slot_publications(server_catalog), None
     created_names = [name for name in names if name not in server_catalog.publications]
     try:
         must_record = not catalogs.is_recorded(fingerprint)
@@ -83,31 +86,51 @@ def prepare_slot(
         )
         if slot_stream.filtered:
             publish_set_aside_tables(connection, sound_stream, lake, server_catalog, no_log)
-        elif not _make_capture(connection, sound_stream, server_catalog, publisher_decides=publisher_decides):
-            names, must_record = tuple(name for name in names if name not in created_names), False
+        else:
+            names, plan = _make_capture(
+                connection, sound_stream, server_catalog, names, publisher_decides=publisher_decides
+            )
+            must_record &= plan is not None
         if must_record:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
             must_record = not _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
-        capture_lsn, next_xid = read_inserted_lsn(connection), read_next_xid(connection)
+        begin = read_inserted_lsn(connection), read_next_xid(connection)
         if state is None:
             begin_slot(connection, slot_stream, lake)
         else:
             _align_positions(connection, slot_stream, lake, state, log_position, names)
+        if plan is not None:
+            hold_back_uncaptured_tables(sound_stream, lake, catalog, None if must_record else plan)
         if must_record:
             if log_position is not None and connection.info.server_version < 180000:
                 _read_older_wal(connection, slot_stream, lake, names)
-            # While a subscription was missing in pgsieve.yaml, its tables got no changes.
-            forget_copies(lake, catalogs.find_unread_subscriptions())
-            restart_lsn = capture_lsn if state is None else state.restart_lsn
-            catalogs.append(capture_lsn, next_xid, fingerprint, catalog, restart_lsn)
-            # pgsieve filters all later changes by this record, so it is synced to disk before the slot is read.
-            lake.access.make_durable()
-            reach(Failpoint.CATALOG_RECORDED)
+            _record_catalog(catalogs, fingerprint, catalog, begin, state)
     except Exception:
         if not slot_stream.filtered:
             drop_publications(connection, slot_stream.source.name, created_names)
         raise
     return sound_stream, server_catalog, names
+
+
+def _record_catalog(
+    catalogs: Catalogs,
+    fingerprint: CatalogFingerprint,
+    catalog: Catalog,
+    begin: tuple[int, int],
+    state: SlotState | None,
+) -> None:
+    """Record a catalog.
+
+    - `begin`: the LSN and the transaction identifier (xid) from which on the catalog is valid
+    - `state`: the state of the slot; None if the slot was just created
+    """
+    # While a subscription was missing in pgsieve.yaml, its tables got no changes.
+    forget_copies(catalogs.lake, catalogs.find_unread_subscriptions())
+    restart_lsn = begin[0] if state is None else state.restart_lsn
+    catalogs.append(*begin, fingerprint, catalog, restart_lsn)
+    # pgsieve filters all later changes by this record, so it is synced to disk before the slot is read.
+    catalogs.lake.access.make_durable()
+    reach(Failpoint.CATALOG_RECORDED)
 
 
 def _align_positions(
@@ -156,35 +179,34 @@ def ensure_publications(
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, slot_stream, lake, ())
         read_slot_to(slot, read_flushed_lsn(connection), no_log, must_record_position=True)
-    return names
+    # If pgsieve may not create the empty one, a former capture publication will do.
+    return names or tuple(name for name in slot_stream.capture_names() if name in catalog.publications)
 
 
 def _make_capture(
     connection: psycopg.Connection[tuple[object, ...]],
     slot_stream: SlotStream,
     catalog: Catalog,
+    names: Sequence[str],
     *,
     publisher_decides: bool,
-) -> bool:
-    """Create or alter the capture publications as planned.
+) -> tuple[tuple[str, ...], Sequence[CapturePublication] | None]:
+    """Create or alter the capture publications as planned. Returns those of the names that exist then, and the plan.
 
-    Returns False if a lock prevents that, and the publisher can filter meanwhile.
+    If a lock prevents that, and the publisher can filter meanwhile, None is returned instead of the plan.
     """
+    plan = slot_stream.planned_capture(catalog)
     try:
         with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):
-            ensure_capture_publications(
-                connection,
-                slot_stream.source.name,
-                slot_stream.capture,
-                slot_stream.planned_capture(catalog),
-                catalog,
+            made_names = ensure_capture_publications(
+                connection, slot_stream.source.name, slot_stream.capture, plan, catalog
             )
     except OpenTransactionsError:
         if not publisher_decides:
             raise
-        return False
+        return tuple(name for name in names if name in catalog.publications), None
     reach(Failpoint.CAPTURE_CREATED)
-    return True
+    return tuple(name for name in names if name in catalog.publications or name in made_names), plan
 
 
 def _has_hidden_filter(slot_stream: SlotStream, catalog: Catalog, *, publisher_decides: bool) -> bool:
