@@ -189,7 +189,9 @@ class Policy:
         file_committer = (
             None
             if make_schema is None
-            else self.choose_file_committer(path, make_schema(), overwrite=overwrite)
+            else self.choose_file_committer(
+                path, make_schema(), overwrite=overwrite, can_replace_columns=overwrite
+            )
         )
         return (SparkCommitter(self.access) if file_committer is None else file_committer), reason
 
@@ -211,12 +213,19 @@ class Policy:
         return committer if isinstance(committer, InProcessCommitter) else None
 
     def choose_file_committer(
-        self, path: str, schema: pa.Schema, *, overwrite: bool = False, translates_names: bool = False
+        self,
+        path: str,
+        schema: pa.Schema,
+        *,
+        overwrite: bool = False,
+        can_replace_columns: bool = False,
+        translates_names: bool = False,
     ) -> FileCommitter | None:
         """The committer that adds files with this schema to a table, for any number of rows.
 
         A runner writes these files before the commit. None if only Spark can commit rows to the table.
 
+        `can_replace_columns`: an overwrite may give the table other columns.
         `translates_names`: the caller uses `FileCommitter.make_table_store`, which translates the names of columns.
         Otherwise tables with column mapping are left to Spark.
         """
@@ -224,8 +233,10 @@ class Policy:
         if delta_rs is None:
             return None
         with self.access.translate_errors(path):
-            can_add_files = delta_rs.can_write(path) and delta_rs.can_add_files(
-                path, schema, overwrite=overwrite
+            can_add_files = delta_rs.can_write(path) and (
+                delta_rs.can_replace_rows(path, schema)
+                if overwrite and can_replace_columns
+                else delta_rs.can_add_files(path, schema, overwrite=overwrite)
             )
         return FileCommitter(delta_rs, self.access, self.wants_vectors) if can_add_files else None
 

@@ -15,10 +15,19 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterProperties, write_deltalake
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    Schema,
+    TableFeatures,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
+from pgsieve.resources.lake.delta import requirements
 from pgsieve.resources.lake.delta.bounds import make_writer_properties, write_with_bounds
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_commit
 from pgsieve.resources.lake.delta.layout import find_target_file_bytes
@@ -147,7 +156,7 @@ class Commits:
     ) -> None:
         """Commit files that `parquet_files` has written. The table gets all of them in one commit.
 
-        A table that does not exist is created first.
+        A table that does not exist is created first. An overwrite gives the table the columns of `schema`.
 
         If another writer was faster, the commit is repeated. `removed_size_by_path` has the files to remove: it maps their
         paths in the log to their sizes, at the version from which the commit was planned.
@@ -179,7 +188,7 @@ class Commits:
             table.create_write_transaction(
                 actions,
                 "overwrite" if commit.overwrite else "append",
-                table.schema(),
+                _prepare_schema(table, schema) if commit.overwrite else table.schema(),
                 commit_properties=_make_commit_properties(commit),
             )
 
@@ -408,6 +417,26 @@ def has_position(path: str, head: TableHead, commit: Commit) -> bool:
     if commit.overwrite and head.position > commit.position:
         raise OvertakenError(path)
     return head.position >= commit.position
+
+
+def _prepare_schema(table: DeltaTable, schema: pa.Schema) -> Schema:
+    """The columns that an overwrite gives a table. With the same columns as before, these keep their metadata.
+
+    delta-rs does not add the feature that a first timestamp without a time zone requires. It is added here, by a commit
+    that changes nothing else.
+    """
+    if requirements.has_same_columns(table, schema):
+        return table.schema()
+    if requirements.lacks_local_timestamps(table, schema):
+        position = table.transaction_version(APPLICATION_ID)
+        table.alter.add_feature(
+            TableFeatures.TimestampWithoutTimezone,
+            allow_protocol_versions_increase=True,
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": make_unchanged_position_metadata(position)}
+            ),
+        )
+    return Schema.from_arrow(schema)
 
 
 def _make_commit_properties(commit: Commit, *, must_follow_opened: bool = False) -> CommitProperties:

@@ -141,6 +141,14 @@ class DeltaRsRecords(Commits):
         table = self.open_if_exists(path)
         return table is None or requirements.can_add_files(table, schema, overwrite=overwrite)
 
+    def can_replace_rows(self, path: str, schema: pa.Schema) -> bool:
+        """True if `commit` can replace all rows of a table by files with this schema, whatever columns the table had.
+
+        This is so if the table does not exist yet, or if `requirements.can_replace_rows` is true.
+        """
+        table = self.open_if_exists(path)
+        return table is None or requirements.can_replace_rows(table, schema)
+
     def has_permuted_columns(self, path: str, columns: Sequence[str]) -> bool:
         """True if a table has these columns, but in another order. An overwrite by delta-rs would keep the table's order."""
         if not self.exists(path):

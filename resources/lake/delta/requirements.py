@@ -126,8 +126,41 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
     """
     if not (_accepts_any_row(table) and has_flat_names(table)):
         return False
+    if overwrite:
+        return has_same_columns(table, schema)
+    return _has_fields(pa.struct(make_arrow_schema(table)), _stored_type(schema))
+
+
+def can_replace_rows(table: DeltaTable, schema: pa.Schema) -> bool:
+    """True if files with this schema may replace all rows of a table, which then has the columns of the schema.
+
+    The table must have no partitions and no constraints on rows. In two cases the schema must have exactly its columns in
+    the same order. If Delta maps their names, this process chooses no names for the files. If only the order differs,
+    delta-rs would keep the table's.
+    """
     table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
-    return bool(table_type == file_type) if overwrite else _has_fields(table_type, file_type)
+    is_permuted = _has_fields(table_type, file_type) and _has_fields(file_type, table_type)
+    if is_permuted or not is_unmapped(table):
+        return can_add_files(table, schema, overwrite=True)
+    return _accepts_any_row(table)
+
+
+def has_same_columns(table: DeltaTable, schema: pa.Schema) -> bool:
+    """True if a table has exactly the columns of a schema, in the same order."""
+    return bool(pa.struct(make_arrow_schema(table)) == _stored_type(schema))
+
+
+def lacks_local_timestamps(table: DeltaTable, schema: pa.Schema) -> bool:
+    """True if a schema has timestamps without a time zone, and the protocol of a table lacks their feature."""
+    return "timestampNtz" not in (table.protocol().writer_features or ()) and _has_local_timestamps(
+        _stored_type(schema)
+    )
+
+
+def _has_local_timestamps(data_type: pa.DataType) -> bool:
+    if pa.types.is_timestamp(data_type):
+        return data_type.tz is None
+    return any(_has_local_timestamps(data_type.field(index).type) for index in range(data_type.num_fields))
 
 
 def lacks_columns(table: DeltaTable, schema: pa.Schema) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from tests.fixtures.shop import Shop
@@ -43,6 +45,31 @@ def test_a_run_says_which_change_of_a_type_copies_a_table_again(shop: Shop) -> N
     # The explanation is a table with columns that may be broken anywhere.
     assert " ".join(explained.split()).count("has another type;") == 3, explained
     assert shop.cli("run", "one")[1].count("is copied again") == 0
+
+
+def test_threads_write_a_copy_with_other_types_and_leave_its_names_plain(shop: Shop) -> None:
+    """Spark would map a name with a space; then delta-rs and Polars would refuse the table."""
+    run = shop.database.execute
+    run('create table lines ("Line No" int primary key, nums int[], at date, gone int)')
+    run("insert into lines values (1, '{1,2}', '2026-03-01', 7); create publication r for table lines")
+    one = {"source": "shop", "publications": ["r"]}
+    conf = {"spark.pgsieve.smallBytes": "-1"}
+    shop.configure(spark={"master": "threads[2]", "conf": conf}, subscriptions={"one": one})
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    shop.configure(subscriptions={"one": one | {"types": {"public.lines.nums": "string"}}})
+    run("alter table lines alter at type timestamp, drop gone, add added int default 3")
+    code, printed = shop.cli("resync", "one", "public.lines")
+    assert code == 0, printed
+    table = shop.table("one", "lines")
+    assert not [name for name in table.metadata().configuration if "columnMapping" in name]
+    assert {str(commit["engineInfo"]).partition(":")[0] for commit in table.history()} == {"delta-rs"}
+    row = {"Line No": 1, "nums": "{1,2}", "at": datetime(2026, 3, 1), "added": 3}  # noqa: DTZ001 - it has no time zone
+    assert table.to_pyarrow_table().to_pylist() == [row]
+    run("update lines set added = 4")
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    assert shop.table("one", "lines").to_pyarrow_table().to_pylist() == [row | {"added": 4}]
+    code, checked = shop.cli("check", "one")
+    assert code == 0, checked
 
 
 @pytest.mark.drawn
