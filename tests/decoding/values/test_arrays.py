@@ -79,7 +79,7 @@ def test_numbers(arrays):
     "value", ["{{1}}", "{{1,2},{3,4}}", "[0:0]={1}", "[2:3]={1,2}", "{1}2", "{1", "1}", "{1}}", '{"1}', ""]
 )
 def test_an_array_that_no_list_can_hold_names_the_override(value):
-    with pytest.raises(ValueNotRepresentableError, match=r'"c".*\n.*c: string') as caught:
+    with pytest.raises(ValueNotRepresentableError, match=r""""c".*\n.*c': string""") as caught:
         converted(convert_text, [b"{1}", value.encode()], INT4_ARRAY)
     assert not value or value not in str(caught.value)
 

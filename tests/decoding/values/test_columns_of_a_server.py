@@ -235,10 +235,10 @@ def test_arrays_that_no_list_can_hold(database):
     for binary in (False, True):
         _, messages = changes_of(stream(database, "shapes", binary=binary))
         for name in table.names:
-            with pytest.raises(ValueNotRepresentableError, match=f'"{name}".*\n.*{name}: string'):
+            with pytest.raises(ValueNotRepresentableError, match=f""""{name}".*\n.*{name}': string"""):
                 decode_changes(messages, columns, new_columns={name})
     for name, kind in zip(table.names, table.kinds, strict=True):
-        with pytest.raises(ValueNotRepresentableError, match=f'"{name}".*\n.*{name}: string'):
+        with pytest.raises(ValueNotRepresentableError, match=f""""{name}".*\n.*{name}': string"""):
             convert_copy(copied.column(name).combine_chunks(), kind, name)
 
 
