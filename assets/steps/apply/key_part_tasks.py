@@ -279,6 +279,18 @@ class PartDecider(ABC):
     @abstractmethod
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]: ...
 
+    def _compute_outcome(
+        self, received: ReceivedChanges
+    ) -> tuple[KeyedChanges, Mapping[int, PartMatches], ChangesOutcome]:
+        """Compute what the changes of a part do to a table with a key, from the rows of the replica that they find."""
+        batch_parts = self.batch_parts
+        keyed_changes = received.join(batch_parts.unsent_columns, batch_parts.soft_delete_columns)
+        matches = received.find_matches(keyed_changes.keys)
+        outcome = keyed_changes.decide(
+            (match.living_keys for match in matches.values()), empties_replica=self.empties_replica
+        )
+        return keyed_changes, matches, outcome
+
     def _find_refusal(
         self, keyed_changes: KeyedChanges, outcome: ChangesOutcome
     ) -> Mapping[str, object] | None:
@@ -317,12 +329,7 @@ class KeyDecider(PartDecider):
     """
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
-        batch_parts = self.batch_parts
-        keyed_changes = received.join(batch_parts.unsent_columns, batch_parts.soft_delete_columns)
-        matches = received.find_matches(keyed_changes.keys)
-        outcome = keyed_changes.decide(
-            (match.living_keys for match in matches.values()), empties_replica=self.empties_replica
-        )
+        keyed_changes, matches, outcome = self._compute_outcome(received)
         if (refusal := self._find_refusal(keyed_changes, outcome)) is not None:
             yield self._make_report(refusal)
             return
@@ -383,11 +390,7 @@ class KeyExaminer(PartDecider):
     """Examines the changes of a part of the keys: says whether a `KeyDecider` could apply them, and sends no messages."""
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
-        keyed_changes = received.join(self.batch_parts.unsent_columns, self.batch_parts.soft_delete_columns)
-        matches = received.find_matches(keyed_changes.keys)
-        outcome = keyed_changes.decide(
-            (match.living_keys for match in matches.values()), empties_replica=self.empties_replica
-        )
+        keyed_changes, _, outcome = self._compute_outcome(received)
         if (refusal := self._find_refusal(keyed_changes, outcome)) is not None:
             yield _make_result(refusal)
 
