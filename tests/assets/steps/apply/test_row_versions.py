@@ -71,6 +71,15 @@ class World:
             self.replica, pa.Table.from_pylist(rows, pa.schema(_COLUMNS)), Commit(position, overwrite=True)
         )
 
+    def apply_in_two_slices(self, changes: Sequence[tuple[int, Change]], middle: int) -> None:
+        """Apply the changes of the commits before the one with the number `middle`, and then the other changes."""
+        for end, part in (
+            (110 + 10 * middle - 5, [c for c in changes if c[0] < middle]),
+            (500, [c for c in changes if c[0] >= middle]),
+        ):
+            if part:
+                self.apply(part, end)
+
     def apply(self, changes: Sequence[tuple[int, Change]], end: int) -> None:
         """Apply a slice. Each change has the number of its commit."""
         assert self.lake.delta_rs is not None
@@ -191,12 +200,7 @@ def test_versions_valid_at_each_commit_are_the_rows_of_that_time(
     world.replica_lacks = ("nothing", "the same", "others")[seed % 3]
     assert world.at(_COPIED - 1) == replica
     middle = drawn.randint(0, 8)
-    for end, part in (
-        (110 + 10 * middle - 5, [c for c in changes if c[0] < middle]),
-        (500, [c for c in changes if c[0] >= middle]),
-    ):
-        if part:
-            world.apply(part, end)
+    world.apply_in_two_slices(changes, middle)
     for commit in range(-1, 8):
         assert world.at(110 + 10 * commit) == _after(changes, commit, replica), commit
     for row in world.rows():
@@ -234,12 +238,7 @@ def test_versions_by_parts_of_the_keys_are_those_of_all_keys_at_once(
         decided.clear()
         folder = tmp_path / ("parts" if by_parts else "whole")
         world = World(folder, replica, marks=bool(marks), by_parts=by_parts)
-        for end, part in (
-            (110 + 10 * middle - 5, [c for c in changes if c[0] < middle]),
-            (500, [c for c in changes if c[0] >= middle]),
-        ):
-            if part:
-                world.apply(part, end)
+        world.apply_in_two_slices(changes, middle)
         for commit in range(-1, 8):
             assert world.at(110 + 10 * commit) == _after(changes, commit, replica), commit
         rows.append(sorted(world.rows(), key=lambda row: (row["k"], row["valid_from_lsn"])))
