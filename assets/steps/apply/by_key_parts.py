@@ -24,7 +24,6 @@ from pgsieve.assets.steps.apply.key_part_tasks import (
     KeyExaminer,
     KeyReader,
     MultisetDecider,
-    PartWriter,
 )
 from pgsieve.assets.steps.apply.part_files import (
     MAX_ROWS_PER_CHANGE,
@@ -34,6 +33,7 @@ from pgsieve.assets.steps.apply.part_files import (
     exchange_keys,
     list_key_bounds,
 )
+from pgsieve.assets.steps.apply.part_writer import PartWriter
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
 from pgsieve.assets.steps.subscription import Definition

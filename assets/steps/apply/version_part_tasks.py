@@ -22,8 +22,6 @@ import pyarrow as pa
 from pgsieve.assets.steps.apply.key_part_tasks import (
     KeyReader,
     PartDecider,
-    PartWriter,
-    describe_files,
     describe_lost_places,
     find_sources,
 )
@@ -35,6 +33,7 @@ from pgsieve.assets.steps.apply.part_messages import (
     pack,
     unpack_rows,
 )
+from pgsieve.assets.steps.apply.part_writer import PartWriter, describe_files
 from pgsieve.assets.steps.apply.row_selection import Validity
 from pgsieve.assets.steps.apply.unordered_changes import UnorderedChanges
 from pgsieve.assets.steps.apply.version_outcome import VersionOutcome

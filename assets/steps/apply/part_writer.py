@@ -1,0 +1,150 @@
+"""The tasks that write the files of a table, when very many changes are applied by parts of the keys.
+
+They are the last of the rounds of `key_part_tasks`: deciders have sent them messages, which say which rows come and go.
+The place of a change is a number that orders the changes of a batch, the changes that one commit applies.
+
+In: messages to a receiver. Out: rows that describe new files, and results as JSON texts (counts, changed files). Raises
+OSError, and Arrow's errors.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.assets.steps.apply.by_files import FilesTask
+from pgsieve.assets.steps.apply.completion import MissingValues, NetRows
+from pgsieve.assets.steps.apply.ended_rows import EndedRows, make_completions
+from pgsieve.assets.steps.apply.key_part_tasks import RESULT_SCHEMA, BatchParts, ReplicaFile, make_result
+from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, ROWS, unpack_rows
+from pgsieve.assets.steps.apply.row_selection import RowSelection
+from pgsieve.decoding.changes.net_change import NONE, Numbers
+from pgsieve.resources.lake.delta.deletion_vectors import read_vector, write_vector
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.stores.store import RowGroup
+from pgsieve.resources.parts import Guard, Message
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class PartWriter:
+    """Writes what the `KeyDecider`s have sent to a receiver. `BatchParts` says which receivers there are.
+
+    The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
+    removed rows, or writes a deletion vector if `can_mark_rows` is True; removed rows that the replica keeps as deleted
+    rows go into new files. The last receiver passes on the results of the deciders.
+    `files_task` writes files once it has the rows to write.
+    """
+
+    batch_parts: BatchParts
+    files_task: FilesTask
+    change_parts: Sequence[Sequence[RowGroup]]
+    files: Sequence[ReplicaFile]
+    can_mark_rows: bool
+
+    def __call__(self, receiver: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Write what a receiver was sent."""
+        if receiver == self.batch_parts.writer_count - 1:
+            for _, content in messages:
+                yield make_result(json.loads(content.to_pybytes()))
+            return
+        if receiver < len(self.change_parts):
+            yield from self._write_new_rows(receiver, messages, guard)
+        else:
+            yield from self._change_file(receiver - len(self.change_parts), messages, guard)
+
+    def _write_new_rows(
+        self, change_part: int, messages: Sequence[Message], guard: Guard
+    ) -> Iterator[pa.RecordBatch]:
+        """Write the new rows of a part of the changes."""
+        sources = unpack_rows(messages, ROWS, "place")
+        ended_places, metadata = self._unpack_ended_rows(messages, "place")
+        selection = replace(
+            self.files_task.row_selection,
+            places=np.asarray(sources["place"]),
+            missing_values=self._find_missing_values(sources),
+            completions=make_completions(ended_places, metadata, self.files_task.schema),
+        )
+        yield from self._write_selection(change_part, selection, guard)
+
+    def _write_selection(
+        self, change_part: int, selection: RowSelection, guard: Guard
+    ) -> Iterator[pa.RecordBatch]:
+        groups = self.change_parts[change_part]
+        yield from _write_files(
+            replace(self.files_task, change_parts=[groups], row_selection=selection), guard
+        )
+
+    def _change_file(
+        self, file_index: int, messages: Sequence[Message], guard: Guard
+    ) -> Iterator[pa.RecordBatch]:
+        """Remove rows from a file, and write those of them again that have ended."""
+        file, numbers = self.files[file_index], np.asarray(unpack_rows(messages, ROWS, "row")["row"])
+        files_task = self.files_task
+        ended_numbers, metadata = self._unpack_ended_rows(messages, "row")
+        if len(ended_numbers):
+            rows = EndedRows(file.name, ended_numbers, np.arange(len(ended_numbers)), metadata)
+            files_task = replace(files_task, ended_rows=[[rows]])
+        if not self.can_mark_rows:
+            match = FileMatches(file.name, file.log_path, file.size_bytes, numbers, _NO_ROWS, _NO_ROWS)
+            files_task = replace(files_task, files_to_rewrite=[match])
+        yield from _write_files(files_task, guard)
+        yield self._finish_file(file_index, numbers)
+
+    def _finish_file(self, file_index: int, removed_numbers: Numbers) -> pa.RecordBatch:
+        """Report that a file is replaced; or write a new deletion vector for it, and report that."""
+        if not self.can_mark_rows:
+            return make_result({"file": file_index})
+        file, store, path = self.files[file_index], self.files_task.store, self.files_task.path
+        marked_numbers = read_vector(store, path, file.deletion_vector)
+        vector = write_vector(store, path, np.sort(np.concatenate([marked_numbers, removed_numbers])))
+        return make_result({"file": file_index, "vector": vector})
+
+    def _unpack_ended_rows(self, messages: Sequence[Message], number_column: str) -> tuple[Numbers, pa.Table]:
+        """Unpack the numbers of ended rows, which ascend, and their metadata; both are empty without such rows."""
+        names = [name for name, _ in self.batch_parts.soft_delete_columns]
+        if not any(kind == ENDED_ROWS for kind, _ in messages):
+            return _NO_ROWS, pa.table({})
+        rows = unpack_rows(messages, ENDED_ROWS, number_column)
+        return np.asarray(rows[number_column]), rows.drop_columns(number_column).rename_columns(names)
+
+    def _find_missing_values(self, sources: pa.Table) -> MissingValues | None:
+        """Return the values that new rows lack; `sources` is a table that `KeyDecider` has made."""
+        if not self.batch_parts.unsent_columns:
+            return None
+        places, files, base_rows = (np.asarray(sources[name]) for name in ("place", "file", "row"))
+        sent_places = {
+            name: np.asarray(sources[f"sent{number}"])
+            for number, name in enumerate(self.batch_parts.unsent_columns)
+        }
+        task, matches = self.files_task, list[FileMatches]()
+        for file_index in np.unique(files[files != NONE]).tolist():
+            file, indices = self.files[file_index], np.flatnonzero(files == file_index)
+            indices = indices[np.argsort(base_rows[indices])]
+            matches.append(
+                FileMatches(file.name, file.log_path, file.size_bytes, base_rows[indices], indices, _NO_ROWS)
+            )
+        # Here the index of a row stands for the number of its key: no two rows take values from the same row of the
+        # replica.
+        rows = NetRows(places, sent_places, np.where(files == NONE, NONE, np.arange(len(places))))
+        groups, slice_ends = (
+            [group for part in self.change_parts for group in part],
+            self.batch_parts.extent.slices,
+        )
+        return MissingValues(task.store, task.path, groups, slice_ends, matches, task.schema, rows).reduce()
+
+
+def _write_files(files_task: FilesTask, guard: Guard) -> Iterator[pa.RecordBatch]:
+    """Write all parts of a task."""
+    for number in range(files_task.part_count):
+        yield from describe_files(files_task(number, guard))
+
+
+def describe_files(files: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that describe new files (`FILE_SCHEMA`) as rows of `RESULT_SCHEMA`."""
+    for rows in files:
+        no_results = pa.nulls(rows.num_rows, pa.string())
+        yield pa.RecordBatch.from_arrays([*rows.columns, no_results], schema=RESULT_SCHEMA)
