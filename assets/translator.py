@@ -4,8 +4,8 @@ In: a `PgsieveAsset`, which says what an asset stands for
 Out: the `AssetSpec` of the asset
 
 A user can write a subclass of `PgsieveTranslator` to change keys, groups, tags, owners, kinds, descriptions and
-automation conditions, or to add deps. Other integrations of Dagster have such translators, too. After the translator,
-`DagsterNames.asset_spec` adds the deps between the steps, by the keys that the translator has given.
+automation conditions, or to add deps. Other integrations of Dagster have such translators, too. After the
+translation `DagsterNames.asset_spec` adds the deps between the steps, by the translated keys.
 """
 
 import re
@@ -45,9 +45,9 @@ class AssetKind(StrEnum):
 class PgsieveAsset:
     """What an asset stands for, with its names.
 
-    - `name`: the name of the subscription. A table at the publisher has the name of the source. The change log and its
-      maintenance have the name of their slot stream, which is a slot with its subscriptions. A shared slot stream has the
-      name of the source. The slot stream of a single subscription has the name of the slot.
+    - `name`: the first part of the key. It is the name of the subscription, or for a table at the publisher the name of
+      the source. For the change log and its maintenance it is the name of their slot stream (a slot with its
+      subscriptions): the name of the source if the slot stream is shared, otherwise the name of the slot.
     - `subscription`, `schema`, `table`: None if the asset does not belong to one
     - `row_filter`: the row filter as text, or the text `none` if the table has no filter; None if this is unknown
     - `path`: the names of nested groups, the outermost first, within the group of the source or subscription
@@ -121,7 +121,7 @@ def source_table_asset(
 
 
 #: Maps pgsieve's kinds of assets to Dagster's `kinds`, which its pages show. All other assets have only the kind
-#: `deltalake`. The kinds do not name an engine; each materialization names the engine that made it.
+#: `deltalake`. No kind is an engine, such as Spark: each materialization names the engine that made it.
 _DAGSTER_KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},
     AssetKind.INITIAL_SYNC: {"postgres", "deltalake"},
@@ -196,8 +196,8 @@ def _describe_asset(asset: PgsieveAsset) -> str:
             )
         case AssetKind.MAINTENANCE:
             return (
-                "Deletes old applied changes from the change history, and old cuts before the versions that they"
-                " name; compacts the tables."
+                "Deletes old applied changes from the change history, old cuts, and an hour later the versions that"
+                " these name; compacts the tables."
             )
 
 

@@ -8,7 +8,7 @@ and what happens there:
 - `slot_created!` raises an OSError instead, as if the answer to the preceding write were lost
 - `slot_created?` stops the process until it gets SIGCONT
 
-Without the variable a failpoint costs one comparison. The Python workers of a local Spark session inherit the variable,
+Without the variable a failpoint costs one lookup. The Python workers of a local Spark session inherit the variable,
 and the first of them that reaches the failpoint ends. ARCHITECTURE.md, "When a run dies", describes what the next run does.
 """
 

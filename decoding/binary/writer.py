@@ -63,8 +63,8 @@ class Writer:
         # A surrogate that stands for no byte cannot be encoded. Then `octets` stays empty, and the check below fails.
         with suppress(UnicodeEncodeError):
             octets = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
-        # Surrogates stand for single bytes. Several such bytes can together be UTF-8. The cursor would read these bytes
-        # as another text.
+        # Surrogates stand for single bytes. If several such bytes are together valid UTF-8, the cursor would read them as
+        # another text.
         if octets.decode("utf-8", "surrogateescape") != text:
             self.fail(f"{field}, a string without a zero character or a lone surrogate")
         self._data += octets

@@ -18,9 +18,9 @@ from pgsieve.decoding.changes.digests import HASH_FACTOR, encode_as_words
 from pgsieve.decoding.changes.equality import is_text_or_binary, to_comparable
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 
-#: Integer keys are looked up in an array with an element for each integer between two bounds. These are the bounds of
-#: the keys, or of the rows in which the keys are sought. The array has at most 16 elements per key or row, plus a fixed
-#: number of elements. If it would be larger, a hash table is used instead, which takes several times as long.
+#: Integer keys are looked up in an array with an element for each integer from the least to the greatest: of the keys, or
+#: of the rows in which the keys are sought. The array has at most 16 elements per key or row, plus a fixed number of
+#: elements. If it would be larger, a hash table is used instead, which takes several times as long.
 _ARRAY_ELEMENTS_PER_VALUE, _EXTRA_ARRAY_ELEMENTS = 16, 1 << 20
 #: This many integers are looked up at a time, so that arrays of this length stay in a core's cache.
 _LOOKUP_LENGTH = 1 << 17
@@ -58,7 +58,7 @@ def _encode_ends(values: pa.Array) -> list[npt.NDArray[np.uint64]]:
     values = values.cast(pa.large_binary())
     buffers = values.buffers()
     offsets = np.frombuffer(buffers[1], np.int64)[values.offset :][: len(values) + 1]
-    # With padding, eight bytes follow the beginning of the last value, and eight precede the end of the first value.
+    # With the padding there are eight bytes from the beginning of each value on, and eight before its end.
     padding = np.zeros(8, np.uint8)
     octets = np.concatenate([padding, np.frombuffer(buffers[2] or b"", np.uint8), padding])
     words = np.lib.stride_tricks.sliding_window_view(octets, 8)
@@ -112,8 +112,8 @@ def _append_row_indexes(rows: pa.Table, column_name: str) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class _NumberedIntegers:
-    """Integers that have a number.
+class _NumberByInteger:
+    """Maps integers to numbers.
 
     `number_by_offset` has an element for each integer from `first_integer` on: its number, or -1 if it has none.
     """
@@ -124,7 +124,7 @@ class _NumberedIntegers:
     @classmethod
     def from_integers(
         cls, integers: Numbers, numbers: Numbers, least: int, greatest: int
-    ) -> _NumberedIntegers:
+    ) -> _NumberByInteger:
         """Give integers, which are between `least` and `greatest`, these numbers."""
         number_by_offset = np.full(greatest - least + 1, NONE, np.int32)
         number_by_offset[integers - least] = numbers
@@ -153,13 +153,13 @@ class SoughtKeys:
     If the key has one column, the rows are found without a join. A join would take several times as long.
 
     - `is_integer`: whether the keys are single integers
-    - `numbered_keys`: the integers with the numbers of their keys; None if the keys are not single integers, or if the
+    - `number_by_key`: maps the keys to their numbers; None if the keys are not single integers, or if the
       array would be too large. The first and the last element of the array are not keys.
     """
 
     keys: pa.Table
     is_integer: bool = False
-    numbered_keys: _NumberedIntegers | None = None
+    number_by_key: _NumberByInteger | None = None
 
     @classmethod
     def from_keys(cls, keys: pa.Table) -> SoughtKeys:
@@ -173,18 +173,18 @@ class SoughtKeys:
         if _is_too_long(least, greatest, len(integers)) or least < np.iinfo(np.int64).min:
             return cls(keys, is_integer=True)
         numbers = np.arange(len(integers))
-        return cls(keys, True, _NumberedIntegers.from_integers(integers, numbers, least, greatest))
+        return cls(keys, True, _NumberByInteger.from_integers(integers, numbers, least, greatest))
 
     def find_rows(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
         """Return the indexes of the rows that have one of the keys, and the numbers of their keys."""
         column = rows.column(0)
         if self.is_integer and len(column) and not column.null_count:
             integers = np.asarray(column).astype(np.int64, copy=False)
-            numbered_keys = self.numbered_keys or self._number_keys_between(
+            number_by_key = self.number_by_key or self._number_keys_between(
                 int(integers.min()), int(integers.max()), len(integers)
             )
-            if numbered_keys is not None:
-                return numbered_keys.find(integers)
+            if number_by_key is not None:
+                return number_by_key.find(integers)
         if rows.num_columns > 1:
             return find_equal_rows(rows, self.keys)
         sought_values = to_comparable(self.keys.column(0)).combine_chunks()
@@ -192,7 +192,7 @@ class SoughtKeys:
         is_key = numbers.is_valid()
         return np.flatnonzero(np.asarray(is_key)), np.asarray(numbers.filter(is_key)).astype(np.int64)
 
-    def _number_keys_between(self, least: int, greatest: int, row_count: int) -> _NumberedIntegers | None:
+    def _number_keys_between(self, least: int, greatest: int, row_count: int) -> _NumberByInteger | None:
         """Number the keys between the least and the greatest value of some rows; None if the array would be too large.
 
         Often a file has consecutive keys, of which only few are sought.
@@ -201,7 +201,7 @@ class SoughtKeys:
             return None
         integers = np.asarray(self.keys.column(0)).astype(np.int64, copy=False)
         numbers = np.flatnonzero((integers >= least) & (integers <= greatest))
-        return _NumberedIntegers.from_integers(integers[numbers], numbers, least, greatest)
+        return _NumberByInteger.from_integers(integers[numbers], numbers, least, greatest)
 
 
 def _is_too_long(least: int, greatest: int, count: int) -> bool:
@@ -210,7 +210,7 @@ def _is_too_long(least: int, greatest: int, count: int) -> bool:
 
 
 def is_orderable(data_type: pa.DataType) -> bool:
-    """Whether Arrow can order the values of a type, and finds the same values equal as PostgreSQL."""
+    """Whether Arrow can order the values of a type, and agrees with PostgreSQL on which values are equal."""
     return bool(
         pa.types.is_integer(data_type)
         or is_text(data_type)

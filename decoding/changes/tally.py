@@ -95,9 +95,8 @@ def mask_key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArr
     for name in key:
         sides = to_comparable(pa.chunked_array([struct_field(batch.column(s), name) for s in SIDES]))
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
-        # An old tuple of another replica identity can have NULL in a column of the key. No row of the replica has such a
-        # key. So the UPDATE counts as a change of the key. Otherwise it would be applied to the row that has the new
-        # key.
+        # An old tuple of another replica identity can have NULL in a column of the key, and no row of the replica has such
+        # a key. The UPDATE counts as a change of the key, so that it is not applied to the row that has the new key.
         is_null_once = pc.xor(pc.is_null(old), pc.is_null(new))
         is_different = pc.or_(is_different, pc.or_(is_null_once, pc.fill_null(pc.not_equal(old, new), False)))
     has_both_rows = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))

@@ -90,8 +90,7 @@ class PrimaryKeepalive:
 class StandbyStatusUpdate:
     """An envelope from the client: up to which LSNs it has written, flushed and applied the WAL.
 
-    `flushed_lsn` is the end LSN of the last commit that the client has stored durably. The slot no longer needs the
-    WAL before it.
+    `flushed_lsn` is the end LSN of the last commit that the client has stored durably. The slot does not send it again.
     """
 
     tag: ClassVar[int] = ord("r")

@@ -2,9 +2,9 @@
 
 In: Insert, Update and Delete messages of one relation. Out: typed Arrow columns.
 
-An array has the current position in each message. For the first column of the tuples, the decoder moves all of these
-positions on. It does the same for the second column, and so on. Then it gathers the values of each column, and converts
-them together. No Python code runs per row or per value.
+One array has the position that the decoder has reached in each message. For the first column of the tuples, the decoder
+moves all of these positions on. It does the same for the second column, and so on. Then it gathers the values of each
+column, and converts them together. No Python code runs per row or per value.
 
 A column may mix text and binary format: with the option binary, types without a send function are still sent as
 text. Every byte is checked. Raises:
@@ -105,28 +105,28 @@ def decode_changes(
     """
     octets, count, column_count = Octets(data), len(data), len(columns.names)
     operations, marks = _read_headers(octets, column_count)
-    is_old = (marks == _OLD_KEY) | (marks == _OLD_ROW)
+    has_old = (marks == _OLD_KEY) | (marks == _OLD_ROW)
     old_indexes, new_indexes = (
         _find_column_indexes(columns, old_columns),
         _find_column_indexes(columns, new_columns),
     )
     positions = octets.starts + _HEADER_BYTES
     old_cells: list[_Cells] = []
-    if is_old.any():
-        old_rows = np.flatnonzero(is_old)
+    if has_old.any():
+        old_rows = np.flatnonzero(has_old)
         old_cells, end_positions = _walk_tuples(octets, positions, old_rows, column_count, old_indexes)
         positions[old_rows] = end_positions
         if any(np.any(cells.has_kind(_UNCHANGED)) for cells in old_cells):
             raise ProtocolError("an old tuple has an unchanged TOASTed value", sqlstate="08P01")
-        updates = np.flatnonzero(is_old & (operations == _UPDATE))
+        updates = np.flatnonzero(has_old & (operations == _UPDATE))
         new_headers = octets.read_integers(positions[updates])
         _require((new_headers >> 56 == _NEW).all(), "has no new tuple")
         _require((new_headers >> 40 & 0xFFFF == column_count).all(), f"does not have {column_count} columns")
         positions[updates] += _TUPLE_HEADER_BYTES
-    is_new = operations != _DELETE
+    has_new = operations != _DELETE
     new_cells: list[_Cells] = []
-    if is_new.any():
-        new_rows = np.flatnonzero(is_new)
+    if has_new.any():
+        new_rows = np.flatnonzero(has_new)
         new_cells, end_positions = _walk_tuples(octets, positions, new_rows, column_count, new_indexes)
         positions[new_rows] = end_positions
     if fill_unsent and old_cells and new_cells:
@@ -141,9 +141,9 @@ def decode_changes(
     build_struct = partial(_build_struct, columns, octets.buffer)
     return DecodedChanges(
         operation=_build_letter_strings(operations, np.ones(count, np.bool_)),
-        old_kind=_build_letter_strings(marks, is_old),
-        old=build_struct(old_indexes, old_cells, is_old),
-        new=build_struct(new_indexes, new_cells, is_new),
+        old_kind=_build_letter_strings(marks, has_old),
+        old=build_struct(old_indexes, old_cells, has_old),
+        new=build_struct(new_indexes, new_cells, has_new),
         unchanged=_list_unchanged_columns(count, [columns.names[index] for index in new_indexes], new_cells),
     )
 
@@ -155,15 +155,15 @@ def _read_headers(octets: Octets, column_count: int) -> tuple[Marks, Marks]:
     """
     first_integers = octets.read_integers(octets.starts)
     operations, marks = (first_integers >> 56).astype(np.uint8), (first_integers >> 16).astype(np.uint8)
-    is_old = (marks == _OLD_KEY) | (marks == _OLD_ROW)
+    has_old = (marks == _OLD_KEY) | (marks == _OLD_ROW)
     _require(
         ((operations == _INSERT) | (operations == _UPDATE) | (operations == _DELETE)).all(), "is no change"
     )
     relation_ids = first_integers >> 24 & 0xFFFFFFFF
     _require((relation_ids == relation_ids[:1]).all(), "is of another relation than the first")
     _require(
-        (is_old & (operations != _INSERT) | (marks == _NEW) & (operations != _DELETE)).all(),
-        "has no tuple that its type allows",
+        (has_old & (operations != _INSERT) | (marks == _NEW) & (operations != _DELETE)).all(),
+        "does not begin with a tuple that its type allows",
     )
     _require((first_integers & 0xFFFF == column_count).all(), f"does not have {column_count} columns")
     # A value has at least one byte. Without this check, a short message that claims to have many columns could make
@@ -188,7 +188,7 @@ def _find_column_indexes(columns: RelationColumns, names: Collection[str] | None
 def _walk_tuples(
     octets: Octets, positions: Positions, rows: Positions, column_count: int, column_indexes: Sequence[int]
 ) -> tuple[list[_Cells], Positions]:
-    """Move over one tuple in each of the messages with the indexes `rows`.
+    """Walk over one tuple of each message whose index is in `rows`.
 
     `positions` has the position of the first column of the tuple in each message. Returns the cells of the columns
     in `column_indexes`, and the positions after the tuples. For a message that is not in `rows`, each cell is an

@@ -202,8 +202,8 @@ class Catalog:
     """The publisher's tables, publications and users' types, all of one snapshot.
 
     - `tables` and `types` have the oids as keys.
-    - `names` maps each kind of names that values can print, such as the names of relations, to a digest of all
-      names of this kind (`NAME_KIND_BY_OID` in decoding/values/printed_names.py).
+    - `names`: values of some types print as names, as those of regclass print as names of relations. This maps each
+      such kind of names to a digest of all of them (`NAME_KIND_BY_OID` in decoding/values/printed_names.py).
     - `locked` has the oids of tables that another session has locked, with the holder of each lock. The row
       filters and generation expressions of these tables are unknown.
     """
@@ -323,10 +323,9 @@ def find_published_relation(
 ) -> PublishedRelation | None:
     """Return the part of the changes to `table` (a plain table or a leaf) that `publications` together send.
 
-    Returns None if they send nothing. In the messages, the changes have the name of the table itself or of one of its
-    ancestors. The publications may ask for different names. The topmost of these relations is the one that is named.
-    All publications contribute their operations. Only those that name this relation contribute row filters and column
-    lists (get_rel_sync_entry()).
+    Returns None if they send nothing. Each publication asks for messages that name the table itself or one of its
+    ancestors. The messages name the topmost of these relations. All publications contribute their operations. Only
+    those that ask for this relation contribute row filters and column lists (get_rel_sync_entry()).
     Raises PublicationError if these differ in their column lists or in publish_generated_columns.
     """
     # Each publication, with the relation that it names in messages about the table, and the level of this relation.
@@ -393,9 +392,10 @@ class ReplicatedTable:
     def key(self) -> tuple[str, ...]:
         """The key columns of the replica; empty if rows can only be compared as a whole.
 
-        An old row is sent with the identity columns of its leaf. So the key of a partitioned table is one of these:
+        An old row is sent with the identity columns of its leaf. So the key of a partitioned table is the first of
+        these that applies:
 
-        - The root's key, if each leaf with an identity has all of its columns in the identity.
+        - The root's key, if the identity of each leaf that has an identity contains this key.
         - Otherwise the key that all leaves share, if this key contains the partition key, and no leaf is unlogged or
           foreign. It is unique in the whole tree, because rows with equal keys are in the same leaf.
         - Otherwise the root's key.

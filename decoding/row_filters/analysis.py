@@ -350,13 +350,13 @@ class _Analysis:
         constants = [node for node in nodes if not column_names(node)]
         if len(constants) > 1:
             if all(map(is_null, constants)):
-                self._refuse(part, "a comparison with several NULLs is NULL: write NULL")
+                self._refuse(part, "the list has several NULLs: write one")
             # PostgreSQL puts the constants into one array (transformAExprIn). It converts them and the left side to a
             # common type. It searches this array before it computes the other values.
             common_oid = type_rules.find_common_type([value, *constants])
             if common_oid not in ELEMENT_OIDS:  # there is no array of arrays
-                variable_nodes = [node for node in nodes if column_names(node)]
-                nodes = [*(type_rules.coerce(node, common_oid) for node in constants), *variable_nodes]
+                nodes_with_columns = [node for node in nodes if column_names(node)]
+                nodes = [*(type_rules.coerce(node, common_oid) for node in constants), *nodes_with_columns]
         return functions.make_logical("OR", [type_rules.make_comparison("=", value, node) for node in nodes])
 
     def _compare_each_element(
@@ -382,8 +382,8 @@ class _Analysis:
 
         Any other array is returned as one node.
 
-        ARRAY[…] of only NULLs is one node, too: PostgreSQL's planner does not split a comparison with it into one for
-        each element.
+        ARRAY[…] of only NULLs is one node, too, because PostgreSQL's planner does not divide a comparison with it into
+        comparisons with its elements.
         """
         array = grammar.strip_parentheses(array)
         if isinstance(array, exp.Array):

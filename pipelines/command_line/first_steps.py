@@ -164,7 +164,7 @@ ViaRootOption = Annotated[
     bool | None,
     typer.Option(
         "--publish-via-partition-root/--no-publish-via-partition-root",
-        help="Whether a partition tree among the tables is replicated as one table (default), or each partition.",
+        help="Replicate a partition tree among the tables as one table (default), or each partition as a table.",
     ),
 ]
 RoleOption = Annotated[

@@ -41,7 +41,7 @@ _PROPERTY_HINTS = {
     "delta.logRetentionDuration": "`retention: {versions: …}` says how long old versions are kept",
     "delta.targetFileSize": "use `target_file_size` of the layout",
     "delta.columnMapping.mode": "names are mapped in tables that Spark writes, for a column such as Line No",
-    "delta.setTransactionRetentionDuration": "the positions of replicas are kept for good",
+    "delta.setTransactionRetentionDuration": "the positions of replicas are transaction identifiers",
 }
 
 
@@ -162,18 +162,18 @@ class LayoutConfig(TableLayoutConfig):
         kinds = {kind for layout in layouts for kind in layout.columns or {}} & DELETED_ROW_COLUMNS.keys()
         if kinds and not any(layout.deletes == "soft" for layout in layouts):
             raise make_refusal(
-                f"has columns of deleted rows ({', '.join(sorted(kinds))}), which are deleted",
-                "`deletes: soft` beside them",
+                f"has columns of deleted rows ({', '.join(sorted(kinds))}), but keeps no deleted rows",
+                "set `deletes: soft`",
             )
         return self
 
     def to_subscription_layout(self) -> SubscriptionLayout:
         """Convert to the object that the steps use."""
-        tables = {
-            parse_qualified_name(name, 2): layout_config.to_table_layout()
+        layout_by_table = {
+            (schema, table): layout_config.to_table_layout()
             for name, layout_config in self.tables.items()
+            for schema, table in [parse_qualified_name(name, 2)]
         }
-        tables_by_name = {(schema, table): layout for (schema, table), layout in tables.items()}
         return SubscriptionLayout(
-            self.folders, self.to_table_layout(), tables_by_name, uses_plain_names=self.names == "snake"
+            self.folders, self.to_table_layout(), layout_by_table, uses_plain_names=self.names == "snake"
         )

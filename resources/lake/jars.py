@@ -208,7 +208,7 @@ def _fetch(packages: Packages, repositories: Mapping[str, str], resolutions_path
     if process.returncode or jars is None:
         raise JarsUnavailableError(
             f"the jars of {packages.coordinates[0]} cannot be fetched: {_find_reason(process.stdout + process.stderr)}",
-            hint=f"Spark's settings `spark.jars.repositories` and `spark.jars.ivySettings` name another Maven repository; or run `pgsieve jars FOLDER` on another machine, and set {FOLDER_VARIABLE}=FOLDER here",
+            hint=f"name another Maven repository in Spark's settings `spark.jars.repositories` or `spark.jars.ivySettings`; or run `pgsieve jars FOLDER` on another machine, and set {FOLDER_VARIABLE}=FOLDER here",
         )
     size = sum(Path(jar).stat().st_size for jar in jars) / 1e6
     _report(f"fetched {quantity(len(jars), 'jar')}, {size:.0f} MB, in {monotonic() - start_time:.0f} s")
@@ -259,17 +259,17 @@ def make_class_path_settings(
     """
     user_packages = _split_setting(conf, _PACKAGES_SETTING)
     files = list(jars)
-    packages: list[str] = []
+    coordinates: list[str] = []
     excluded_dependencies: list[str] = []
-    for package in _list_own_packages(package_sets, conf):
-        if recorded_files := find_recorded_jars(package.name, resolutions_path):
+    for packages in _list_own_packages(package_sets, conf):
+        if recorded_files := find_recorded_jars(packages.name, resolutions_path):
             files += recorded_files
         else:
-            packages += package.coordinates
-            excluded_dependencies += package.excluded_dependencies
+            coordinates += packages.coordinates
+            excluded_dependencies += packages.excluded_dependencies
     settings = {
         _JARS_SETTING: [*files, *_split_setting(conf, _JARS_SETTING)],
-        _PACKAGES_SETTING: [*packages, *user_packages],
+        _PACKAGES_SETTING: [*coordinates, *user_packages],
         _EXCLUDES_SETTING: [*excluded_dependencies, *_split_setting(conf, _EXCLUDES_SETTING)],
     }
     return {name: ",".join(values) for name, values in settings.items() if values}

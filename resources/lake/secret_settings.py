@@ -16,7 +16,8 @@ from pgsieve.resources.passwords import remember_secrets
 #: Spark's default pattern of the names of secret settings, and the names of Azure's secrets. A session of Spark gets this
 #: pattern, too.
 REDACTION_REGEX = "(?i)secret|password|passphrase|token|access[.]?key|account[.]key"
-#: Values that stay in texts, whatever the name of their setting is. Texts often contain them for another reason.
+#: Values that are not removed from texts, even if their setting is secret: such short or common values are often in
+#: texts for another reason.
 _PUBLIC_VALUE = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 #: The password in a URL, for example of a Maven repository.
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s]+)@")
@@ -48,7 +49,7 @@ def hide_settings(lake: str, master: str, conf: Mapping[str, str]) -> tuple[str,
 
 
 def find_hidden_settings(lake: str) -> tuple[Mapping[str, str], str]:
-    """The secret settings of Spark for a lake, and the parameters of its master. `hide_settings` has declared them."""
+    """The secret settings of Spark for a lake, and the parameters of its master. `hide_settings` has recorded them."""
     return _hidden_settings_by_lake.get(lake, ({}, ""))
 
 

@@ -1,4 +1,4 @@
-"""While a power cut could still lose writes of this process, keeps a mark in the lake, if the lake is a folder.
+"""Keeps a mark in a lake that is a folder, as long as a power cut could still lose writes of this process.
 
 In: the lake's folder.
 Out: - a mark (a file in the folder), which exists while writes of the process may not be on disk

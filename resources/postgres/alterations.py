@@ -1,4 +1,4 @@
-"""Detects whether the part of the catalog that decides what publications send was altered between two moments.
+"""Detects whether catalog rows that decide what publications send were altered between two moments.
 
 In: - a connection to the publisher
     - the names of publications
@@ -114,7 +114,7 @@ class CatalogFingerprint:
 
     - `digest`: a hash of the rows that exist
     - `relations_digest`: a hash of the oid and xmin of each table's row in pg_class
-    - `removed_rows`: rows of the catalogs of publications that were perhaps deleted, and that the server still
+    - `removed_rows`: rows that were perhaps deleted from the catalogs of publications, and that the server still
       stores. Each row is a number (`_list_removed_rows`). None if there are too many to list.
     - `has_removed_parents`: whether a row of pg_inherits was perhaps deleted
     - `oldest_xid`: all transactions with an earlier xid had ended

@@ -28,7 +28,7 @@ class SourceUnreachableError(SourceError):
 
 
 class SourceSilentError(SourceUnreachableError):
-    """There is no connection, because the server did not answer in time. Nothing has refused the connection, either."""
+    """The server did not answer in time. Nothing has refused the connection."""
 
 
 class SourcePermissionError(SourceError):
@@ -141,8 +141,8 @@ def find_connection_sqlstate(error: psycopg.Error | adbc_driver_manager.Error) -
 
 
 #: The parts of a data exception's message that may show a value: a text in quotation marks, bytes, an index, or a
-#: number, date or time after a colon. A text in quotation marks is a name, and stays, only after one of the words in
-#: the group `name`.
+#: number, date or time after a colon. A text in quotation marks stays if a word of the group `name` is before it,
+#: because then it is a name.
 _DATA_PATTERN = re.compile(
     r"""(?P<name>\b(?:encoding|parameter|column|relation|slot|publication)\ "[^"]*")
     |".*" | [«»„“”‚‘’「『].*[«»„“”‚‘’」』]

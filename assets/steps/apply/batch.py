@@ -159,17 +159,17 @@ class Batch:
         # ready. Then the head's version is outdated, and the commit of this plan fails.
         head_by_table = read_heads(lake, name, changes_by_table)
         state_by_table = TableStates(lake, name).read_newest()
-        plans, head_by_advanced_table = [], {}
+        plans, head_by_table_ahead = [], {}
         for table, changes in changes_by_table.items():
             state, head = state_by_table.get(table), head_by_table[table]
             if state is None or not state.is_applied or changes[-1].slice_end <= state.lsn:
                 continue
             missing_changes = find_lacking_changes(changes, state, head)
             if len(missing_changes) < len([c for c in changes if c.slice_end > state.lsn]):
-                head_by_advanced_table[table] = head
+                head_by_table_ahead[table] = head
             if missing_changes and (only_tables is None or table in only_tables):
                 plans.append(Plan(PendingChanges(missing_changes, head), state))
-        return plans, head_by_advanced_table, state_by_table
+        return plans, head_by_table_ahead, state_by_table
 
     def apply(self, plans: Sequence[Plan]) -> list[TableResult]:
         """Apply the plans; the result of a table that fails has the problem."""

@@ -124,8 +124,7 @@ class _Apply:
         self._transformed_lsn = record.read_position()
         self._slices = record.read_slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._prepare_replicas()
-        # Tables that another process makes ready from now on are left out, because earlier batches were applied without
-        # them.
+        # A table that another process makes ready later is left out: it would lack the batches that were applied before.
         self._tables = {n for n, s in states.items() if s.is_applied}
         self.result.sent_as = self._count_sent_as(states)
         #: Whether a cut may be written: all tables are applied, and no other process works on one.
@@ -136,9 +135,9 @@ class _Apply:
         self._begin_row_versions()
 
     def _begin_row_versions(self) -> None:
-        """Read the positions that the tables of versions of rows (`history: scd2`) have reached.
+        """Find the LSN up to which the versions of each table's rows (`history: scd2`) have the changes.
 
-        For repaired replicas, they begin anew.
+        If `check --repair` has corrected a replica, the versions of its rows begin anew with its present rows.
         """
         replicas, subscription = self._replicas, self._subscription.name
         for name in self._repaired_tables:
@@ -147,7 +146,7 @@ class _Apply:
         self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired_tables))
 
     def _prepare_replicas(self) -> dict[Name, TableState]:
-        """Check the replicas for damage and repairs, and set the Delta properties of their layout.
+        """Set damaged tables aside, find repaired replicas, and set the Delta properties of the layout.
 
         Returns the states of all tables.
         """
@@ -217,7 +216,7 @@ class _Apply:
             self._apply_batch(batch, plans)
             if self._is_disabled():
                 return  # Some replicas have the batch, others have nothing of it. So no cut is written.
-            self._follow_versions(changes, batch.applied_changes)
+            self._apply_to_row_versions(changes, batch.applied_changes)
             tables = f"{quantity(len(plans), 'table')} of {self._subscription.name}"
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
             self._replicas.record_history_positions(changes)
@@ -227,11 +226,11 @@ class _Apply:
 
     def _plan(self, batch: Batch) -> list[Plan]:
         """Plan a batch. A table whose replica was put back to an earlier version meanwhile is set aside."""
-        plans, head_by_advanced_table, states = batch.plan(self._only_tables)
+        plans, head_by_table_ahead, states = batch.plan(self._only_tables)
         self._replicas.states = states
         self._can_cut = self._can_cut and not _is_copied_by_others(states, self._tables)
         put_back_tables = {
-            name for name, head in head_by_advanced_table.items() if self._set_aside_if_put_back(name, head)
+            name for name, head in head_by_table_ahead.items() if self._set_aside_if_put_back(name, head)
         }
         skipped_tables = {n for n in states if self._only_tables is not None and n not in self._only_tables}
         self._lagging_tables = put_back_tables | skipped_tables
@@ -257,17 +256,17 @@ class _Apply:
                 self._lagging_tables.add(result.name)
             self._count_result(outcome)
 
-    def _follow_versions(
+    def _apply_to_row_versions(
         self, changes: Sequence[TableChanges], applied_changes: AppliedChangesByTable
     ) -> None:
-        """Apply a batch to the tables of versions of rows. A table whose versions cannot be written is set aside."""
+        """Apply a batch to the versions of rows. A table whose versions cannot be written is set aside."""
         row_versions, states = self._replicas.row_versions, self._replicas.states
         self._set_aside(row_versions.follow(states, changes, self._lagging_tables, applied_changes))
 
     def _set_aside_if_put_back(self, name: Name, head: TableHead) -> bool:
-        """Whether a replica was put back to an earlier version. It is now at `head` (Delta version and position).
+        """Set a table aside if its replica was put back to an earlier version, and return whether it was.
 
-        If so, the table is set aside, and the result gets the problem.
+        `head` is the replica's present Delta version and position. The result gets the problem.
         """
         if (problem := self._replicas.advance(name, None, head)) is None:
             return False

@@ -7,8 +7,8 @@ The initial copy takes the rows that match the filter of any publication, whatev
 publishes. An INSERT or UPDATE has to match the filter of a publication that publishes this operation (PostgreSQL
 documentation, 29.4 Row Filters). So each row has to match at least one of all these filters.
 
-The filters are evaluated with the values in the replica, because operations that are not published may have changed the
-values on the publisher. If the filter was altered since the copy, earlier rows stay as they are, as in PostgreSQL. In
+The filters are evaluated with the replica's values: the publisher's may differ, because of operations that are not
+published. If the filter was altered since the copy, earlier rows stay as they are, as in PostgreSQL. In
 that case `altered` is true. Raises SourceError if the publisher does not answer, and PublicationError if a publication is
 missing.
 """

@@ -1,10 +1,11 @@
-"""Finds the time at which the versions of a table's rows begin anew, if no copy gives it.
+"""Finds the commit time at which a table's history begins anew, if the table is not copied then.
 
-In: the histories that a table has in the lake. Out: the time of the table's last commit before an LSN.
+In: the histories that a table has in the lake: its changes, and the versions of its rows (`history: scd2`). Out: the time
+of the table's last commit before an LSN.
 
-Versions that begin anew at an LSN follow the changes of all commits before it, and changes of later commits follow them.
-The time of these versions has to be between the commit times of both. The time of the run would be too late: the run
-may apply changes that were committed long before it.
+A history that begins anew at an LSN begins with the replica's rows, which have all changes committed before this LSN.
+Their time must not be before the last of these commits, nor after the next commit. The time of the run would be too
+late: the run may apply changes that were committed long before it.
 """
 
 from collections.abc import Iterator
@@ -24,10 +25,10 @@ def find_last_commit_time(
     If its histories have no such commit, return the time of the table's copy, or if this is unknown, the present time.
     Raises LakeError.
     """
-    published = definition.published
+    copy_record = definition.published
     times = list(_find_times(lake, subscription, name, definition, lsn))
-    if not times and published is not None and published.time is not None:
-        times = [published.time]
+    if not times and copy_record is not None and copy_record.time is not None:
+        times = [copy_record.time]
     return max(times, default=datetime.now(UTC)).astimezone(UTC)
 
 
@@ -35,10 +36,10 @@ def _find_times(
     lake: Lake, subscription: str, name: Name, definition: Definition, lsn: int
 ) -> Iterator[datetime]:
     """Find the greatest time before an LSN in each history: the present one, and the former one if it was begun anew."""
-    generation, paths = definition.history.generation, lake.paths
-    for each in range(max(generation - 1, 0), generation + 1):
-        changes_path = paths.change_history(subscription, *name, each)
-        versions_path = paths.row_versions(subscription, *name, each)
+    newest_generation, paths = definition.history.generation, lake.paths
+    for generation in range(max(newest_generation - 1, 0), newest_generation + 1):
+        changes_path = paths.change_history(subscription, *name, generation)
+        versions_path = paths.row_versions(subscription, *name, generation)
         for path, column, lsn_column in (
             (changes_path, "commit_time", "commit_lsn"),
             (versions_path, VALID_FROM, VALID_FROM_LSN),

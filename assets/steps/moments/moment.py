@@ -1,4 +1,4 @@
-"""Converts a moment that a user names, an LSN or a time, to an LSN. The moment has all that committed before this LSN.
+"""Converts a moment that a user names, an LSN or a time, to an LSN. The moment has the transactions committed before it.
 
 A time stands for the transactions, in the order of the WAL, before the first one with a later commit time. PostgreSQL's
 recovery with recovery_target_time stops at the same place (recoveryStopsBefore() in
@@ -30,7 +30,7 @@ class MomentError(PgsieveError):
 class Moment:
     """A moment: the LSN at which the replicas of a subscription are read.
 
-    The caller has found out that everything up to `complete_lsn` was read from the slot. If nothing has changed lately,
+    No change up to `complete_lsn` is still to be read from the slot, or to be transformed. If nothing has changed lately,
     this LSN is beyond the last slice (changes between two positions of the slot) and beyond the last cut (versions of
     all replicas at one LSN).
     """
@@ -71,7 +71,7 @@ def _parse_time(text: str) -> datetime:
 
 
 def _find_lsn(states: TableStates, time: datetime) -> int:
-    """Find the LSN for a time: the transactions for which the time stands, and no others, committed before this LSN."""
+    """Find the LSN before which exactly those transactions committed for which a time stands."""
     lake, subscription = states.lake, states.subscription
     all_paths = list_history_paths(lake.paths.change_history, subscription, states.read_newest())
     paths = [path for path in all_paths if lake.records.exists(path)]
@@ -92,8 +92,7 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
             hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
             sqlstate="22023",
         )
-    # The LSN right after the last of these commits is used. With a later LSN, the moment would include a copy that was
-    # made between the two LSNs.
+    # At `first_lsn` the moment would also have rows that were copied after the last of these commits.
     return max(earlier_lsns) + 1
 
 

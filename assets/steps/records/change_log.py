@@ -1,8 +1,8 @@
-"""The table `change_log` of a stream: the messages of its slot. Its position is the LSN up to which it has them.
+"""The table `change_log` of a slot stream (a slot with the subscriptions that read it): the messages of the slot.
 
-A slot stream is a slot with the subscriptions that read it. The step `slot_consumption` writes the table, in one commit for
-each slice (the changes from one position of the slot to another). Maintenance deletes slices that all subscriptions
-have applied.
+Its position is the LSN up to which it has them. The step `slot_consumption` writes the table, in one commit for each
+slice (the changes from one position of the slot to another). Maintenance deletes slices that all subscriptions have
+applied.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ CHANGE_LOG_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class ChangeLog:
-    """The table `change_log` of one stream."""
+    """The table `change_log` of one slot stream."""
 
     lake: Lake
     slot_stream: SlotStream

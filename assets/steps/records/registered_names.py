@@ -47,7 +47,7 @@ class RegisteredNames:
         }
 
     def note(self, names: Collection[tuple[CatalogName, str]], *, is_registered: bool | None) -> None:
-        """Record that names are registered for paths, that they are no longer registered, or (None) that they will be."""
+        """Record whether names are registered for paths. None means that they are about to be registered."""
         if names:
             time = datetime.now(UTC)
             rows = [

@@ -32,8 +32,8 @@ def find_clustering_columns(
 ) -> tuple[str, ...]:
     """Find the columns by which a table is clustered. Empty if its layout has none.
 
-    `columns` are the columns of the table, with their Spark types. A layout for all tables that names columns applies
-    only to tables with all of these columns.
+    `columns` are the columns of the table, with their Spark types. A `cluster_by` for all tables of a subscription
+    applies only to those that have all of its columns.
     """
     cluster_columns = tuple(
         map(subscription.replica_name, subscription.layout.find_table_layout(name).cluster_by or ())
@@ -65,7 +65,7 @@ def find_shared_folders(subscription: Subscription, names: Collection[Name]) -> 
     return {
         name: SharedFolderError(
             f"tables {' and '.join(quote_qualified(*table) for table in names)} would have the same folder, {folder}",
-            hint=f"rename one of them, or take it out of the publications; for other `folders` in pgsieve.yaml first"
+            hint=f"rename one of them, or take it out of the publications; or change `folders` in pgsieve.yaml after"
             f" `pgsieve drop {subscription.name}`",
             sqlstate="42P07",
         )

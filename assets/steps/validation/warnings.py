@@ -2,9 +2,6 @@
 
 In: a subscription or a slot stream (a slot with its subscriptions), and the publisher's catalog
 Out: warnings, as errors that are not raised
-
-The warnings are about three things: rows that are not found, as in a PostgreSQL subscriber; partitions whose changes
-are not sent; and statements that the publisher will refuse, because pgsieve publishes the tables, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +32,7 @@ def find_subscription_warnings(subscription: Subscription, catalog: Catalog) -> 
             if leaves:
                 key = ", ".join(map(quote_identifier, replicated_table.key))
                 yield PgsieveError(
-                    f'table "{replicated_table.table.qualified_name}": rows of {_list_names(leaves)} are not found if the old row that is sent lacks the key of the root ({key}): as in a PostgreSQL subscriber, they stay as they were',
+                    f'table "{replicated_table.table.qualified_name}": an UPDATE or DELETE of rows of {_list_names(leaves)} changes nothing in the replica if the old row that is sent lacks the key of the root ({key}), as in a PostgreSQL subscriber',
                     hint="give these partitions the replica identity of the root, or REPLICA IDENTITY FULL",
                 )
     yield from find_unsent_leaves(subscription, catalog)
@@ -63,7 +60,7 @@ def find_unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator
             if unreported_names and any(p.contains(root) for p in explicit_publications):
                 reported_names |= {*unreported_names}
                 yield PgsieveError(
-                    f'table "{root.qualified_name}": {", ".join(unreported_names)} are not replicated, as these partitions are unlogged or foreign, and published as themselves',
+                    f'table "{root.qualified_name}": {", ".join(unreported_names)} are not replicated, as these partitions are unlogged or foreign, and not published as their root',
                     hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED), or publish the root (publish_via_partition_root)",
                 )
 
@@ -82,7 +79,7 @@ def find_name_warnings(
                 readers = (
                     "are mapped by Delta: Spark, Trino, Delta Kernel and the QueryBuilder of delta-rs read them; Polars refuses the table, and the Arrow reader of delta-rs refuses it or reads NULL"
                     if is_mapped(table)
-                    else "stay as they are in the Delta table: Spark, Polars, delta-rs and DuckDB over it read them, and Spark refuses ALTER TABLE and RESTORE of the replica"
+                    else "stay as they are in the Delta table: Spark, Polars, delta-rs, and DuckDB through delta-rs read them, and Spark refuses ALTER TABLE and RESTORE of the replica"
                 )
                 column_names = ", ".join(map(quote_identifier, names))
                 yield PgsieveError(
@@ -110,7 +107,7 @@ def find_slot_stream_warnings(slot_stream: SlotStream, catalog: Catalog) -> Iter
         if tables:
             yield PgsieveError(
                 f"once the capture publication lists {_list_names(tables)}, the publisher refuses ALTER TABLE ... SET UNLOGGED of it",
-                hint="take the table out of the subscribed publications before, and run pgsieve once",
+                hint="before that statement, take the table out of the subscribed publications, and run pgsieve once",
                 sqlstate="55000",
             )
 

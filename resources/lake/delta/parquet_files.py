@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from pgsieve.resources.lake.delta.layout import DEFAULT_FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The columns of the rows that describe files, as an Arrow schema and as Spark's DDL. A row without a `path` does not
-#: describe a file: in its `tally` a task reports what it has counted, as JSON.
+#: The columns of the rows that describe files, as an Arrow schema and as Spark's DDL. A row without a `path` describes
+#: no file: it has the counts of a task, as JSON in `tally`.
 FILE_SCHEMA = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 FILE_DDL = "path string, size bigint, stats string, tally string"
 
@@ -96,8 +96,8 @@ def write_files(
             writer.close()
             # The stream knows the size. To ask an object store for it would take two requests.
             file_bytes = stream.tell()
-        # A metadata_collector would have the footer, too. But if a write has failed, it would raise its own error, and
-        # hide the error of the write.
+        # A metadata_collector would have the footer, too. But after a failed write it raises an error of its own, which
+        # would hide the error of the write.
         footer: pq.FileMetaData = writer.writer.metadata
         row = {"path": name, "size": file_bytes, "stats": _format_statistics(footer)}
         yield pa.RecordBatch.from_pylist([row], FILE_SCHEMA)
@@ -205,13 +205,13 @@ def _format_statistics(footer: pq.FileMetaData) -> str:
             statistics.has_null_count for statistics in group_statistics
         ):
             null_counts[column.name] = str(sum(statistics.null_count for statistics in group_statistics))
-        if (read_bound := _find_bound_converter(column, column_index)) is None or not all(
+        if (convert_bound := _find_bound_converter(column, column_index)) is None or not all(
             statistics.has_min_max for statistics in group_statistics
         ):
             continue
         lower_bounds, upper_bounds = (
-            [read_bound(statistics.min_raw) for statistics in group_statistics],
-            [read_bound(statistics.max_raw) for statistics in group_statistics],
+            [convert_bound(statistics.min_raw) for statistics in group_statistics],
+            [convert_bound(statistics.max_raw) for statistics in group_statistics],
         )
         if None not in (*lower_bounds, *upper_bounds):
             min_values[column.name], max_values[column.name] = (
@@ -249,10 +249,10 @@ def _find_bound_converter(column: pq.ColumnSchema, column_index: int) -> Callabl
     if column_index >= _INDEXED_COLUMNS:
         return None
     if logical_type == "TIMESTAMP":
-        unit = json.loads(column.logical_type.to_json())
-        if unit["timeUnit"] != "microseconds":
+        timestamp_type = json.loads(column.logical_type.to_json())
+        if timestamp_type["timeUnit"] != "microseconds":
             return None
-        return _to_instant if unit["isAdjustedToUTC"] else _to_local_time
+        return _to_instant if timestamp_type["isAdjustedToUTC"] else _to_local_time
     if logical_type == "DECIMAL" and physical_type == "FIXED_LEN_BYTE_ARRAY":
         return partial(_to_decimal, scale=column.scale)
     if logical_type == "STRING":

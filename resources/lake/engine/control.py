@@ -151,8 +151,8 @@ def launch(
                 # With -P Python imports no module from the current folder.
                 [sys.executable, "-P", "-m", server.__name__],
                 cwd=f"/proc/self/fd/{descriptor}",
-                # Python's copy of the environment. In this process's own, `stores.storage.hide_token` may have unset
-                # the session token of S3, because the lake has other keys. The engine may need it.
+                # `stores.storage.hide_token` may have unset the session token of S3 in the environment of this process,
+                # because the lake has other keys. Python's copy still has the token, which the engine may need.
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=log_descriptor,

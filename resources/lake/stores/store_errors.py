@@ -34,13 +34,13 @@ _HINT_BY_FAULT = {
     StoreFault.CREDENTIALS: f"renew them at their source: `storage` in pgsieve.yaml, the environment, a profile or the"
     f" machine's role; {_RUN_AGAIN}",
     StoreFault.NO_CREDENTIALS: "give them in `storage` of pgsieve.yaml, in the environment, in a profile or by the machine's"
-    " role; if an endpoint is given, a profile must have the keys themselves, as no role, single sign-on or process is used"
+    " role; if an endpoint is given, a profile must have the keys themselves: no role, single sign-on or process is used"
     f" then; {_RUN_AGAIN}",
     StoreFault.DENIED: "these credentials need the right to list, read, write and delete objects below the lake, and the"
     f" bucket may not be read-only; {_RUN_AGAIN}",
     StoreFault.REGION: f"give the bucket's `region` in `storage` of pgsieve.yaml, or as AWS_REGION; {_RUN_AGAIN}",
     StoreFault.BUSY: "run again later: nothing is lost, a slot is confirmed only up to what the lake holds",
-    StoreFault.NO_FILE_SYSTEM: "have Spark get the package of the file system, as by `spark.jars.packages` in `spark.conf` of"
+    StoreFault.NO_FILE_SYSTEM: "let Spark fetch the package of the file system, as by `spark.jars.packages` in `spark.conf` of"
     f' pgsieve.yaml (pgsieve\'s documentation, "Platforms: what to set, and what was run"); {_RUN_AGAIN}',
     StoreFault.UNREACHED: "check whether this machine reaches the endpoint that `storage` in pgsieve.yaml, the environment or a"
     f" profile names; {_RUN_AGAIN}",

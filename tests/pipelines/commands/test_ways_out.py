@@ -264,7 +264,7 @@ def test_the_way_out_of_a_subscriptions_reason_restores_its_tables(shop: Shop, t
     assert states("filtered") == {"public.spelled": "i", "public.notes": "r"}
     assert states("versions") == {"public.orders": "r", "public.notes": "r"}
     assert "rename one of them, or take it out of the publications" in printed
-    assert "for other `folders` in pgsieve.yaml first `pgsieve drop flat`" in printed
+    assert "or change `folders` in pgsieve.yaml after `pgsieve drop flat`" in printed
     assert "use row_filter: publisher; it is copied by the first run after that is mended" in printed
     assert states("printed") == {"public.copied": "e", "public.sent": "r"}
     assert "correct the value at the publisher, or leave its column out by a column list; `pgsieve" in printed

@@ -74,7 +74,7 @@ REFUSED = {
     "no metadata": ({"columns": {"moved": "d"}}, "should be one of commit_lsn, "),
     "columns of rows that go": (
         {"columns": {"deleted": "d"}},
-        "has columns of deleted rows (deleted), which are deleted",
+        "has columns of deleted rows (deleted), but keeps no deleted rows",
     ),
     "no kind of delete": ({"deletes": "maybe"}, "soft"),
     "no table": ({"folders": "{schema}"}, "is not a template for folders"),
@@ -93,7 +93,7 @@ REFUSED = {
     "append only": ({"properties": {"delta.appendOnly": "true"}}, "which a layout cannot set"),
     "positions that expire": (
         {"properties": {"delta.setTransactionRetentionDuration": "interval 1 day"}},
-        "the positions of replicas are kept for good",
+        "the positions of replicas are transaction identifiers",
     ),
     "a value that is none": (
         {"tables": {"public.a": {"properties": {"delta.checkpointInterval": 0}}}},
