@@ -44,8 +44,8 @@ class PublishedTable:
         )
 
     @classmethod
-    def from_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
-        """Make it from the state of a table, which has what was recorded at the copy.
+    def from_state(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
+        """Make it from the state of a table, which records what was published at the copy.
 
         If the state does not record the publications of the table, those of the subscription are used (`publications`).
         """

@@ -26,9 +26,9 @@ from pgsieve.assets.translator import DagsterNames
 from pgsieve.pipelines.jobs import find_slot_problem
 from pgsieve.resources.lake.delta.layout import TableName
 
-#: For this time after it has started a copy, the sensor waits for the end of that run before it starts another one. It
-#: does not wait for ever, because Dagster may not notice that a run was killed. If the first run is alive after all,
-#: each of the two leaves out tables that the other one has copied.
+#: The sensor starts no other copy until the last one has ended, or was started longer ago than this. It does not wait
+#: for ever, because Dagster may not notice that a run was killed. If the last run is alive after all, each of the two
+#: leaves out tables that the other one has copied.
 _MAX_COPY_WAIT = timedelta(hours=1)
 #: While a slot has a problem, the sensor starts a failing run at this interval.
 _ALARM_INTERVAL = timedelta(hours=1)
@@ -68,7 +68,7 @@ def _choose_sensor_status(*, is_running: bool) -> dg.DefaultSensorStatus:
 def make_published_sensor(
     tables_by_subscription: Mapping[str, Collection[TableName]], dagster_names: DagsterNames
 ) -> dg.SensorDefinition:
-    """Return a sensor that adds a Dagster partition to a subscription's initial sync for each table that is published.
+    """Return a sensor that adds each published table to the Dagster partitions of its subscription's initial sync.
 
     `tables_by_subscription` maps each subscription to the tables that were published when Dagster loaded the code. The sensor is always
     on, since it starts no run, and reads nothing but Dagster's own records.

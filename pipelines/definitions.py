@@ -56,7 +56,7 @@ from pgsieve.pipelines.published import (
     refresh_published,
 )
 from pgsieve.resources.lake.delta.layout import TableName
-from pgsieve.resources.lake.pyspark_resource import make_pyspark_engine
+from pgsieve.resources.lake.pyspark_resource import make_pyspark_resource
 
 
 @dg.definitions
@@ -112,7 +112,7 @@ def assemble_definitions(
 ) -> dg.Definitions:
     """Build the definitions for the tables in `published`. If `is_complete`, the lake is asked only for other streams."""
     project = build_project(config)
-    engine, folders = make_pyspark_engine(project.lake.engine, spark), project.lake.folders
+    engine, folders = make_pyspark_resource(project.lake.engine, spark), project.lake.folders
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)
     tables_by_subscription = find_recorded_tables(project, published, is_complete=is_complete)
     is_automated, find_subscriptions = config.dagster.automation, project.find_subscriptions

@@ -303,7 +303,7 @@ def _find_replica_tables(
         get_dagster_logger().warning(f"{subscription.name}: {error}")
         return {}
     return {
-        name: PublishedTable.from_replica(state, publications)
+        name: PublishedTable.from_state(state, publications)
         for name, state in states_by_name.items()
         if state.definition is not None and state.state != SyncState.REMOVED
     }

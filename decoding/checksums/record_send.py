@@ -4,7 +4,7 @@ In: Arrow columns. Out: one byte string per row. The publisher computes the same
 `row_expression`. So both sides can hash the bytes, and compare the hashes.
 
 Rows with the same bytes have the same values. The reverse is not always true. Equal values with different bytes are
--0.0 and 0.0, several NaNs, and arrays whose elements got another type by the option `types`.
+-0.0 and 0.0, several NaNs, and arrays whose elements have another type in the replica (key `types` of pgsieve.yaml).
 
 The bytes of a row begin with the number of its columns. After that, each column has the oid of its type, the length of
 the value (-1 for NULL), and the result of the type's send function (record_send() in src/backend/utils/adt/rowtypes.c).
@@ -54,7 +54,7 @@ _OID_BY_ELEMENT_TYPE: Mapping[pa.DataType, int] = MappingProxyType(
         pa.timestamp("us", "UTC"): 1184,
     }
 )
-"""Maps the Arrow type of an array's elements to the oid of the type whose output function prints these elements."""
+"""Maps the Arrow type of array elements to the oid of the PostgreSQL type whose output function prints them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ A description is a Relation message with the Type messages of its columns. A pub
 per session. But pgsieve divides the messages of a session into slices, and each slice is read without the earlier
 slices. pgsieve also moves the messages of streamed and prepared transactions to the position of their commit. So the
 last description before a change may be missing or outdated. In that case `RelationDescriptions` inserts the valid
-description before the change. Raises ProtocolError.
+description before the change. Raises ProtocolError for a malformed message.
 
 PostgreSQL documentation, Logical Streaming Replication Protocol.
 """
@@ -30,7 +30,7 @@ _RELATION, _TYPE, _TRUNCATE = b"RYT"
 _CHANGES = np.frombuffer(b"IUD", np.uint8)
 _MIN_CHANGE_BYTES = 5  # bytes: type byte, relation id
 
-TypeBytes: TypeAlias = npt.NDArray[np.uint8]
+MessageKinds: TypeAlias = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class RelationDescriptions:
     def record_replayed_descriptions(self, description_by_relation: Mapping[int, Description]) -> None:
         """Record the descriptions in a streamed or prepared transaction.
 
-        The transaction has just been written to the output, or will be written when it commits. The description that
-        arrived last is valid. But such a transaction is written later than it arrived. So the last description in the
-        output may be an outdated one, and the relations of the transaction become stale.
+        The valid description is the one that arrived last. But such a transaction is written to the output later than
+        it arrived: now, or when it commits. So the last description in the output may be outdated, and the relations
+        of the transaction become stale.
         """
         for relation_id, description in description_by_relation.items():
             last_description = self._descriptions.get(relation_id)
@@ -98,7 +98,7 @@ class RelationDescriptions:
         self._stale_ids.update(description_by_relation)
 
     def insert_missing_descriptions(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Yield the messages of `data`, and insert the missing descriptions. No message is in a streamed block."""
+        """Yield the messages of `data`, which has no streamed blocks, and insert the missing descriptions."""
         octets = Octets(data)
         kind = octets.first_bytes()
         is_description = (kind == _RELATION) | (kind == _TYPE)
@@ -125,10 +125,10 @@ class RelationDescriptions:
                 self._stale_ids.difference_update(descriptions)
         yield data.slice(begin) if begin else data
 
-    def _find_first_uses(self, octets: Octets, kind: TypeBytes, data: pa.Array) -> dict[int, list[int]]:
+    def _find_first_uses(self, octets: Octets, kind: MessageKinds, data: pa.Array) -> dict[int, list[int]]:
         """Find the messages before which the description of a stale relation may have to be inserted.
 
-        These are the first change of each stale relation, and each of its TRUNCATEs, which can come before that
+        These are the first change of each stale relation, and all of its TRUNCATEs, because one can come before that
         change. Maps the index of each such message to the stale relations that it changes or truncates.
         """
         used_ids_by_index: dict[int, list[int]] = {}

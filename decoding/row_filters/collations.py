@@ -57,7 +57,7 @@ class _Strength(IntEnum):
 
 
 def _find_collation(node: Node) -> tuple[_Strength, frozenset[str]]:
-    """Return the strength of an expression's collation, and its name; several names if the operands conflict."""
+    """Return the strength of an expression's collation, and the set of its names: several if the operands conflict."""
     match node:
         case Collate(collation=name):
             return _Strength.EXPLICIT, frozenset((name,))
@@ -119,15 +119,17 @@ def find_collation_name(nodes: Sequence[Node]) -> str:
     return next(iter(names))
 
 
-def has_ascii_letters(nodes: Sequence[Node]) -> bool:
+def has_only_ascii_letters(nodes: Sequence[Node]) -> bool:
     """True if the collation of these strings knows only the letters and digits of ASCII, as the collation C does."""
     return _find_strongest_collations(nodes)[1] <= {"C", "POSIX"}
 
 
-def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappingFinder) -> CaseMapping:
+def case_mapping(
+    nodes: Sequence[Node], function: CaseFunction, find_mapping: CaseMappingFinder
+) -> CaseMapping:
     """Return the case mapping of the collation of these strings; raises RefusedError if it has no mapping."""
     name = find_collation_name(nodes)
-    mapping = mappings(name, function)
+    mapping = find_mapping(name, function)
     if mapping is None or mapping.refusal:
         reason = f", and {mapping.refusal}" if mapping is not None else ""
         raise RefusedError(f"the case of letters depends on the collation {name}{reason}")

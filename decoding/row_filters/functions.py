@@ -1,4 +1,4 @@
-"""Makes the nodes of function calls in a row filter's tree, and of operators that become several nodes.
+"""Makes nodes of a row filter's tree: for calls of functions and operators, and for comparisons of rows.
 
 In: the nodes of the operands. Out: the node of the call. Raises RefusedError for operations without an exact
 counterpart in pgsieve.
@@ -87,8 +87,8 @@ def compare_rows(
     if any(
         any(map(tree_can_fail, pair)) and any(map(is_null, map(simplify_for_version, pair))) for pair in pairs
     ):
-        # pgsieve's `simplification` would replace this pair by NULL. In a comparison of rows, PostgreSQL's planner does
-        # not. So the server evaluates the field, which can fail.
+        # `simplification` would never evaluate the field that is compared with NULL. The server does in a comparison of
+        # rows, and the field can fail.
         raise RefusedError("PostgreSQL evaluates a field that is compared with NULL, and that can fail")
     strict_operator: Operator = "<" if operator in ("<", "<=") else ">"
 
@@ -103,13 +103,13 @@ def compare_rows(
 
 
 def make_builtin_call(
-    name: str, operands: Sequence[Node], mappings: CaseMappingFinder = find_ascii_mapping
+    name: str, operands: Sequence[Node], find_mapping: CaseMappingFinder = find_ascii_mapping
 ) -> Node:
     """Return the node of a call of the built-in function or operator with this SQL name."""
     procedure = procedures.resolve_procedure(name, [operand.type_oid for operand in operands])
     converted_operands = tuple(map(coerce, operands, procedure.argument_oids))
     if procedure.name in ("lower", "upper", "initcap"):
-        return make_case_change(cast("CaseFunction", procedure.name), converted_operands[0], mappings)
+        return make_case_change(cast("CaseFunction", procedure.name), converted_operands[0], find_mapping)
     check_operands = _REQUIREMENTS.get(procedure.name)
     if check_operands is not None:
         check_operands(converted_operands)
@@ -119,9 +119,9 @@ def make_builtin_call(
     )
 
 
-def make_case_change(function: CaseFunction, operand: Node, mappings: CaseMappingFinder) -> CaseChange:
+def make_case_change(function: CaseFunction, operand: Node, find_mapping: CaseMappingFinder) -> CaseChange:
     """Return lower(), upper() or initcap() of an operand, under the operand's collation."""
-    mapping = collations.case_mapping((operand,), function, mappings)
+    mapping = collations.case_mapping((operand,), function, find_mapping)
     return CaseChange(function, operand, mapping, type_oid=TEXT)
 
 
@@ -244,7 +244,7 @@ def _make_array_operator(name: str, operands: Sequence[Node]) -> Node:
         coerce(operand, other.type_oid) if operand.type_oid not in ELEMENT_OIDS else operand
         for operand, other in zip(operands, reversed(operands), strict=True)
     )
-    # For both sides these functions accept the same types as the operator =, and convert them in the same way.
+    # These functions accept the same types as the operator =, and convert them in the same way.
     equality = make_comparison("=", left, right)
     return FunctionCall(name, (equality.left, equality.right), type_oid=BOOL)
 
@@ -307,12 +307,12 @@ Maps the SQL name to the least and the greatest number of arguments, and to the 
 
 
 def make_function_node(
-    name: str, operands: list[Node], mappings: CaseMappingFinder = find_ascii_mapping
+    name: str, operands: list[Node], find_mapping: CaseMappingFinder = find_ascii_mapping
 ) -> Node:
-    """Return the node of a function call, or of a binary operator that stands for a function."""
+    """Return the node of a function or binary operator with these operands."""
     rule = FUNCTIONS.get(name)
     if rule is None:
-        return make_builtin_call(name, operands, mappings)
+        return make_builtin_call(name, operands, find_mapping)
     min_operands, max_operands, make_node = rule
     if not min_operands <= len(operands) <= max_operands:
         raise RefusedError(f"{name} does not take {quantity(len(operands), 'argument')}")

@@ -108,7 +108,7 @@ def _make_canonical_pattern(pattern: str, escape: str) -> str | None:
 def make_regex(operand: Node, pattern: Node, *, case_mappings: CaseMappingFinder | None = None) -> Node:
     """Return `operand ~ pattern`; or `operand ~* pattern` if `case_mappings` has the case mappings of collations."""
     operand, pattern = _convert_operands("~", operand, pattern)
-    has_ascii_letters = collations.has_ascii_letters((operand, pattern))
+    has_only_ascii_letters = collations.has_only_ascii_letters((operand, pattern))
     mapping = None
     if case_mappings is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", case_mappings)
@@ -121,4 +121,6 @@ def make_regex(operand: Node, pattern: Node, *, case_mappings: CaseMappingFinder
     if pattern.value is None:
         return Constant(None, type_oid=BOOL)
     text = str(pattern.value)
-    return Regex(operand, filter_regex.translate_pattern(text, mapping, has_ascii_classes=has_ascii_letters))
+    return Regex(
+        operand, filter_regex.translate_pattern(text, mapping, has_ascii_classes=has_only_ascii_letters)
+    )

@@ -64,15 +64,14 @@ _FUNCTIONS_RETURNING_NULL: Final = frozenset((
     "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
     "numeric_min_scale", "numeric_scale", "timestamp_part",
 ))  # fmt: skip
-# If one of these types is converted, or is the target, the bytes of the value may stay the same.
+# A conversion from or to one of these types may be a mere relabelling, which keeps the bytes of the value.
 _RELABELLED_TYPES: Final = frozenset((*STRINGS, *ELEMENT_OIDS))
 
 #: The first major version whose planner replaces IS NULL of an expression that cannot be NULL.
 _NULL_TEST_VERSION: Final = 19
-#: Maps an implementation of a function (`prosrc`) to the first major version that has it, and to the name of the
-#: earlier implementation, which can have an entry of its own. From 16 on, a difference of
-#: timestamps that overflows is an error. From 17 on, differences of infinite timestamps are infinite. From 19 on,
-#: right() accepts the least integer, -2147483648.
+#: Maps an implementation of a function (`prosrc`) to the first major version that has it, and to the implementation
+#: before that version. From 16 on, a difference of timestamps that overflows is an error. From 17 on, differences of
+#: infinite timestamps are infinite. From 19 on, right() accepts the least integer, -2147483648.
 _FORMER_FUNCTIONS: Final = MappingProxyType(
     {
         "timestamp_mi": (17, "timestamp_mi_before_17"),
@@ -150,7 +149,7 @@ def _decide_null_test(node: Node) -> Node:
 def _is_nonnullable(node: Node) -> bool | None:
     """Whether the planner recognises that a part is never NULL; the operands of the part are already simplified.
 
-    Returns None if the answer depends on a value that only the server computes.
+    Returns None if the answer is not known, for example because it depends on a value that only the server computes.
     """
     match node:
         case Array() | IsNull():
@@ -173,8 +172,8 @@ def _is_nonnullable(node: Node) -> bool | None:
         ):
             return _is_nonnullable(operand)
         case IsTruth(operand=operand) | Not(operand=IsTruth(operand=operand)):
-            # If the operand is never NULL, the planner replaces the test by the operand or its negation, and does not
-            # simplify this again. So the answer is then not known.
+            # If the operand is never NULL, the planner replaces the test by the operand or its negation. Whether it
+            # recognises the replacement as never NULL is not known.
             return True if _is_nonnullable(operand) is False and not _can_become_constant(operand) else None
         case Not(operand=IsNull()):
             return True
@@ -344,9 +343,9 @@ def _can_become_constant(node: Node) -> bool:
             return False
         case _:
             # Each child is visited once. With two visits per level, a sum of 30 terms would take hours.
-            constants = [child for child in children(node) if _can_become_constant(child)]
-            can_be_null = _is_strict(node) and not all(map(_is_never_null, constants))
-            return can_be_null or len(constants) == sum(1 for _ in children(node))
+            constant_children = [child for child in children(node) if _can_become_constant(child)]
+            can_be_null = _is_strict(node) and not all(map(_is_never_null, constant_children))
+            return can_be_null or len(constant_children) == sum(1 for _ in children(node))
 
 
 def _is_never_null(node: Node) -> bool:

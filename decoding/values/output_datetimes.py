@@ -50,7 +50,7 @@ def print_date(value: bytes) -> str:
 
 
 def format_timestamp(micros: int, zone: str = "") -> str:
-    """Print a timestamp given in microseconds since 2000-01-01."""
+    """Format a timestamp, given in microseconds since 2000-01-01."""
     if micros in _TIMESTAMP_INFINITIES:
         return _TIMESTAMP_INFINITIES[micros]
     date_text, era = _print_date_and_era(micros // _DAY_MICROS)
@@ -58,7 +58,7 @@ def format_timestamp(micros: int, zone: str = "") -> str:
 
 
 def format_timestamptz(micros: int) -> str:
-    """Print a timestamp with time zone, given in microseconds since 2000-01-01, in UTC."""
+    """Format a timestamp with time zone, given in microseconds since 2000-01-01, in UTC."""
     return format_timestamp(micros, "+00")
 
 

@@ -45,7 +45,7 @@ EXIT_REFUSED = 2
 EXIT_FAULT = 70
 EXIT_INTERRUPTED = 130
 
-#: What Ctrl-C leaves after a command that changes the lake or the server, and what the user does then.
+#: The message after Ctrl-C in a command that changes the lake or the server.
 AFTER_INTERRUPTED_CHANGE = "what was committed stays; repeat the command"
 
 

@@ -58,7 +58,7 @@ def _check_subscription(
 ) -> tuple[list[CheckedTable], list[CheckedSequence]]:
     """Compare the tables and the sequences of a subscription."""
     with _log_as_tasks(progress, f"check {subscription.name}") as log:
-        # Sequences are compared before the tables. The comparison of tables reads the slot. This also records the
+        # Sequences are compared first, because the comparison of tables reads the slot, and then also records the
         # publisher's present values of the sequences.
         sequences = _check_sequences(subscription, lake)
         results = check_consistency(
@@ -115,7 +115,7 @@ def _check_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSequ
 def _copy_and_compare_again(
     subscription: Subscription, lake: Lake, results: Sequence[TableConsistency], log: Log
 ) -> list[TableConsistency]:
-    """Some tables with a problem would be copied by the next run. Copy them now, and compare them again.
+    """Copy the tables with a problem that the next run would copy, and compare them again.
 
     For example, a table whose columns have changed cannot be compared before it is copied.
 

@@ -115,8 +115,7 @@ class Survey:
     """What a database has, and what the role of the session may do.
 
     - `is_superuser`, `has_replication`: whether the role has these attributes
-    - `provider_role`: the role by which a provider's server grants replication (`rds_replication`); None if the server does
-      not have this role
+    - `provider_role`: `rds_replication`, the role by which Amazon RDS grants replication; None if the server lacks it
     """
 
     database: str
@@ -233,7 +232,7 @@ class Choice:
     via_root: bool = True
 
     @property
-    def inserts_only(self) -> tuple[str, ...]:
+    def tables_without_identity(self) -> tuple[str, ...]:
         """The chosen tables that have no replica identity.
 
         Only INSERTs on them are published. If UPDATE and DELETE were published, the server would refuse these
@@ -251,7 +250,7 @@ def make_safe_name(text: str) -> str:
 def propose_role(survey: Survey) -> str:
     """The role that should replicate.
 
-    It is the role of the session. If that is a superuser, or if the server is one of Amazon RDS, a role `pgsieve` is
+    It is the role of the session. If that is a superuser, or if the server is on Amazon RDS, a role `pgsieve` is
     proposed instead.
     """
     return "pgsieve" if survey.is_superuser or survey.provider_role == "rds_replication" else survey.user
@@ -262,8 +261,8 @@ def write_configuration(
 ) -> InitReport:
     """Write pgsieve.yaml and, beside it, the SQL for the role that replicates.
 
-    The SQL is not written if `validate` finds a problem. Both files name the role. It may not exist yet, so `validate`
-    connects as the role of the session.
+    The SQL is not written if `validate` finds a problem. The role may not exist yet, so `validate` connects as the role
+    of the session.
     """
     role_sql_path = config_path.with_name(f"{config_path.stem}-role.sql")
     for path in (config_path, role_sql_path):
@@ -286,7 +285,12 @@ def write_configuration(
         _write_file(role_sql_path, role_sql, force=force)
         written_sql_path = role_sql_path.absolute()
     return InitReport(
-        config.path, written_sql_path, password_variable, choice.role, validation, choice.inserts_only
+        config.path,
+        written_sql_path,
+        password_variable,
+        choice.role,
+        validation,
+        choice.tables_without_identity,
     )
 
 
@@ -324,8 +328,8 @@ def _make_configuration(settings: ConnectionSettings, choice: Choice, password_v
         source_content["allow_untested_server"] = True
     publication_names = choice.publications
     if settings.password_command:
-        # In pgsieve.yaml `${NAME}` stands for an environment variable, and `$${` for the characters `${`. The user meant the
-        # command to get these characters.
+        # In pgsieve.yaml `${NAME}` stands for an environment variable, and `$${` for the characters `${`. The command
+        # must get these characters as the user wrote them.
         source_content["password_command"] = [part.replace("${", "$${") for part in settings.password_command]
     if choice.tables:
         defined_publications = _define_publications(choice)
@@ -371,8 +375,8 @@ def make_role_statements(survey: Survey, choice: Choice, config: Config, validat
     table_names = _find_replicated_tables(survey, choice, config)
     sequence_names = [
         (sequence.schema, sequence.name)
-        for received_tables in validation.subscriptions
-        for sequence in received_tables.sequences
+        for validated_subscription in validation.subscriptions
+        for sequence in validated_subscription.sequences
     ]
     schemas = sorted({schema for schema, _ in (*table_names, *sequence_names)})
     lines = [

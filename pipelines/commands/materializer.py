@@ -189,7 +189,7 @@ class Materializer:
         """Make the asset of the transformed changes.
 
         - `receive_error`: gets the error of the step, if it fails
-        - `prefetched_work`: if the step's work is done in advance, a function that waits for its result
+        - `prefetched_work`: a function that waits for the result of the step's work; None if the step does the work itself
         """
         callbacks = StepCallbacks(
             report=self._record_transformed, add_work=self.total_work.add, fail=receive_error
@@ -239,8 +239,8 @@ class Materializer:
 
         Both parts are empty if there are no changes. `read_published_tables` returns the tables of each subscription. It is called
         only if there are changes, because it asks the publisher. A subscription that an error has just disabled may
-        still have changes to report: those that were applied before the error. Exactly one run fails for a table that
-        was set aside: the table counts as changed until then.
+        still have changes to report: those that were applied before the error. A table that
+        was set aside counts as changed until one run has failed for it.
         """
         name = self.subscription.name
         paths = [record_type(self.lake, name).path for record_type in (Cuts, TransformedSlices, TableStates)]
@@ -385,7 +385,7 @@ class Materializer:
 def _make_transformed_table(
     name: Name, source: str, row_filter: str | None, counts: SentCounts
 ) -> TransformedTable:
-    """Make the counts of those changes that came from one relation (`source`) and passed one row filter."""
+    """Make the counts of the changes that came from one relation (`source`) and met one row filter."""
     received, updates = count_received(counts), count_by_result(counts)
     return TransformedTable(
         *name,

@@ -84,7 +84,7 @@ def take_over(config: Config, subscription_configs: Sequence[SubscriptionConfig]
 
 
 def run(config: Config, subscription_configs: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
-    """Run the selected subscriptions. If one of them fails, the others go on, and what was done for it stays done.
+    """Run the selected subscriptions. If one of them fails, its commits stay, and the others go on.
 
     Disabled subscriptions do not run, and the summary names them. Raises SubscriptionDisabledError if all are disabled,
     and RunInterruptedError after SIGINT.
@@ -125,7 +125,9 @@ def _raise_with_summary(materializers: Sequence[Materializer]) -> Iterator[None]
             # The interrupt may also have ended what the summary needs, such as Spark.
             with suppress(Exception):
                 subscription_runs.append(materializer.summarize())
-        changed_runs = tuple(each for each in subscription_runs if each.changed)
+        changed_runs = tuple(
+            subscription_run for subscription_run in subscription_runs if subscription_run.changed
+        )
         raise RunInterruptedError(RunSummary(changed_runs)) from None
 
 
@@ -281,8 +283,7 @@ def transform_and_apply(
     )
 
 
-#: A function that makes the asset of a subscription. It gets two functions, as in `Materializer.make_table_changes_asset`:
-#: one receives the error of the step; the other waits for the work of the step, and is None if the step does it itself.
+#: A function that makes the asset of a subscription. Its parameters are those of `Materializer.make_table_changes_asset`.
 _AssetMaker = Callable[[Callable[[Exception], None], PrefetchedWork[Result] | None], dg.AssetsDefinition]
 
 
@@ -296,7 +297,7 @@ def _materialize_each(
     """Materialise an asset for each subscription, in one Dagster run.
 
     - `task`: names the work in messages
-    - `do_work`: the work of a step. This work is done in advance, while Dagster records the steps before it.
+    - `do_work`: does the work of a step. If there are several steps, it does so while Dagster records those before.
     """
     if not asset_makers:
         return

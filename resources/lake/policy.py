@@ -77,8 +77,8 @@ class Policy:
     - `runner`: the runner of large work
     - `small_bytes`: up to this many bytes are small work, which the calling thread does in its own memory
     - `rewritten_bytes`: in replicas up to this many bytes, pgsieve deletes rows by rewriting the files that contain
-      them. In larger replicas it rewrites such files only if they are small in proportion to the changes. Otherwise it
-      marks the rows in deletion vectors. With -1 it rewrites files only if it may not mark rows of the table.
+      them. In larger replicas it does this only if the files are small in proportion to the changes. Otherwise it
+      marks the rows in deletion vectors. With -1 it rewrites files only of tables whose rows it may not mark.
     - `wants_vectors`: whether the user wants deletion vectors in large tables
     - `min_parted_changes`: if a table has at least this many changes, the runner computes the rows that result from
       the changes. This work is divided by keys, or by the digests of rows without a key. With fewer changes the driver
@@ -122,9 +122,8 @@ class Policy:
     def find_delta_rs_writer(self, path: str) -> DeltaRsRecords | None:
         """The access to the lake by delta-rs, if delta-rs can write the table at `path`; None if only Spark can.
 
-        Tables with column mapping, where a column has another name in the files than in the table, are left to Spark:
-        delta-rs does not alter them. `choose_file_committer` says how changes are applied to them.
-        Only Spark writes tables that require a feature that delta-rs lacks.
+        Only Spark writes tables that require a feature that delta-rs lacks, and tables with column mapping: a column
+        has another name in the files than in the table. With `translates_names`, `choose_file_committer` accepts the latter.
         """
         if self.delta_rs is None:
             return None

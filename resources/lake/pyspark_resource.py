@@ -39,15 +39,15 @@ class PgsieveSpark(SparkEngine, LazyPySparkResource):
         return self.session.sparkContext
 
 
-def make_pyspark_engine(
-    engine: SparkEngine, project: PySparkResource | LazyPySparkResource | None = None
+def make_pyspark_resource(
+    engine: SparkEngine, project_spark: PySparkResource | LazyPySparkResource | None = None
 ) -> PgsieveSpark:
-    """Make a resource from the engine. If `project` is given, that resource starts the session instead of the engine."""
+    """Make a resource from the engine. If `project_spark` is given, it starts the session instead of the engine."""
     fields = {name: getattr(engine, name) for name in SparkEngine.model_fields}
-    if project is None:
+    if project_spark is None:
         return PgsieveSpark(**fields)
 
-    project_resource = project
+    project_resource = project_spark
 
     @cache
     def session() -> SparkSession:
@@ -77,12 +77,14 @@ def make_pyspark_engine(
             return False
 
         def check_store(self) -> None:
-            """Do nothing: the session's settings for the lake's store are checked at its first use."""
+            """Do nothing: the settings for the lake's store are checked when the session begins."""
 
     return ProjectSpark(**fields)
 
 
-def _project_session(project: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> SparkSession:
+def _project_session(
+    project_resource: PySparkResource | LazyPySparkResource, engine: SparkEngine
+) -> SparkSession:
     """Begin a session with pgsieve's settings in the Spark application that the project's resource has started.
 
     It is a new session, if Spark can begin one, so that the project's own session keeps its settings. Raises
@@ -91,7 +93,7 @@ def _project_session(project: PySparkResource | LazyPySparkResource, engine: Spa
     silence_client()
     send_code_in_plans()
     try:
-        base_session = project.process_config_and_initialize().spark_session
+        base_session = project_resource.process_config_and_initialize().spark_session
         # A session of Spark Connect has no `newSession`. From Spark 4.1 on it has `cloneSession` instead. A session that
         # has neither is used itself.
         begin_session = getattr(base_session, "newSession", None) or getattr(
@@ -106,9 +108,9 @@ def _project_session(project: PySparkResource | LazyPySparkResource, engine: Spa
             session.conf.set(name, value)
     except Exception as error:
         raise SparkUnavailableError(
-            f"no session of the resource {type(project).__name__}: {(str(error).splitlines() or [''])[0]}",
+            f"no session of the resource {type(project_resource).__name__}: {(str(error).splitlines() or [''])[0]}",
             hint="check the resource that `build_definitions(spark=…)` got",
         ) from error
-    verify_delta(session, f"the session of the resource {type(project).__name__}")
+    verify_delta(session, f"the session of the resource {type(project_resource).__name__}")
     verify_log_store(session, storage)
     return session

@@ -34,10 +34,9 @@ def find_missing_publications(error: SourceError, requested_publications: Sequen
 def find_existing_publications(
     requested_publications: Sequence[str], find_error: Callable[[Sequence[str]], SourceError | None]
 ) -> tuple[tuple[str, ...], SourceError | None]:
-    """The requested publications that existed, and the error that the server raises for these alone.
+    """The requested publications that existed, and the server's error for only these, or None.
 
-    The error is None if the server raises none. `find_error` returns the server's error for a list of publications,
-    or None.
+    `find_error` returns the server's error for a list of publications, or None.
     """
     existing_names, error = tuple(requested_publications), None
     while (

@@ -29,8 +29,8 @@ from pgsieve.resources.postgres.source import quote_literal
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: The number of free slots that the server must have before a copy is made. The copy must leave room for the slot of
-#: another client, and for that of an exported snapshot.
+#: The number of free slots that the server must have before a copy is made: one for the copy, and one that another
+#: client may need, for example for an exported snapshot.
 _SPARE_SLOTS = 2
 
 
@@ -58,7 +58,7 @@ class SlotCopy:
         self._cursor, self._name = cursor, name
 
     def read_batches(self, begin_lsn: int, build_query: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches (column data) of the peek from `begin_lsn` on.
+        """Advance the copy to `begin_lsn`, and yield the batches (column `data`) of a peek from there.
 
         `build_query` takes the name of a slot, and returns the peek of this slot. Raises CopyRefusedError before the
         first batch, and ADBC's errors later.
@@ -85,8 +85,8 @@ def copy_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
     with ExitStack() as stack:
         copy = None
         try:
-            # The transaction stays open, because a pooler ends the session of a process that died only if it is in a
-            # transaction. The copy of the slot ends with this session.
+            # The transaction stays open. If this process dies, a pooler then ends the session, and with it the copy of
+            # the slot. Without a transaction, a pooler would keep the session.
             cursor = stack.enter_context(stack.enter_context(conninfo.connect_adbc()).cursor())
             _call_function(
                 cursor,

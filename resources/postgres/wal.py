@@ -3,8 +3,9 @@
 In: a session.
 Out: LSNs and a transaction id as integers; the system identifier as a text.
 
-Raises TransientError if a standby does not replay, and the session's errors (PostgreSQL documentation, Backup
-Control Functions, and Recovery Control Functions).
+Raises TransientError if a standby does not replay, and the session's errors.
+
+PostgreSQL documentation, Backup Control Functions, Recovery Control Functions.
 """
 
 from contextlib import suppress
@@ -18,7 +19,7 @@ from pgsieve.resources.postgres.errors import TransientError
 
 #: How long a standby may take to replay all WAL that it has received.
 _REPLAY_SECONDS = 60.0
-#: How long to wait for a commit of another session. After a commit, the WAL is flushed up to the end of a record.
+#: How long to wait for a commit of another session, which flushes the WAL up to the end of a record.
 _FLUSH_SECONDS = 0.1
 
 
@@ -67,7 +68,7 @@ def read_inserted_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """A flush position, as of `read_current_lsn`, but one at which a WAL record ends.
+    """A position as of `read_current_lsn`, but at the end of a WAL record.
 
     A peek or an advance up to such a position does not wait.
 
@@ -93,9 +94,9 @@ def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def _read_record_end(connection: psycopg.Connection[Any]) -> int | None:
-    """The same as `read_current_lsn`, or None if it may lie within a record.
+    """The position of `read_current_lsn`; None if it may lie within a record.
 
-    It may at the end of a page, if there is WAL on the next page.
+    A record may go on beyond the position if a page ends there, and there is WAL on the next page.
     """
     row = connection.execute(
         "select lsn::text, (case when pg_is_in_recovery() then lsn else pg_current_wal_insert_lsn() end - lsn)::bigint,"

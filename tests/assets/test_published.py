@@ -30,5 +30,5 @@ def test_a_replica_shows_the_definition_of_its_copy(
 ) -> None:
     definition = Definition((), (), Layout(1, (), 0, ()), published=published)
     state = TableState("public", "t", SyncState.READY, definition=definition)
-    table = PublishedTable.from_replica(state, ("p", "q"))
+    table = PublishedTable.from_state(state, ("p", "q"))
     assert (table.publications, table.row_filter) == shown

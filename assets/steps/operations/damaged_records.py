@@ -36,9 +36,9 @@ def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
 
     A table is put back by RESTORE, or if its folder comes from a backup.
 
-    All tables are copied again if one of these tables is removed:
-    - `_table_states`, or `_transformed`
-    - a record table of the stream, except `slices`
+    All tables of the subscription are copied again if its sync states (`_table_states`) or its summaries of slices
+    (`_transformed`) are removed. All tables of the stream are copied again if a record table of the stream is removed,
+    except `slices`.
 
     If the state of the subscription is removed, the subscription is like a new one: it is enabled, and skips nothing.
     If only cuts, slices, registered names or sequences are removed, nothing is copied: these tables begin again.
@@ -75,7 +75,7 @@ def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
             damaged_paths.append(states.path)
         if states.path in damaged_paths:
             lake.remove_log(states.path)
-        # Before the other record tables are removed, the tables are marked as to be copied again. If this process dies
+        # The replicas are marked as to be copied again before the other record tables are removed. If this process dies
         # in between, the next one finds the damage again.
         if not set(slot_stream_paths).isdisjoint(damaged_paths):
             forget_copies(lake, slot_stream.subscriptions)

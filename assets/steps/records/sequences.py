@@ -1,7 +1,7 @@
 """The table `_sequences` of a subscription: the values of published sequences, as they were last read from the publisher.
 
 Each process that reads the slot writes the table if a value has changed, and so does `pgsieve resync`. For each
-sequence, the row with the greatest Delta version (column `version`) counts. In this row, `published` is false if the
+sequence, the row with the greatest Delta version counts (column `version`, which each append adds). In this row, `published` is false if the
 sequence is no longer published.
 """
 
@@ -50,7 +50,7 @@ class Sequences:
         return self.lake.records.version(self.path) if self.lake.records.exists(self.path) else 0
 
     def read_newest(self) -> dict[SequenceName, SequenceValue]:
-        """Maps the name of each sequence that was published at the last read to its value."""
+        """The values of the sequences that were published at the last read, by name."""
         return {
             name: SequenceValue(
                 *name, row["last_value"], row["is_called"], row["page_lsn"], problem=row["problem"]

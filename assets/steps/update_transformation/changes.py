@@ -25,7 +25,11 @@ from pyspark.sql import DataFrame
 
 from pgsieve.assets.steps.observations import NOTE, NotedRows, notes_of, with_note
 from pgsieve.assets.steps.records.columns import format_changes_ddl
-from pgsieve.assets.steps.update_transformation.messages import FewMessages, MessageSource, ReadableMessages
+from pgsieve.assets.steps.update_transformation.messages import (
+    FewMessages,
+    MessageSource,
+    MessagesWithoutSpark,
+)
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, SIDES
 from pgsieve.decoding.changes.tally import (
@@ -99,7 +103,7 @@ class ReadableChanges:
     has the TRUNCATEs of the table.
     """
 
-    messages_and_transformations: Sequence[tuple[Transformation, ReadableMessages]]
+    messages_and_transformations: Sequence[tuple[Transformation, MessagesWithoutSpark]]
     truncates: Sequence[TruncateOrder]
     table_slice: TableSlice
 
@@ -161,7 +165,7 @@ class SentChanges:
         transformed_messages = [
             (reading.transformation, messages)
             for reading in self.readings
-            if (messages := reading.messages.readable) is not None
+            if (messages := reading.messages.without_spark) is not None
         ]
         if len(transformed_messages) < len(self.readings):
             return None

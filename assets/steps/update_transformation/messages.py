@@ -113,7 +113,7 @@ class StoredBatch:
 class StoredMessages:
     """Messages in row groups of a change log, which can be sent to executors.
 
-    They are those messages of the slices that end at `slice_ends` which all `filters` select.
+    Of the slices that end at `slice_ends`, these are the messages that all `filters` select.
     """
 
     store: Store
@@ -144,12 +144,12 @@ class StoredMessages:
 
     def _read_mask(self, read: Reader, group_key: Hashable) -> pa.RecordBatch:
         """Return a batch whose only column is True for each selected message of a row group."""
-        columns = self.batch_cache.get(
+        batch = self.batch_cache.get(
             (group_key, _FILTER_COLUMNS), partial(_read_batch, read, _FILTER_COLUMNS)
         )
-        mask = np.logical_or.reduce([np.asarray(columns["slice"]) == end for end in self.slice_ends])
+        mask = np.logical_or.reduce([np.asarray(batch["slice"]) == end for end in self.slice_ends])
         for message_filter in self.filters:
-            mask &= message_filter.make_mask(columns)
+            mask &= message_filter.make_mask(batch)
         return pa.RecordBatch.from_arrays([pa.array(mask)], ["chosen"])
 
 
@@ -220,7 +220,7 @@ def _share_filter_columns(
 
 
 #: Messages that can be read without Spark.
-ReadableMessages = FewMessages | StoredMessages
+MessagesWithoutSpark = FewMessages | StoredMessages
 
 
 class Messages:
@@ -245,7 +245,7 @@ class Messages:
         return self._frame()
 
     @property
-    def readable(self) -> ReadableMessages | None:
+    def without_spark(self) -> MessagesWithoutSpark | None:
         """The messages in memory or in stored files. None if only Spark can read them."""
         return self.stored if self.table is None else FewMessages(self.table)
 

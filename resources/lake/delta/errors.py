@@ -64,8 +64,8 @@ _MISSING_ENTRY = re.compile(
 #: Messages of delta-rs about illegible log entries, and the beginning of its other messages about a log.
 _ILLEGIBLE_LOG = re.compile(r"Json error|Unexpected state: the newest version in the log")
 _LOG_PREFIX = "Kernel error: "
-#: Messages about a file that is not a Parquet file. Those of delta-rs come first. It must not match messages about a
-#: condition on the rows of a file.
+#: Messages about a file that is not a Parquet file. Those of delta-rs come first. The pattern must
+#: not match errors of an SQL condition that is evaluated on the rows of a file.
 _INVALID_PARQUET = re.compile(
     r"Failed to fetch metadata for file |Invalid Parquet file|Parquet argument error: (?!Arrow: )"
     r"|Parquet error: (?:EOF: |Arrow: (?:Unable to |incompatible arrow schema))|Kernel error: Arrow error: (?:EOF|Parquet error): "
@@ -84,20 +84,20 @@ _READ_FAILED = re.compile(
     r"Object Store error|Error performing [A-Z]+ |\(os error \d+\)|\[[Ee]rrno \d+\]|error sending request|Resources exhausted"
 )
 _CUT_OFF = re.compile(r"Requested range was invalid|status code:? 416|object was only \d+ bytes")
-#: The beginning of delta-rs's message about an error of an object store. The next lines of the message begin with
-#: an arrow, and describe the request and what came of it.
+#: The beginning of delta-rs's message about an error of an object store. The next lines of the message begin with ↳,
+#: and describe the request and its result.
 _STORE_ERROR = re.compile(r"(?:Kernel error -> )?Generic \w+ error\b")
-_ARROW_LINE = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
-#: A request. What follows the server in its address is not shown: a signature, and names of objects, which may contain
-#: values of cells.
+_DETAIL_LINE = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
+#: A request. Its address is shown only up to the server. The rest has a signature, or names of objects, which may
+#: contain values of cells.
 _REQUEST = re.compile(r"(Error performing [A-Z]+ \w+://[^/\s?]+)\S*(?: in [\d.]+\S+)?|(?<=\S)\?\S+")
 _STATUS_LINE = re.compile(r"\d{3} [A-Z]")
 #: The answer of a store, after its status code.
 _ANSWER_BODY = re.compile(r"(status code: \d{3} [^:]*):.*", re.DOTALL)
 _ANSWER_CODE = re.compile(r"<Code>(\w+)</Code>")
 
-#: Errors that are no conflicts, although delta-rs raises them in the class of its conflicts. Each of them means
-#: that delta-rs never writes to such a table.
+#: Errors that are no conflicts, although delta-rs raises them in the class of its conflicts. A second
+#: attempt would raise them again.
 _NO_CONFLICT = re.compile(r"Unsupported table features|Table features must be specified|append-only")
 
 
@@ -195,7 +195,7 @@ retry_after_conflict = retry(
     stop=_RETRY_STOP,
     reraise=True,
 )
-#: Repeats a commit a few times if another writer was faster. The commit must be one that needs no new plan.
+#: Repeats a commit that needs no new plan a few times if another writer was faster.
 retry_commit = retry(retry=retry_if_exception(is_conflict), wait=_RETRY_WAIT, stop=_RETRY_STOP, reraise=True)
 
 
@@ -300,7 +300,7 @@ def _is_invalid_parquet(text: str) -> bool:
 def list_causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and its causes, each of them once.
 
-    An error that is raised again may be the cause of its own cause.
+    The chain of causes may be circular, if an error was raised again.
     """
     seen_ids: set[int] = set()
     while error is not None and id(error) not in seen_ids:
@@ -313,7 +313,7 @@ def get_first_message_line(error: BaseException) -> str:
     """The first line of an engine's message, without values of cells.
 
     For a data exception it is only the name of the exception, because the message may contain cells. For an error
-    of an object store it includes what came of the request, and the code of the store's answer.
+    of an object store it includes the result of the request, and the code in the store's answer.
     """
     text = str(error)
     condition = re.search(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\].*SQLSTATE: 22", text, re.DOTALL)
@@ -336,9 +336,9 @@ def _join_store_message(lines: Sequence[str]) -> str:
     """
     words = [lines[0]]
     for line in lines[1:]:
-        if not (arrow := _ARROW_LINE.match(line)) or "<" in line or _STATUS_LINE.match(words[-1]):
+        if not (prefix_match := _DETAIL_LINE.match(line)) or "<" in line or _STATUS_LINE.match(words[-1]):
             break
-        words.append(line[arrow.end() :])
+        words.append(line[prefix_match.end() :])
     text = _REQUEST.sub(r"\1", ": ".join(word.partition("<")[0].strip().rstrip(":") for word in words))
     text = _ANSWER_BODY.sub(r"\1", text)
     code = _ANSWER_CODE.search("\n".join(lines))

@@ -46,16 +46,16 @@ class NamedRecords:
         expected_version: int | None = None,
         expected_position: int | None = None,
     ) -> None:
-        """Append rows in one commit. With a position, the rows are appended only once per position."""
+        """Append rows in one commit. With a position, nothing is appended if the table already has this or a later position."""
         with self._translate_errors(path):
             self._records.append(
                 path, rows, position, expected_version=expected_version, expected_position=expected_position
             )
 
     def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
-        """Append rows, with the Delta version of their commit in a column. If another writer was faster, this is repeated.
+        """Append rows, with the Delta version of their commit in a column. If another writer was faster, append again.
 
-        With `expected_version` it is not repeated, because the rows were planned from a version that is now outdated.
+        With `expected_version` this is an error, because the rows were planned from that version.
         """
 
         def attempt() -> None:
@@ -80,7 +80,7 @@ class NamedRecords:
     def stamp(self, path: str) -> tuple[str, int] | None:
         """A stamp that distinguishes the newest version of a table from all others.
 
-        None if there is no table, or if it would take as long to find the stamp as to read the table.
+        None if there is no table, or if finding the stamp would take as long as reading the table.
         """
         with self._translate_errors(path):
             return self._records.stamp(path)
@@ -91,7 +91,7 @@ class NamedRecords:
             return self._records.version(path)
 
     def is_restored(self, path: str, since_version: int, entry_bytes: int | None = None) -> bool:
-        """True if a table was set back to a version before `since_version`."""
+        """True if a table was put back to a version before `since_version`, by RESTORE or an older copy of its folder."""
         with self._translate_errors(path):
             return self._records.is_restored(path, since_version, entry_bytes)
 

@@ -171,7 +171,7 @@ class Records(Protocol):
         expected_version: int | None = None,
         expected_position: int | None = None,
     ) -> None:
-        """Append rows in one commit. With a position, the rows are appended only once per position.
+        """Append rows in one commit. With a position, nothing is appended if the table already has this or a later position.
 
         `expected_version` and `expected_position` have the same meaning as in `Commit`.
         """
@@ -196,7 +196,7 @@ class Records(Protocol):
 
         No other version has the same stamp, not even a version of another table that was at this path before.
 
-        None if there is no table, or if it would take as long to find the stamp as to read the table.
+        None if there is no table, or if finding the stamp would take as long as reading the table.
         """
 
     def version(self, path: str) -> int:

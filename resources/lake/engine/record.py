@@ -4,7 +4,7 @@ They are in one folder, which only its owner can read.
 
     <folder>/starting  locked by a process while it starts an engine
     <folder>/serving   locked by the engine's process until it ends
-    <folder>/used      locked, shared, by each process that uses the engine; locked exclusively to end an unused engine
+    <folder>/used      locked (shared) by each process that uses the engine; locked (exclusively) to end an unused engine
     <folder>/engine.json   the record, with the token that Spark requires
     <folder>/socket    the engine's address
     <folder>/spark.conf, java.options   the settings of Spark's process, and its Java options
@@ -53,7 +53,7 @@ class EngineRecord:
     version: str
     #: The time at which the engine began to serve, in seconds since 1970.
     since: float
-    #: The digest of the source code in its Python workers (`installed_code`); empty if it is not known.
+    #: The digest of pgsieve's source code that its Python workers have (`installed_code`); empty if not known.
     code: str = ""
 
 
@@ -86,16 +86,16 @@ class EngineFolder:
 
         Raises OSError, and EngineError if other users have access to the folder.
         """
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        status = os.fstat(folder)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            os.close(folder)
+            os.close(descriptor)
             raise EngineError(
                 f"other users have access to the engine's folder {self.path}, so it is not used",
                 hint="delete it; pgsieve makes it again, for its user only",
                 sqlstate="42501",
             )
-        return folder
+        return descriptor
 
     @contextmanager
     def open_in_block(self) -> Iterator[int]:

@@ -14,7 +14,7 @@ from pyspark.errors import ParseException
 
 import pgsieve
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
-from pgsieve.resources.lake.pyspark_resource import make_pyspark_engine
+from pgsieve.resources.lake.pyspark_resource import make_pyspark_resource
 from pgsieve.resources.lake.session import SparkEngine
 from tests.fixtures.pgsieve_replica import engine
 
@@ -87,7 +87,7 @@ def test_the_projects_own_spark_starts_only_when_a_step_needs_it(file: Path) -> 
 
 def test_a_session_without_delta_is_refused_with_what_it_needs() -> None:
     with pytest.raises(SparkUnavailableError, match="_WithoutDelta has no Delta Lake") as refused:
-        _ = make_pyspark_engine(SparkEngine(), _WithoutDelta(spark_config={})).spark_session
+        _ = make_pyspark_resource(SparkEngine(), _WithoutDelta(spark_config={})).spark_session
     assert "DeltaSparkSessionExtension" in (refused.value.hint or "")
 
 
@@ -96,7 +96,7 @@ def test_steps_work_in_the_projects_application_without_changing_its_settings(tm
     application = engine().session.sparkContext.applicationId
     theirs = PySparkResource(spark_config={}).process_config_and_initialize().spark_session
     theirs.conf.set("spark.sql.caseSensitive", "false")
-    spark = make_pyspark_engine(SparkEngine(lake=str(tmp_path)), PySparkResource(spark_config={}))
+    spark = make_pyspark_resource(SparkEngine(lake=str(tmp_path)), PySparkResource(spark_config={}))
     ours = spark.spark_session
     assert spark.spark_context.applicationId == application
     ours.range(3).write.format("delta").save(str(tmp_path / "t"))
