@@ -40,8 +40,8 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 #: The operations of changes. A change is one event, but a move is two events: `LEAVE` and `_ARRIVE`. A caller may also
-#: give a move as two changes, `LEAVE` and `INSERT`. It may do so only if the move finds its row
-#: (`find_moves_without_row`), and if the new row has all values: an INSERT takes none from the old row.
+#: give a move as two changes, `LEAVE` and `INSERT`, if the move finds its row (`find_moves_without_row`). Such an INSERT
+#: inherits no values: `find_left_rows` says where the values of the old row are.
 INSERT, UPDATE, DELETE, LEAVE = range(4)
 _ARRIVE = 4
 #: Where the row of a tenure comes from: an INSERT (`INSERT`), a move (`_ARRIVE`), the replica (`_REPLICA`), or nowhere,
@@ -109,6 +109,7 @@ class NetChange:
     - `last_changes` is the change that has the row's values at the end.
     - `changes_by_column` has the columns that some change did not send. It maps such a column to the change that has
       the column's value, or to `NONE` if only the replica's row with the key `base_keys` has it.
+    - `begin_changes` is the INSERT with which the row began, or `NONE` if the replica has the row.
     - `end_changes` is the change that ended the row, if the replica retains ended rows (rows that were deleted, but
       stay), otherwise `NONE`. An ended row keeps its last values. If the first change ended the replica's row,
       `last_changes` is `NONE`.
@@ -123,6 +124,7 @@ class NetChange:
     last_changes: Numbers
     base_keys: Numbers
     changes_by_column: Mapping[str, Numbers]
+    begin_changes: Numbers
     end_changes: Numbers
 
     @property
@@ -154,6 +156,19 @@ class NetChange:
 
 
 @dataclass(frozen=True)
+class LeftRows:
+    """Rows that a `LEAVE` takes away from their keys, as they are before it; each array has one element per row.
+
+    `leaves` is the LEAVE. The other fields have the same meaning as in `NetChange`.
+    """
+
+    leaves: Numbers
+    base_keys: Numbers
+    changes_by_column: Mapping[str, Numbers]
+    begin_changes: Numbers
+
+
+@dataclass(frozen=True)
 class _Tenures:
     """The tenures of all keys and their events. Both are ordered by key, then by time.
 
@@ -182,6 +197,31 @@ class _Tenures:
         return is_left
 
 
+@dataclass(frozen=True)
+class _TenureRows:
+    """The row of each tenure, after it has inherited from the tenures before it in its chain.
+
+    - `origins` says where the row comes from.
+    - `base_keys`, `begin_changes` and `changes_by_column` have the same meaning as in `NetChange`.
+    """
+
+    origins: Numbers
+    base_keys: Numbers
+    begin_changes: Numbers
+    changes_by_column: Mapping[str, Numbers]
+
+    def mask_rows(self, has_row_before: Mask) -> Mask:
+        """Return the mask of the tenures that have a row; `has_row_before` says which keys the replica has."""
+        has_row: Mask = (self.origins == INSERT) | (
+            (self.origins == _REPLICA) & has_row_before[self.base_keys]
+        )
+        return has_row
+
+    def select_columns(self, tenures: Numbers) -> dict[str, Numbers]:
+        """Return `changes_by_column` of these tenures."""
+        return {name: changes[tenures] for name, changes in self.changes_by_column.items()}
+
+
 def compute_net_change(
     changes: KeyChanges, has_row_before: Mask, *, retain_ended: bool = False
 ) -> tuple[NetChange, int | None]:
@@ -194,15 +234,15 @@ def compute_net_change(
     changes = _replace_lost_moves(changes, has_row_before)
     tenures = _find_tenures(changes)
     last_changes, changes_by_column = _find_last_changes(changes, tenures)
-    origins, base_keys, changes_by_column = _inherit(tenures, changes_by_column)
+    rows = _inherit(tenures, changes_by_column)
     final_tenures = (
         np.flatnonzero(np.append(tenures.is_first[1:], True)) if len(last_changes) else _fill_none(0)
     )
     first_tenures = np.flatnonzero(tenures.is_first)
     is_gone, end_changes = tenures.is_ended[final_tenures], _fill_none(len(final_tenures))
     if retain_ended and len(final_tenures):
-        has_row = (origins == INSERT) | ((origins == _REPLICA) & has_row_before[base_keys])
-        latest_tenures = np.maximum.reduceat(np.where(has_row, np.arange(len(origins)), NONE), first_tenures)
+        has_row = rows.mask_rows(has_row_before)
+        latest_tenures = np.maximum.reduceat(np.where(has_row, np.arange(len(has_row)), NONE), first_tenures)
         is_gone = latest_tenures == NONE
         final_tenures = np.where(is_gone, final_tenures, latest_tenures)
         end_changes = np.where(
@@ -212,27 +252,47 @@ def compute_net_change(
         )
     net = NetChange(
         keys=tenures.keys[final_tenures],
-        is_upserted=~is_gone & (origins[final_tenures] == INSERT),
-        is_updated=~is_gone & (origins[final_tenures] == _REPLICA),
+        is_upserted=~is_gone & (rows.origins[final_tenures] == INSERT),
+        is_updated=~is_gone & (rows.origins[final_tenures] == _REPLICA),
         is_expected=~_mask_begins(tenures.event_kinds[tenures.first_events[first_tenures]]),
         last_changes=np.where(is_gone, NONE, last_changes[final_tenures]),
-        base_keys=base_keys[final_tenures],
-        changes_by_column={
-            name: change_indexes[final_tenures] for name, change_indexes in changes_by_column.items()
-        },
+        base_keys=rows.base_keys[final_tenures],
+        changes_by_column=rows.select_columns(final_tenures),
+        begin_changes=rows.begin_changes[final_tenures],
         end_changes=end_changes,
     )
-    return net, _find_conflict(tenures, origins, base_keys, has_row_before)
+    return net, _find_conflict(tenures, rows, has_row_before)
+
+
+def find_left_rows(changes: KeyChanges, has_row_before: Mask) -> LeftRows:
+    """Find the rows that leave their keys by a `LEAVE` that did not send all columns.
+
+    `has_row_before` is that of `compute_net_change`. `changes` has no moves of another form.
+    """
+    tenures, lacks_value = _find_tenures(changes), np.zeros(len(changes.operations), np.bool_)
+    for is_sent in changes.is_sent_by_column.values():
+        lacks_value |= ~is_sent
+    rows = _inherit(tenures, _find_last_changes(changes, tenures)[1])
+    last_changes = tenures.event_changes[tenures.last_events]
+    left_tenures = np.flatnonzero(
+        tenures.is_left & lacks_value[last_changes] & rows.mask_rows(has_row_before)
+    )
+    return LeftRows(
+        last_changes[left_tenures],
+        rows.base_keys[left_tenures],
+        rows.select_columns(left_tenures),
+        rows.begin_changes[left_tenures],
+    )
 
 
 @dataclass(frozen=True)
 class RowVersions:
     """The versions of rows that changes make, and the ends of earlier versions.
 
-    A commit makes a version of each key that it changes and that has a row after the commit. `keys`, `last_changes`,
-    `changes_by_column`, `base_keys` and `end_commits` have one element per version.
+    A commit makes a version of each key that it changes and that has a row after the commit. All fields but
+    `former_end_commits` have one element per version.
 
-    - `keys`, `last_changes`, `changes_by_column` and `base_keys` have the same meaning as in `NetChange`.
+    - `keys`, `last_changes`, `base_keys`, `changes_by_column` and `begin_changes` have the same meaning as in `NetChange`.
     - `end_commits` is the number of the commit that ends the version, or `NONE` if no commit ends it.
     - `former_end_commits` has for each key the commit that ends the row from before the changes, or `NONE`.
     """
@@ -241,6 +301,7 @@ class RowVersions:
     last_changes: Numbers
     base_keys: Numbers
     changes_by_column: Mapping[str, Numbers]
+    begin_changes: Numbers
     end_commits: Numbers
     former_end_commits: Numbers
 
@@ -257,9 +318,9 @@ def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: 
     changes = _replace_lost_moves(changes, has_row_before)
     tenures = _find_tenures(changes, commits)
     last_changes, changes_by_column = _find_last_changes(changes, tenures)
-    origins, base_keys, changes_by_column = _inherit(tenures, changes_by_column)
+    rows = _inherit(tenures, changes_by_column)
     keys, tenure_commits = tenures.keys, commits[tenures.event_changes[tenures.first_events]]
-    has_row = ~tenures.is_ended & ((origins == INSERT) | ((origins == _REPLICA) & has_row_before[base_keys]))
+    has_row = ~tenures.is_ended & rows.mask_rows(has_row_before)
     final_tenures = (
         np.flatnonzero(np.append(_mask_new_keys(keys)[1:] | _mask_new_keys(tenure_commits)[1:], True))
         if len(keys)
@@ -277,10 +338,9 @@ def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: 
     return RowVersions(
         keys=keys[version_tenures],
         last_changes=last_changes[version_tenures],
-        base_keys=np.where(origins[version_tenures] == _REPLICA, base_keys[version_tenures], NONE),
-        changes_by_column={
-            name: change_indexes[version_tenures] for name, change_indexes in changes_by_column.items()
-        },
+        base_keys=np.where(rows.origins[version_tenures] == _REPLICA, rows.base_keys[version_tenures], NONE),
+        changes_by_column=rows.select_columns(version_tenures),
+        begin_changes=rows.begin_changes[version_tenures],
         end_commits=end_commits[has_version],
         former_end_commits=former_end_commits,
     )
@@ -305,6 +365,7 @@ def _compute_versions_of_single_changes(
             name: np.where(is_sent[last_changes], last_changes, NONE)
             for name, is_sent in changes.is_sent_by_column.items()
         },
+        begin_changes=np.where(is_update[last_changes], NONE, last_changes),
         end_commits=_fill_none(len(last_changes)),
         former_end_commits=former_end_commits,
     )
@@ -403,13 +464,10 @@ def _find_last_changes(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers,
     return last_changes, changes_by_column
 
 
-def _inherit(
-    tenures: _Tenures, changes_by_column: Mapping[str, Numbers]
-) -> tuple[Numbers, Numbers, dict[str, Numbers]]:
+def _inherit(tenures: _Tenures, changes_by_column: Mapping[str, Numbers]) -> _TenureRows:
     """Follow the chains of moves, and let each tenure inherit from the tenures before it in its chain.
 
-    Returns for each tenure where its row comes from, the key of the replica's row that the chain begins with, and the
-    changes that have the values of the columns.
+    `changes_by_column` has for each tenure the last change that sent each column.
 
     This is done by pointer doubling. At first a tenure points to the tenure before it, its parent. In each round,
     every tenure takes over the columns that its parent has so far, and then points to its parent's parent. So a chain
@@ -424,6 +482,7 @@ def _inherit(
     """
     origins, changes_by_column = tenures.origins.copy(), dict(changes_by_column)
     base_keys = np.where(origins == _REPLICA, tenures.keys, NONE)
+    begin_changes = np.where(origins == INSERT, tenures.event_changes[tenures.first_events], NONE)
     parents = np.where(origins == _CONTINUED, np.arange(len(origins)) - 1, NONE)
     if (is_arrival := origins == _ARRIVE).any():
         tenure_by_move = _fill_none(int(tenures.event_changes.max()) + 1)
@@ -439,10 +498,11 @@ def _inherit(
                 change_indexes[children] == NONE, change_indexes[ancestors], change_indexes[children]
             )
             changes_by_column[name] = inherited
-        origins, base_keys, parents = (
-            _take_from_parent(values, children, ancestors) for values in (origins, base_keys, parents)
+        origins, base_keys, begin_changes, parents = (
+            _take_from_parent(values, children, ancestors)
+            for values in (origins, base_keys, begin_changes, parents)
         )
-    return origins, base_keys, changes_by_column
+    return _TenureRows(origins, base_keys, begin_changes, changes_by_column)
 
 
 def _take_from_parent(values: Numbers, children: Numbers, parents: Numbers) -> Numbers:
@@ -451,13 +511,11 @@ def _take_from_parent(values: Numbers, children: Numbers, parents: Numbers) -> N
     return result
 
 
-def _find_conflict(
-    tenures: _Tenures, origins: Numbers, base_keys: Numbers, has_row_before: Mask
-) -> int | None:
+def _find_conflict(tenures: _Tenures, rows: _TenureRows, has_row_before: Mask) -> int | None:
     """Return the first INSERT, or move to a key, that finds a row with its key; None if there is no such change."""
-    if not len(origins):
+    if not len(tenures.keys):
         return None
-    has_row = ~tenures.is_ended & ((origins == INSERT) | ((origins == _REPLICA) & has_row_before[base_keys]))
+    has_row = ~tenures.is_ended & rows.mask_rows(has_row_before)
     had_row = np.where(
         tenures.is_first, has_row_before[tenures.keys], np.concatenate([[False], has_row[:-1]])
     )

@@ -287,9 +287,8 @@ class _NetChangeComputation:
         places, deleted_count = changes.places[net.inserting_changes], int(net.deletion_counts.sum())
         counts = {"inserted": len(places), "deleted": deleted_count, "missing": net.missing_count}
         has_changes = bool(len(places) or deleted_count or pending.truncated_at is not None)
-        return ReplicaChange(
-            NetRows(places, {}, np.full(len(places), NONE)), deleted_rows, counts, has_changes
-        )
+        no_places = np.full(len(places), NONE)
+        return ReplicaChange(NetRows(places, {}, no_places, no_places), deleted_rows, counts, has_changes)
 
     def _find_matching_rows(self, keyed_changes: KeyedChanges) -> Sequence[FileMatches] | None:
         """Find the replica's rows with the keys of the changes.

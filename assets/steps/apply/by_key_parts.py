@@ -12,7 +12,7 @@ Tasks read the changes, decide which rows come and go, and write the files. This
 names of files and numbers of rows, but no rows and no keys.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from pgsieve.assets.steps.apply.key_part_tasks import (
     KeyExaminer,
     KeyReader,
     MultisetDecider,
+    PartDecider,
 )
 from pgsieve.assets.steps.apply.part_files import (
     MAX_ROWS_PER_CHANGE,
@@ -45,7 +46,6 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import RowDeletion
 from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import divide_groups
-from pgsieve.resources.parts import Receivers
 
 #: The same limit as `MAX_ROWS_PER_CHANGE`, without a key. `by_files` computes the digests only of rows that may be
 #: wanted. A division by digests needs those of all rows.
@@ -90,27 +90,16 @@ class KeyPartsWriter:
             results = exchange_keys(
                 self._runner,
                 self._make_reader(stored_changes, plan),
-                lambda reader: [
-                    Receivers(
-                        reader.key_part_count,
-                        KeyExaminer(reader.batch_parts, stored_changes.empties_replica),
-                    )
-                ],
+                lambda reader: (KeyExaminer(reader.batch_parts, stored_changes.empties_replica), None),
             )
         return results is not None and not results.counts["refused"]
 
     @property
     def _is_divisible(self) -> bool:
-        """Whether the batch is large enough, and each key can be decided from its own changes alone.
-
-        An UPDATE that changes the key may have its two keys in different parts. The part of the new key does not know
-        the row's values under the former key. INSERTs into a table without a key need no decision.
-        """
-        pending, definition = self.pending, self.definition
-        return (
-            pending.row_change_count >= self.lake.policy.min_parted_changes
-            and bool(definition.key or pending.count("update", "delete"))
-            and not (pending.key_change_count and pending.unsent_columns)
+        """Whether the batch is large enough, and has something to decide. INSERTs into a table without a key have not."""
+        pending = self.pending
+        return pending.row_change_count >= self.lake.policy.min_parted_changes and bool(
+            self.definition.key or pending.count("update", "delete")
         )
 
     def _list_bounds(self, stored_changes: ManyChanges) -> list[Mapping[str, Bounds]]:
@@ -158,14 +147,14 @@ class KeyPartsWriter:
         results = exchange_keys(
             self._runner,
             self._make_reader(stored_changes, plan),
-            lambda reader: self._make_receivers(stored_changes, plan, reader),
+            lambda reader: self._make_tasks(stored_changes, plan, reader),
         )
         return None if results is None else self._commit(stored_changes, plan, results)
 
-    def _make_receivers(
+    def _make_tasks(
         self, stored_changes: ManyChanges, plan: FilesPlan, reader: KeyReader
-    ) -> Sequence[Receivers]:
-        """Make the receivers that decide the changes, and those that write."""
+    ) -> tuple[PartDecider, PartWriter]:
+        """Make the tasks that decide the changes, and those that write."""
         path, committer, schema = self.path, stored_changes.committer, stored_changes.schema
         batch_parts, store = reader.batch_parts, reader.store
         decider = (KeyDecider if self.definition.key else MultisetDecider)(
@@ -177,8 +166,7 @@ class KeyPartsWriter:
             committer.find_target_file_bytes(path, {}),
         )
         files_task = FilesTask(store, path, schema, replica_schema, target_file_bytes, (), (), (), selection)
-        writer = PartWriter(batch_parts, files_task, reader.change_parts, plan.files, plan.marks_rows)
-        return [Receivers(reader.key_part_count, decider), Receivers(batch_parts.writer_count, writer)]
+        return decider, PartWriter(batch_parts, files_task, reader.change_parts, plan.files, plan.marks_rows)
 
     @property
     def _runner(self) -> Runner:

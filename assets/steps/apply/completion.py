@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from pgsieve.decoding.changes.columns import struct_field
 from pgsieve.decoding.changes.extent import compute_places
-from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
+from pgsieve.decoding.changes.net_change import NONE, LeftRows, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.derived_rows import read_rows
@@ -47,11 +47,14 @@ class NetRows:
       the change that sent the row's value, or `NONE` if no change of the batch sent it.
     - `base_keys` has for each row the number of a key: the replica's row with this key has the values that no change
       sent. If it is `NONE`, these values are NULL.
+    - `begin_places` has for each row the place of the INSERT with which it began, or `NONE` if the replica had it. Moves
+      that are given in two halves have such an INSERT, too (`split_moves`).
     """
 
     places: Numbers
     sent_places: Mapping[str, Numbers]
     base_keys: Numbers
+    begin_places: Numbers
 
     def __len__(self) -> int:
         return len(self.places)
@@ -59,12 +62,15 @@ class NetRows:
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        return sum(array.nbytes for array in (self.places, self.base_keys, *self.sent_places.values()))
+        return sum(
+            array.nbytes
+            for array in (self.places, self.base_keys, self.begin_places, *self.sent_places.values())
+        )
 
     def take(self, numbers: Numbers) -> "NetRows":
         """Take the rows with these numbers, which ascend."""
         sent_places = {name: places[numbers] for name, places in self.sent_places.items()}
-        return NetRows(self.places[numbers], sent_places, self.base_keys[numbers])
+        return NetRows(self.places[numbers], sent_places, self.base_keys[numbers], self.begin_places[numbers])
 
 
 def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
@@ -76,11 +82,28 @@ def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
     indices = np.flatnonzero(has_row)
     indices = indices[np.argsort(net.last_changes[indices])]
     sent_places = {
-        name: np.where(changes[indices] == NONE, NONE, places[changes[indices]])
-        for name, changes in net.changes_by_column.items()
+        name: find_places(places, changes[indices]) for name, changes in net.changes_by_column.items()
     }
     base_keys = np.where(net.is_updated[indices], net.base_keys[indices], NONE)
-    return NetRows(places[net.last_changes[indices]], sent_places, base_keys)
+    begin_places = find_places(places, net.begin_changes[indices])
+    return NetRows(places[net.last_changes[indices]], sent_places, base_keys, begin_places)
+
+
+def describe_left_rows(places: Numbers, left_rows: LeftRows) -> NetRows:
+    """Describe the rows that leave their keys as `find_net_rows` does; `NetRows.places` has the places of the moves.
+
+    `places` has the place of each change.
+    """
+    sent_places = {
+        name: find_places(places, changes) for name, changes in left_rows.changes_by_column.items()
+    }
+    begin_places = find_places(places, left_rows.begin_changes)
+    return NetRows(places[left_rows.leaves], sent_places, left_rows.base_keys, begin_places)
+
+
+def find_places(places: Numbers, changes: Numbers) -> Numbers:
+    """Find the places of changes, which are given by their indices in `places`; `NONE` stays `NONE`."""
+    return np.where(changes == NONE, NONE, places[changes]) if len(places) else changes
 
 
 @dataclass(frozen=True)

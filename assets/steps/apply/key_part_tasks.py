@@ -26,12 +26,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.completion import NetRows, find_net_rows
+from pgsieve.assets.steps.apply.completion import NetRows, describe_left_rows, find_net_rows
 from pgsieve.assets.steps.apply.ended_rows import RowEndings
 from pgsieve.assets.steps.apply.keyed_changes import ChangesOutcome, KeyedChanges
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, iterate_digests
 from pgsieve.assets.steps.apply.part_messages import (
     ENDED_ROWS,
+    LEFT_ROWS,
     ROWS,
     TRUNCATES_SENDER,
     PartMatches,
@@ -52,7 +53,14 @@ from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.keys import assign_key_parts
 from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, mask_living_rows
 from pgsieve.decoding.changes.multiset import compute_multiset_change, mask_first_occurrences
-from pgsieve.decoding.changes.net_change import LEAVE, NONE, Mask, Numbers, find_moves_without_row
+from pgsieve.decoding.changes.net_change import (
+    LEAVE,
+    NONE,
+    Mask,
+    Numbers,
+    find_left_rows,
+    find_moves_without_row,
+)
 from pgsieve.resources.lake.delta.deletion_vectors import (
     read_vector,
 )
@@ -111,6 +119,11 @@ class BatchParts:
     def deleted_column(self) -> str | None:
         """The column that marks deleted rows; None if the replica does not keep them."""
         return find_metadata_column(self.soft_delete_columns, DELETED)
+
+    @property
+    def has_unsent_moves(self) -> bool:
+        """Whether an UPDATE may move a row to another key and not send all its values."""
+        return self.has_moves and bool(self.unsent_columns)
 
     @property
     def ends_all_rows(self) -> bool:
@@ -298,6 +311,13 @@ class PartDecider(ABC):
                 return describe_lost_places(lost_places)
         return {"counts": {"refused": 1}} if outcome.conflict is not None else None
 
+    def _send_left_rows(
+        self, left_rows: NetRows, matches: Mapping[int, PartMatches]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield a message about rows that leave their keys; the parts of their new keys need to know their values."""
+        if len(left_rows):
+            yield make_message(0, LEFT_ROWS, pack(find_sources(self.batch_parts, left_rows, matches)))
+
     def _find_new_places(self, lost_places: Numbers) -> Numbers:
         """Return those of the places of lost moves that no earlier round has found."""
         return np.setdiff1d(lost_places, self.batch_parts.lost_places)
@@ -332,6 +352,10 @@ class KeyDecider(PartDecider):
             return
         for kind, places, rows in self._describe_new_rows(keyed_changes, outcome, matches):
             yield from received.make_place_messages(kind, places, rows)
+        if self.batch_parts.has_unsent_moves:
+            left_rows = find_left_rows(keyed_changes.effective_changes, outcome.had_row)
+            left_net_rows = describe_left_rows(keyed_changes.effective_places, left_rows)
+            yield from self._send_left_rows(left_net_rows, matches)
         if not self.empties_replica:
             yield from self._describe_removed_rows(received, keyed_changes, outcome, matches)
         counts = outcome.net.count_rows(outcome.had_row)
@@ -444,13 +468,17 @@ def describe_lost_places(places: Numbers) -> Mapping[str, object]:
 def find_sources(batch_parts: BatchParts, rows: NetRows, matches: Mapping[int, PartMatches]) -> pa.Table:
     """Return the places of the changes that have new rows.
 
-    If some changes lack values, also return where these values are: in other changes, or in a row of a file.
+    If some changes lack values, also return where these values are: in other changes, or in a row of a file. If a move
+    has brought the row from another key, `link` has its place: the row of that key has the values.
     """
     columns = {"place": rows.places}
     if not batch_parts.unsent_columns:
         return pa.table(columns)
     for number, name in enumerate(batch_parts.unsent_columns):
         columns[f"sent{number}"] = rows.sent_places[name]
+    if batch_parts.has_unsent_moves:
+        lacks_value = np.any([places == NONE for places in rows.sent_places.values()], axis=0)
+        columns["link"] = np.where(lacks_value, rows.begin_places, NONE)
     files, base_rows = np.full(len(rows), NONE), np.full(len(rows), NONE)
     for sender, match in matches.items():
         greatest_key = int(max(match.keys.max(initial=NONE), rows.base_keys.max(initial=NONE)))

@@ -14,7 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.key_part_tasks import RESULT_SCHEMA, KeyReader, ReplicaFile
+from pgsieve.assets.steps.apply.key_part_tasks import (
+    RESULT_SCHEMA,
+    KeyReader,
+    PartDecider,
+    ReplicaFile,
+)
+from pgsieve.assets.steps.apply.moved_rows import DeciderWithLinks, SourceResolver
+from pgsieve.assets.steps.apply.part_writer import PartWriter
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.keys import is_orderable
 from pgsieve.decoding.changes.net_change import Numbers
@@ -37,6 +44,9 @@ MAX_ROWS_PER_CHANGE = 16
 
 #: If the parts have not found all lost moves in so many rounds, the driver decides the changes.
 _MAX_ROUNDS = 8
+#: How many moves, one after the other, are followed to find a value that none of them sent: first a few, and more if it is
+#: necessary. If the last number is too small, the driver decides the changes.
+_FOLLOWED_MOVES = (2, 12)
 
 
 def count_key_parts(change_count: int, parallelism: int) -> int:
@@ -73,9 +83,13 @@ class TaskResults:
 
 
 def exchange_keys(
-    runner: Runner, reader: KeyReader, make_receivers: Callable[[KeyReader], Sequence[Receivers]]
+    runner: Runner,
+    reader: KeyReader,
+    make_tasks: Callable[[KeyReader], tuple[PartDecider, PartWriter | None]],
 ) -> TaskResults | None:
-    """Let tasks read the keys, and receivers decide the changes of each part; None if this takes too many rounds.
+    """Let tasks read the keys, decide the changes of each part, and write files; None if this takes too many rounds.
+
+    `make_tasks` makes the tasks that decide the changes, and those that write; without the latter, nothing is written.
 
     The two keys of a move, an UPDATE that changes the key, may be in different parts. So in the first round the parts
     assume that each move finds its row. If some do not (lost moves), the next round leaves out the rows that they would
@@ -87,15 +101,41 @@ def exchange_keys(
         UPDATE moves row 2 to 3        finds row 2          lost                 known
         DELETE of row 3                finds row 3          finds row 3          finds none
     """
-    lost_places = np.empty(0, np.int64)
+    lost_places, (followed_moves, most_followed_moves) = np.empty(0, np.int64), _FOLLOWED_MOVES
     for _ in range(_MAX_ROUNDS):
         reader = replace(reader, batch_parts=replace(reader.batch_parts, lost_places=lost_places))
-        rows = runner.exchange(reader, reader.task_count, make_receivers(reader), RESULT_SCHEMA)
-        results = TaskResults.from_rows(rows)
-        if not len(results.lost_places):
+        receivers = _make_receivers(reader, *make_tasks(reader), followed_moves)
+        results = TaskResults.from_rows(runner.exchange(reader, reader.task_count, receivers, RESULT_SCHEMA))
+        if len(results.lost_places):
+            lost_places = np.union1d(lost_places, results.lost_places)
+        elif results.counts["refused"] or not results.counts["unresolved"]:
             return results
-        lost_places = np.union1d(lost_places, results.lost_places)
+        elif followed_moves == most_followed_moves:
+            break
+        else:
+            followed_moves = most_followed_moves
     return None
+
+
+def _make_receivers(
+    reader: KeyReader, decider: PartDecider, writer: PartWriter | None, followed_moves: int
+) -> Sequence[Receivers]:
+    """Make the receivers of all rounds; values that moves did not send are sought over so many moves."""
+    batch_parts, count = reader.batch_parts, reader.key_part_count
+    if writer is None:
+        return [Receivers(count, decider)]
+    writers = Receivers(batch_parts.writer_count, writer)
+    if not batch_parts.has_unsent_moves:
+        return [Receivers(count, decider), writers]
+    resolvers = (
+        SourceResolver(batch_parts, count, is_last=step == followed_moves)
+        for step in range(1, followed_moves + 1)
+    )
+    return [
+        Receivers(count, DeciderWithLinks(decider, count)),
+        *(Receivers(count, resolver) for resolver in resolvers),
+        writers,
+    ]
 
 
 @dataclass(frozen=True)

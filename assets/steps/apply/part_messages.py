@@ -25,8 +25,9 @@ from pgsieve.resources.parts import Message, make_message
 #: A message with TRUNCATEs has this in place of the number of its sender.
 TRUNCATES_SENDER = -1
 #: Stand for the sender's number in messages to writers, and say what a message is about: rows to write or to remove
-#: (`ROWS`), or deleted rows that a replica keeps, with their metadata (`ENDED_ROWS`).
-ROWS, ENDED_ROWS = range(2)
+#: (`ROWS`), or deleted rows that a replica keeps, with their metadata (`ENDED_ROWS`). `LEFT_ROWS` are rows that an UPDATE
+#: takes away from their key. They have no receiver among the writers: `moved_rows` handles them.
+ROWS, ENDED_ROWS, LEFT_ROWS = range(3)
 _TRUNCATE_SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 _NO_ROWS = np.empty(0, np.int64)
 

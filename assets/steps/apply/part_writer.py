@@ -127,9 +127,13 @@ class PartWriter:
             matches.append(
                 FileMatches(file.name, file.log_path, file.size_bytes, base_rows[indices], indices, _NO_ROWS)
             )
-        # Here the index of a row stands for the number of its key: no two rows take values from the same row of the
-        # replica.
-        rows = NetRows(places, sent_places, np.where(files == NONE, NONE, np.arange(len(places))))
+        # Here the index of a row stands for the number of its key.
+        rows = NetRows(
+            places,
+            sent_places,
+            np.where(files == NONE, NONE, np.arange(len(places))),
+            np.full(len(places), NONE),
+        )
         groups, slice_ends = (
             [group for part in self.change_parts for group in part],
             self.batch_parts.extent.slices,

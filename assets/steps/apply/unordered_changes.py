@@ -221,8 +221,8 @@ def extract_changes(
 def split_moves(changes: UnorderedChanges, lost_places: Numbers = _NO_PLACES) -> UnorderedChanges:
     """Replace each UPDATE that moves a row to another key by a LEAVE of the old key and an INSERT of the new key.
 
-    Both have the place of the UPDATE. The changes must have sent all values. `lost_places` are the places of UPDATEs that find
-    no row; they get no INSERT.
+    Both have the place of the UPDATE. The INSERT lacks the values that the UPDATE did not send. `lost_places` are the places
+    of UPDATEs that find no row; they get no INSERT.
     """
     updates, former_keys = changes.move_indices, changes.former_keys
     numbers = number_keys(pa.concat_tables([changes.keys.take(pa.array(updates)), former_keys]))

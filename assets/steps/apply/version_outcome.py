@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pgsieve.assets.steps.apply.completion import NetRows
+from pgsieve.assets.steps.apply.completion import NetRows, describe_left_rows, find_places
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.row_selection import Validity
 from pgsieve.decoding.changes.net_change import (
@@ -24,6 +24,7 @@ from pgsieve.decoding.changes.net_change import (
     Numbers,
     RowVersions,
     compute_row_versions,
+    find_left_rows,
     find_moves_without_row,
     insert_deletes,
 )
@@ -38,6 +39,7 @@ class VersionOutcome:
     - `places`: for each change, its place
     - `truncate_commit`: the number of the first commit with a TRUNCATE; None if there is no TRUNCATE
     - `lost_places`: if moves are given in two halves (`split_moves`), the places of those that find no row
+    - `left_rows`: in that case, the rows that leave their keys, with the places of the moves
     """
 
     versions: RowVersions
@@ -46,6 +48,7 @@ class VersionOutcome:
     commits: Commits
     truncate_commit: int | None
     lost_places: Numbers
+    left_rows: NetRows | None
 
     @classmethod
     def compute(cls, keyed_changes: KeyedChanges, commits: Commits, has_version: Mask) -> "VersionOutcome":
@@ -58,13 +61,14 @@ class VersionOutcome:
         places = np.concatenate([keyed_changes.places, np.full(len(truncate_lsns), NONE)])[change_indices]
         commit_numbers = commits.find_numbers(lsns)
         truncate_commit = int(commits.find_numbers(truncate_lsns[:1])[0]) if len(truncate_lsns) else None
-        is_left, lost_places = changes.operations == LEAVE, places[:0]
+        is_left, lost_places, left_rows = changes.operations == LEAVE, places[:0], None
         if is_left.any():
             lost_places = places[find_moves_without_row(changes, has_version)]
+            left_rows = describe_left_rows(places, find_left_rows(changes, has_version))
             # A row that leaves a key ends the key's version, as a DELETE does.
             changes = replace(changes, operations=np.where(is_left, np.int8(DELETE), changes.operations))
         versions = compute_row_versions(changes, commit_numbers, has_version)
-        return cls(versions, commit_numbers, places, commits, truncate_commit, lost_places)
+        return cls(versions, commit_numbers, places, commits, truncate_commit, lost_places, left_rows)
 
     def select_new_versions(self, *, are_present: bool) -> tuple[NetRows, Validity]:
         """Select the versions that the batch begins, in the order of their changes, and the commits that begin and end them.
@@ -77,7 +81,7 @@ class VersionOutcome:
         order = np.argsort(places, kind="stable")  # This kind is fast if they are in order already.
         version_indices, places = version_indices[order], places[order]
         sent_places = {
-            name: np.where(changes[version_indices] == NONE, NONE, self.places[changes[version_indices]])
+            name: find_places(self.places, changes[version_indices])
             for name, changes in versions.changes_by_column.items()
         }
         validity = Validity(
@@ -86,4 +90,5 @@ class VersionOutcome:
             versions.end_commits[version_indices],
             self.commits,
         )
-        return NetRows(places, sent_places, versions.base_keys[version_indices]), validity
+        begin_places = find_places(self.places, versions.begin_changes[version_indices])
+        return NetRows(places, sent_places, versions.base_keys[version_indices], begin_places), validity

@@ -114,6 +114,8 @@ class VersionDecider(PartDecider):
             if kind == ENDED_ROWS:
                 sources = _append_commits(sources, "end", validity.end_commits, commits)
             yield from received.make_place_messages(kind, rows.places, sources)
+        if outcome.left_rows is not None:
+            yield from self._send_left_rows(outcome.left_rows, matches)
         ends = outcome.versions.former_end_commits
         yield from self._end_versions(received, matches, ends, outcome.truncate_commit, commits)
 

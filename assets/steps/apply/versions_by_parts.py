@@ -36,7 +36,6 @@ from pgsieve.decoding.changes.versions import VALID_TO_LSN
 from pgsieve.resources.lake.delta.key_lookup import Bounds, find_stored_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.stores.store import RowGroup, divide_groups
-from pgsieve.resources.parts import Receivers
 
 
 @dataclass(frozen=True)
@@ -66,15 +65,8 @@ class VersionPartsWriter:
 
     @property
     def _is_divisible(self) -> bool:
-        """Whether the batch is large enough, and each key can be decided from its own changes alone.
-
-        If an UPDATE changes the key, its two keys may be in different parts, and a part does not know the values that
-        the row has under its former key.
-        """
-        pending = self.pending
-        return pending.row_change_count >= self.table.lake.policy.min_parted_changes and not (
-            pending.key_change_count and pending.unsent_columns
-        )
+        """Whether the batch is large enough."""
+        return self.pending.row_change_count >= self.table.lake.policy.min_parted_changes
 
     def _list_bounds(self, key_schema: pa.Schema) -> Sequence[Mapping[str, Bounds]]:
         """List bounds of the keys, so that only files with a key within some of them are searched.
@@ -144,12 +136,13 @@ class VersionPartsWriter:
             key_part_count,
         )
 
-        def make_receivers(reader: KeyReader) -> Sequence[Receivers]:
+        def make_tasks(reader: KeyReader) -> tuple[VersionDecider, VersionPartWriter]:
             decider = VersionDecider(reader.batch_parts, empties_replica=False)
-            writer = VersionPartWriter(reader.batch_parts, files_task, change_parts, files, plan.marks_rows)
-            return [Receivers(key_part_count, decider), Receivers(batch_parts.writer_count, writer)]
+            return decider, VersionPartWriter(
+                reader.batch_parts, files_task, change_parts, files, plan.marks_rows
+            )
 
-        results = exchange_keys(runner, reader, make_receivers)
+        results = exchange_keys(runner, reader, make_tasks)
         if results is None or results.counts["refused"]:
             return False
         commit = Commit(pending.slice_ends[-1], expected_version=pending.head.version)

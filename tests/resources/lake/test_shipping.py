@@ -11,7 +11,7 @@ os.environ["A_PASSWORD"] = "of-the-environment"
 from importlib import import_module
 from pyspark import cloudpickle
 from pgsieve.resources.lake.session import SENT_PACKAGES
-from pgsieve.assets.steps.apply import key_part_tasks, part_writer, version_part_tasks
+from pgsieve.assets.steps.apply import key_part_tasks, moved_rows, part_writer, version_part_tasks
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.assets.steps.update_transformation.changes import TableSlice, _make_change_function
 from pgsieve.decoding.changes.columns import changes_schema
@@ -77,6 +77,8 @@ FUNCTIONS = (
     "key_part_tasks.KeyDecider(batch, False)",
     "key_part_tasks.KeyExaminer(batch, False)",
     "key_part_tasks.MultisetDecider(batch, False)",
+    "moved_rows.DeciderWithLinks(key_part_tasks.KeyDecider(batch, False), 2)",
+    "moved_rows.SourceResolver(batch, 2, True)",
     "part_writer.PartWriter(batch, None, (), (), True)",
     "version_part_tasks.VersionReader(batch, Store(), 'lake/t', (), (), 1, 2)",
     "version_part_tasks.VersionDecider(batch, False)",

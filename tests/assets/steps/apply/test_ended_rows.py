@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.assets.steps.apply import by_files
+from pgsieve.assets.steps.apply import by_files, part_files
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
@@ -70,11 +70,12 @@ def _followed(rows: list[Row], changes: list[Change]) -> list[Row]:
 
 @pytest.mark.parametrize("way", ["rewritten", "marked", "merged", "parts rewritten", "parts marked"])
 def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """Parts of the keys decide all changes, unless they conflict, or a moved row is missing."""
+    """Parts of the keys decide all changes, unless they conflict."""
+    monkeypatch.setattr(part_files, "_PART_CHANGES", 3)
     ended = compared = truncated = 0
     by_parts = way.startswith("parts")
     for seed in range(24):
-        rows, changes = draw_changes(random.Random(seed), plain=by_parts and seed % 2 == 0, sent=by_parts)
+        rows, changes = draw_changes(random.Random(seed))
         if way == "merged" and any(change.operation == "truncate" for change in changes):
             continue  # Spark applies it
         lives = [{**row, **_LIVES} for row in rows]
@@ -84,9 +85,8 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.Mo
             made.lake.policy = replace(made.lake.policy, rewritten_bytes=-1)
             enable_marking(made.lake.delta_rs, made.path)
         apply = made.by_key_parts if by_parts else made.by_files
-        is_divided = by_parts and seed % 2 == 0
         with monkeypatch.context() as alone:
-            if is_divided and followed(rows, changes, ("k",)) is not None:
+            if by_parts and followed(rows, changes, ("k",)) is not None:
                 alone.setattr(by_files, "make_keyed_changes", None)
             try:
                 (made.one_by_one if way == "merged" else apply)(_DEFINITION)
@@ -96,13 +96,13 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.Mo
         assert left == _followed(rows, changes), f"seed {seed}"
         ended += sum(bool(row["_deleted"]) for row in left)
         compared += 1
-        truncated += is_divided and any(change.operation == "truncate" for change in changes)
+        truncated += by_parts and any(change.operation == "truncate" for change in changes)
     assert compared > 5
     assert truncated > 1 or not by_parts
     assert ended > 20
 
 
-@pytest.mark.parametrize("way", ["by_files", "one_by_one"])
+@pytest.mark.parametrize("way", ["by_files", "by_key_parts", "one_by_one"])
 def test_former_keys_of_a_moved_row_keep_its_unsent_values(tmp_path: Path, way: str) -> None:
     moves = [update(row(key + 1, ""), row(key, ""), ["v"]) for key in (1, 2, 3)]
     made = Changes(tmp_path, [{**row(1, "large"), **_LIVES}], [_soft(each) for each in moves], _ALL)

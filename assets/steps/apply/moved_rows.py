@@ -1,0 +1,183 @@
+"""Finds the values that UPDATEs of the key did not send, when very many changes are applied by parts of the keys.
+
+A move is an UPDATE that changes the key of a row. Its two keys may be in different parts (`key_part_tasks`). An UPDATE
+does not send a TOASTed value that it leaves unchanged, so the part of the new key lacks the value, and the part of the old
+key knows where it is. Between the deciders and the tasks that write there are therefore one or more rounds of
+`SourceResolver`s. A place is a number that orders the changes of a batch, the changes that one commit applies. Each move
+has a resolver, which is found by the move's place.
+
+A source says where the values of a row are: in changes, in a row of the replica, or in the row that a move took from its
+old key (the column `link` has the place of this move). In each round, a row gets the sources of the row that its link
+points to. So n rounds are enough for rows that n moves one after the other have brought to their keys.
+
+In: messages of deciders, to receivers that write. Out: the same messages, in which no source has a link. If the rounds
+were too few, a report for the driver says so.
+
+    decider of key 2    INSERT by the move at place 7: sends body's source as a link ──┐
+                                                                                       ├─► resolver of place 7 ──► writer
+    decider of key 1    LEAVE by the move at place 7: body is in row 5 of a file ──────┘   body is in row 5 of a file
+
+Raises Arrow's errors.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.assets.steps.apply.key_part_tasks import BatchParts, PartDecider
+from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, LEFT_ROWS, ROWS, pack, unpack_rows
+from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+from pgsieve.resources.parts import Guard, Message, make_message
+
+#: The kinds of messages to receivers that write.
+_WRITER_KINDS = (ROWS, ENDED_ROWS)
+#: A message to a resolver has one of these numbers: `_LEFT_ROWS`, with the sources of rows that leave their keys;
+#: `_LINKED_ROWS` minus a kind, with sources that have links; otherwise it is passed on, and `_address` makes the number.
+_LEFT_ROWS, _LINKED_ROWS = -1, -2
+
+
+def _address(writer: int, kind: int) -> int:
+    """Make the number of a message that resolvers pass on to a receiver that writes."""
+    return writer * len(_WRITER_KINDS) + kind
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Sends messages through resolvers, of which there are `resolver_count`."""
+
+    resolver_count: int
+
+    def pass_on(self, address: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
+        """Send a message that needs no resolver. Any resolver can pass it on."""
+        return make_message(address // len(_WRITER_KINDS) % self.resolver_count, address, content)
+
+    def send_left_rows(self, sources: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Send the sources of rows that leave their keys to the resolvers of the moves."""
+        yield from self._divide(_LEFT_ROWS, np.asarray(sources["place"]), sources)
+
+    def send_linked_rows(self, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Send sources with links to the resolvers of these links. The column `writer` has the receiver that needs them."""
+        yield from self._divide(_LINKED_ROWS - kind, np.asarray(sources["link"]), sources)
+
+    def _divide(self, number: int, places: Numbers, sources: pa.Table) -> Iterator[pa.RecordBatch]:
+        resolvers = places % self.resolver_count
+        for resolver in np.unique(resolvers).tolist():
+            yield make_message(resolver, number, pack(sources.filter(pa.array(resolvers == resolver))))
+
+
+@dataclass(frozen=True)
+class DeciderWithLinks:
+    """Runs a decider, and sends its messages to resolvers instead of the receivers that write."""
+
+    decider: PartDecider
+    resolver_count: int
+
+    def __call__(self, part: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Decide the changes of a part."""
+        exchange = _Exchange(self.resolver_count)
+        for batch in self.decider(part, messages, guard):
+            (writer,), (kind,) = (batch.column(name).to_pylist() for name in ("to", "of"))
+            content = batch.column("content")[0].as_buffer()
+            if kind == LEFT_ROWS:
+                yield from exchange.send_left_rows(unpack_rows([(kind, content)], kind, "place"))
+            elif writer < self.decider.batch_parts.change_part_count:
+                yield from self._send_sources(exchange, writer, kind, content)
+            else:
+                yield exchange.pass_on(_address(writer, kind), content)
+
+    def _send_sources(
+        self, exchange: _Exchange, writer: int, kind: int, content: pa.Buffer
+    ) -> Iterator[pa.RecordBatch]:
+        """Send a message to a writer of new rows. The messages about deleted rows that stay have no sources."""
+        sources = unpack_rows([(kind, content)], kind, "place")
+        if "link" not in sources.column_names:
+            yield exchange.pass_on(_address(writer, kind), content)
+            return
+        is_linked = pc.not_equal(sources["link"], NONE)
+        if len(unlinked_sources := sources.filter(pc.invert(is_linked))):
+            yield exchange.pass_on(_address(writer, kind), pack(unlinked_sources))
+        if len(linked_sources := sources.filter(is_linked)):
+            writers = pa.array(np.full(len(linked_sources), writer, np.int64))
+            yield from exchange.send_linked_rows(kind, linked_sources.append_column("writer", writers))
+
+
+@dataclass(frozen=True)
+class SourceResolver:
+    """Gives each row with a link the sources of the row that the link points to.
+
+    `is_last` is True in the last round. Then the messages go to the receivers that write.
+    """
+
+    batch_parts: BatchParts
+    resolver_count: int
+    is_last: bool
+
+    def __call__(self, _: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Resolve the links to the moves of one resolver, and pass all other messages on."""
+        yield from guard(self._resolve(messages))
+
+    def _resolve(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
+        exchange = _Exchange(self.resolver_count)
+        for number, content in messages:
+            if number >= 0:
+                yield self._pass_on(exchange, number, content)
+        has_left_rows = any(number == _LEFT_ROWS for number, _ in messages)
+        left_rows = unpack_rows(messages, _LEFT_ROWS, "place") if has_left_rows else None
+        if left_rows is not None and not self.is_last:
+            yield from exchange.send_left_rows(left_rows)
+        for kind in _WRITER_KINDS:
+            if any(number == _LINKED_ROWS - kind for number, _ in messages):
+                sources = unpack_rows(messages, _LINKED_ROWS - kind, "place")
+                if left_rows is not None:
+                    sources = self._follow_links(sources, left_rows)
+                yield from self._send(exchange, kind, sources)
+
+    def _pass_on(self, exchange: _Exchange, address: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
+        if self.is_last:
+            return make_message(*divmod(address, len(_WRITER_KINDS)), content)
+        return exchange.pass_on(address, content)
+
+    def _follow_links(self, sources: pa.Table, left_rows: pa.Table) -> pa.Table:
+        """Give each row the sources of the row that its link points to; `left_rows` is in the order of its places.
+
+        If a part of the keys has refused the changes, there may be no such row.
+        """
+        left_places, links = np.asarray(left_rows["place"]), np.asarray(sources["link"])
+        left_indices = np.minimum(np.searchsorted(left_places, links), len(left_places) - 1)
+        is_found, lacks_value = left_places[left_indices] == links, np.zeros(len(links), np.bool_)
+        for number in range(len(self.batch_parts.unsent_columns)):
+            name = f"sent{number}"
+            places = np.asarray(sources[name])
+            places = np.where(places == NONE, np.asarray(left_rows[name])[left_indices], places)
+            lacks_value |= places == NONE
+            sources = _replace_column(sources, name, places, is_found)
+        for name in ("file", "row"):
+            sources = _replace_column(sources, name, np.asarray(left_rows[name])[left_indices], is_found)
+        next_links = np.where(lacks_value, np.asarray(left_rows["link"])[left_indices], NONE)
+        return _replace_column(sources, "link", next_links, is_found)
+
+    def _send(self, exchange: _Exchange, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Send rows without a link to the receivers that write, and the others to the next round."""
+        is_linked = pc.not_equal(sources["link"], NONE)
+        resolved_sources, linked_sources = sources.filter(pc.invert(is_linked)), sources.filter(is_linked)
+        writers = np.asarray(resolved_sources["writer"])
+        for writer in np.unique(writers).tolist():
+            rows = resolved_sources.filter(pa.array(writers == writer)).drop_columns("writer")
+            yield self._pass_on(exchange, _address(writer, kind), pack(rows))
+        if not linked_sources.num_rows:
+            return
+        if self.is_last:
+            report = json.dumps({"counts": {"unresolved": linked_sources.num_rows}})
+            yield make_message(self.batch_parts.writer_count - 1, ROWS, report.encode())
+        else:
+            yield from exchange.send_linked_rows(kind, linked_sources)
+
+
+def _replace_column(rows: pa.Table, name: str, values: Numbers, is_replaced: Mask) -> pa.Table:
+    """Replace the values of a column of integers in some rows."""
+    column = np.where(is_replaced, values, np.asarray(rows[name]))
+    return rows.set_column(rows.schema.get_field_index(name), name, pa.array(column))
