@@ -165,7 +165,7 @@ def _refuse_unsupported_options(subscription: SubscriptionConfig, storage: Stora
     facts_by_option = {
         "two_phase: true": (
             subscription.two_phase and not storage.is_reached_by_delta_rs,
-            "in a lake that only Spark reaches transactions arrive at their commit, and the replica's rows are the same",
+            "in a lake that only Spark reaches, transactions arrive when they commit, and the replica's rows are the same",
         ),
     }
     for option, (is_requested, consequence) in facts_by_option.items():

@@ -50,7 +50,7 @@ from pgsieve.resources.postgres.advisory_locks import AdvisoryLock
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 
-#: The suffix after the name of the slot, in the name of the publication of tables whose row filter fails.
+#: The publication of tables whose row filter fails has the name of the slot with this suffix.
 _UNFILTERED_SUFFIX = "_aside"
 
 
@@ -173,17 +173,17 @@ class Subscription:
     histories: HistoryChoices = field(default_factory=HistoryChoices)
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
-        """Maps the schema and the name of each table that the subscription replicates to the table."""
+        """The tables that the subscription replicates, by schema and name."""
         return find_replicated_tables(self.slot_stream.publications(catalog, self.name), catalog)
 
     def definition(self, replicated: ReplicatedTable, catalog: Catalog) -> "Definition":
         """The definition that a copy would give a replica now. Raises PgsieveError if the table cannot be replicated."""
         table = replicated.table
-        for each in (catalog.tables[oid] for oid in {table.oid, *table.leaves} & catalog.tables.keys()):
-            if not each.legible:
+        for relation in (catalog.tables[oid] for oid in {table.oid, *table.leaves} & catalog.tables.keys()):
+            if not relation.legible:
                 raise PgsieveError(
-                    f'table "{each.qualified_name}": its name, schema or a column has bytes that are no text in'
-                    f" {'UTF8' if each.encoding == 'SQL_ASCII' else each.encoding}",
+                    f'table "{relation.qualified_name}": its name, schema or a column has bytes that are no text in'
+                    f" {'UTF8' if relation.encoding == 'SQL_ASCII' else relation.encoding}",
                     hint="rename it in a session with client_encoding = SQL_ASCII, or take it out of the publication",
                     sqlstate="22021",
                 )
@@ -246,7 +246,7 @@ class Subscription:
         return None
 
     def replica_name(self, column: str) -> str:
-        """The name that a column of the publisher has in the replica. If it is already that name, it stays as it is."""
+        """The name that a column has in the replica; `column` is its name at the publisher or in the replica."""
         return to_snake_case(column) if self.layout.uses_plain_names else column
 
     def refuse_shared_names(self, table: Table) -> None:
@@ -479,7 +479,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         has_column_list=former.listed or present.listed,
     )
     if not former.key and present.key and present.layout.is_partitioned:
-        raise SchemaChangedError("a key finds the rows of its partitions now")
+        raise SchemaChangedError("it is partitioned, and got a key")
     if all(source.former_column is None for source in sources) and present != former:
         raise SchemaChangedError("none of its former columns is left")
     if former.soft_delete_columns and not present.soft_delete_columns:

@@ -115,7 +115,7 @@ def _parse_boolean(values: pa.Array, _: pa.DataType) -> pa.Array:
 
 
 def _parse_number(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Parse numbers. Arrow refuses text that is not a number, so it does not matter whether the text is UTF-8."""
+    """Parse numbers. The text need not be checked for UTF-8: Arrow refuses text that is not a number."""
     text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
     return text.cast(target)
 
@@ -354,9 +354,9 @@ def convert_binary(values: pa.Array, type: ColumnType, column: str) -> pa.Array:
         return _convert(type.binary_converter, values, type, column)
     except NoOutputError:
         raise UnsupportedBinaryError(
-            f'column "{column}" has a value in binary format, and only the server can print its type',
-            hint="read the slot without `binary`; if pgsieve.yaml does not set it, the server cannot print the value as text:"
-            " correct the value at the publisher, or exclude its column by a column list",
+            f'column "{column}" has a value in binary format, and only the server can print this type',
+            hint="read the slot without `binary`; if pgsieve.yaml does not set it, pgsieve fell back to binary format,"
+            " because the server cannot print the value as text: correct the value at the publisher, or exclude its column by a column list",
             sqlstate="0A000",
         ) from None
 
@@ -372,7 +372,7 @@ def _convert(converter: Converter, values: pa.Array, type: ColumnType, column: s
     except (
         ValueError
     ):  # Arrow's errors are of this class. They quote the value, so the new error has no cause.
-        # YAML reads no other quotes around a key with double quotes, colons or commas in it.
+        # Within single quotes, YAML needs no escapes for double quotes, colons and commas.
         key = f"'{TABLE_PLACEHOLDER}.{double_single_quotes(quote_identifier(column))}'"
         raise ValueNotRepresentableError(
             f'column "{column}" has a value that Spark type {type.spark_type} cannot hold',

@@ -55,15 +55,15 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
 #: If a table of versions has at most this many bytes, the files with versions that end are rewritten. In a larger table
-#: this would write too many other rows again. In such a table, deletion vectors mark the versions, and new files get
-#: them as ended versions.
+#: this would write too many other rows again. There, deletion vectors mark the versions as deleted, and new files
+#: get them as ended versions.
 _MAX_REWRITTEN_BYTES = 1024 * 1024
 #: While a file is rewritten, up to this many bytes of its ended versions stay in memory. They are written after the file's
 #: other versions.
 _MAX_ENDED_BYTES_IN_MEMORY = 64 * 1024 * 1024
 #: The hint for a table of versions that cannot be read or written. pgsieve does not delete the table, because its
 #: versions may be in no other table.
-_MOVE_HINT = "move its folder elsewhere: a copy of the table begins it anew"
+_MOVE_HINT = "move its folder elsewhere: a copy of the table begins a new one"
 
 
 def find_versions_problem(lake: Lake, definition: Definition, replica_path: str) -> tuple[str, str] | None:
@@ -381,8 +381,8 @@ class VersionChange:
 
     - `ended_rows`: the versions
     - `ending_commits`: for each of them, the number in `commits` of the commit that ends it
-    - `replica_rows`: rows that were just removed from the replica, by the number of their key in the batch
-      (`key_indices` in `ended_rows`). If the row of a version is among them, it need not be read again.
+    - `replica_rows`: rows that were just removed from the replica, with the numbers of their keys in the batch
+      (`key_indices` in `ended_rows`). A version whose row is among them need not be read from its file.
     """
 
     ended_rows: DeletedRows

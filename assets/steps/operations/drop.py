@@ -97,7 +97,7 @@ def drop_subscription(
                 connection,
                 slot_stream,
                 lake,
-                f"leave the slot to the other lake: `pgsieve drop {name} --leave-slot`; where there is none, also run `{command}`",
+                f"leave the slot to the other lake: `pgsieve drop {name} --leave-slot`; if there is no other lake, also run `{command}`",
             )
             lake.access.make_durable()
             result = _drop_on_server(connection, slot_stream, other_subscriptions)
@@ -156,7 +156,7 @@ def _drop_on_server(
         remaining_slot_stream = replace(
             slot_stream, subscriptions={s: slot_stream.subscriptions[s] for s in other_subscriptions}
         )
-        altered_publications, dropped_publications = _reduce_publications_for(
+        altered_publications, dropped_publications = _reduce_publications_to_remaining(
             connection, remaining_slot_stream, catalog
         )
         return DropResult(
@@ -173,12 +173,12 @@ def _drop_on_server(
     return DropResult(dropped_slot, altered_publications, dropped_publications, tuple(foreign_publications))
 
 
-def _reduce_publications_for(
+def _reduce_publications_to_remaining(
     connection: psycopg.Connection[tuple[object, ...]], remaining_slot_stream: SlotStream, catalog: Catalog
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reduce the capture publications to what the remaining subscriptions need.
 
-    Nothing is changed if one of these subscriptions is refused now, because it is not known what it needs.
+    Nothing is changed if one of these subscriptions is refused now, because its needs are unknown then.
     """
     try:
         sound_stream, catalog = select_sound_subscriptions(connection, remaining_slot_stream, catalog)

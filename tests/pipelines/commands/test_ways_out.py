@@ -280,11 +280,11 @@ def test_the_way_out_of_a_subscriptions_reason_restores_its_tables(shop: Shop, t
     assert states("versions") == {"public.orders": "e", "public.notes": "r"}
     assert "is not a complete Parquet file; move its folder elsewhere: " in printed
     assert states("printed") == {"public.copied": "e", "public.sent": "e"}
-    assert "if pgsieve.yaml does not set it, the server cannot print the value as text: correct" in printed
+    assert "fell back to binary format, because the server cannot print the value as text: correct" in printed
     # A copy makes other files anew, not those of earlier versions, and says so.
     code, printed = shop.cli("resync", "versions", "public.orders")
     assert (code, states("versions")) == (1, {"public.orders": "e", "public.notes": "r"}), printed
-    assert "a copy of the table begins it anew; `pgsieve resync versions public.orders`" in printed
+    assert "a copy of the table begins a new one; `pgsieve resync versions public.orders`" in printed
     versions.rename(tmp_path / "damaged")
     shop.database.execute("delete from copied; delete from sent")
     for command in ("resync versions public.orders", "resync printed"):
