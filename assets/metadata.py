@@ -103,19 +103,19 @@ def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {
-                "through": escape_controls(source),
+                "through": escape_controls(relation),
                 "row filter": escape_controls(row_filter or NO_FILTER),
                 **{f"{operation}s": count for operation, count in count_received(origin_counts).items()},
                 **_make_update_entries(origin_counts),
             }
         )
-        for (source, row_filter), origin_counts in sorted(
+        for (relation, row_filter), origin_counts in sorted(
             counts_of_origins.items(), key=_count_changes, reverse=True
         )[:MAX_RELATIONS]
     ]
     return {
         **_make_update_entries(counts),
-        "relations": len({source for source, _ in counts_of_origins}),
+        "relations": len({relation for relation, _ in counts_of_origins}),
         **({"UPDATE transformation": dg.MetadataValue.table(records)} if records else {}),
     }
 

@@ -169,7 +169,7 @@ def print_resync(report: ResyncReport) -> None:
         )
     copied_names = {(each.schema, each.name) for each in (report.run.copied if report.run else ())}
     for table in report.tables:
-        # The reason for the former state would look like one that still holds.
+        # The reason for the former state is left out: it would look as if it still held.
         former_state = table.state.partition(": ")[0]
         state = (
             f"copied again; before: {former_state}"

@@ -33,21 +33,21 @@ class FileRows:
     """The rows of a file without its deleted rows, after a function has changed each batch.
 
     - `schema`: the columns to read
-    - `deleted_rows`: the numbers of the deleted rows
+    - `deleted_row_numbers`: the numbers of the deleted rows
     - `change_batch`: the function that changes a batch
     """
 
     store: Store
     file_path: str
     schema: pa.Schema
-    deleted_rows: Numbers
+    deleted_row_numbers: Numbers
     change_batch: Callable[[pa.RecordBatch], pa.RecordBatch]
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
         """Read the rows, and change them."""
         return map(
             self.change_batch,
-            remove_rows(self.store.read_batches(self.file_path, self.schema), self.deleted_rows),
+            remove_rows(self.store.read_batches(self.file_path, self.schema), self.deleted_row_numbers),
         )
 
 
@@ -95,7 +95,7 @@ def read_rows(
 ) -> Iterator[tuple[slice, pa.RecordBatch]]:
     """Read the rows of a file that have these numbers, which ascend. Row groups that contain none of them are not read.
 
-    Yields batches, each with its slice of `row_numbers`.
+    Yields pairs: a slice of `row_numbers`, and the batch of the rows with these numbers.
     """
     if not len(row_numbers):
         return

@@ -82,7 +82,7 @@ class TableMaintenance(Protocol):
     """The operations that keep one table small."""
 
     def find_last_slice_before(self, time: datetime) -> int:
-        """The slice up to which all transactions were committed before this time. 0 if there is no such slice.
+        """The last slice before the first slice with a transaction of this time or later. 0 if there is none.
 
         A slice is the changes from one position of the slot to another. It is identified by the LSN where it ends.
         """
@@ -148,22 +148,22 @@ def _find_kept_hours(properties: Mapping[str, str], hours: int) -> int:
 def _find_missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     """The properties to set in a table, so that all versions of the last `hours` hours can be read.
 
-    They also keep Delta from storing its log for longer than that. A property that the user has set is changed only if
-    both it and Delta's default are shorter than `hours`. Delta must keep the log at least as long as removed files. So
-    if the user's time for removed files stays, the time for the log is only made longer.
+    They also let Delta delete older parts of its log. A property that the user has set is changed only if both it and
+    Delta's default are shorter than `hours`. Delta must keep the log at least as long as removed files. So if the
+    user's time for removed files stays, the time for the log is never shortened.
     """
     kept_hours = _find_kept_hours(properties, hours)
     users_files_hours, users_log_hours = (
         _find_users_hours(properties, name) for name in (_FILES_PROPERTY, _LOG_PROPERTY)
     )
-    sets_files = users_files_hours is None or users_files_hours < hours > _DEFAULT_FILES_HOURS
+    is_files_time_changed = users_files_hours is None or users_files_hours < hours > _DEFAULT_FILES_HOURS
     if users_log_hours is None:
         log_hours = _parse_hours(properties.get(_LOG_PROPERTY, f"{_DEFAULT_LOG_HOURS} hours"))
-        sets_log = sets_files or log_hours < kept_hours
+        is_log_time_changed = is_files_time_changed or log_hours < kept_hours
     else:
-        sets_log = users_log_hours < hours > _DEFAULT_LOG_HOURS
-    needed_properties = {_FILES_PROPERTY: f"interval {hours} hours"} if sets_files else {}
-    if sets_log:
+        is_log_time_changed = users_log_hours < hours > _DEFAULT_LOG_HOURS
+    needed_properties = {_FILES_PROPERTY: f"interval {hours} hours"} if is_files_time_changed else {}
+    if is_log_time_changed:
         needed_properties[_LOG_PROPERTY] = f"interval {kept_hours} hours"
     return dict(needed_properties.items() - properties.items())
 

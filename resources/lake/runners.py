@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.shared_jobs import Request, SharedParts, divide_into_tasks, get_shared_jobs
-from pgsieve.resources.lake.stores.batch_cache import begin_part
+from pgsieve.resources.lake.stores.batch_cache import make_room_for_next_part
 from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, group_by_receiver
 from pgsieve.resources.slow_block import report_if_slow
 from pgsieve.resources.strands import release_strand
@@ -179,7 +179,7 @@ def _make_part_runner(part: Part) -> BatchFunction:
         prepare_worker()
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                begin_part()
+                make_room_for_next_part()
                 yield from part(number, iter)
 
     return run

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.resources.context import assign_within
-from pgsieve.resources.lake.stores.batch_cache import begin_part
+from pgsieve.resources.lake.stores.batch_cache import make_room_for_next_part
 from pgsieve.resources.parts import Guard, Part
 from pgsieve.resources.work import JobName
 
@@ -159,7 +159,7 @@ class SharedParts:
             if caller in failed_callers:
                 continue
             if part != last_part:
-                begin_part()
+                make_room_for_next_part()
                 last_part = part
             try:
                 for rows in self.part_by_caller[caller](part, guard):

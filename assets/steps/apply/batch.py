@@ -66,9 +66,8 @@ class Plan:
 
     - `is_examined`: True if `Batch.examine` has searched the changes and found no key conflict (a change that gives a row
       a key that another row has)
-    - `examined_changes`: the changes, with the net change (what they do together) that this search computed. None if
-      there was no search, if tasks searched parts of the keys, if the net change does not fit in memory, or if the
-      changes cannot be applied by writing files.
+    - `examined_changes`: the changes, with the net change (what they do together) that this search computed. None if it
+      kept none, for example because they do not fit in memory.
     """
 
     pending: PendingChanges
@@ -129,8 +128,8 @@ class Batch:
     `changes` has an element per slice and table, the oldest slice first.
 
     `versioned_tables` are the tables with versions of rows (`history: scd2`). If the changes of such a table fit in memory,
-    they are kept in `applied_changes`, so that they need not be read again for the versions of rows. Changes that are applied
-    by parts of the keys are not in this process's memory, and are not kept.
+    they are kept in `applied_changes`, so that they need not be read again for the versions of rows. Changes that
+    tasks apply, each task for a part of the keys, are not in this process's memory, and are not kept.
     """
 
     subscription: str
@@ -199,7 +198,7 @@ class Batch:
     def _apply_before_conflicts(self, results: Sequence[TableResult]) -> list[TableResult]:
         """For each table with a key conflict, apply the slices before the conflict.
 
-        Otherwise the replica would have no change of this batch, so its rows would depend on where the batch begins.
+        Otherwise the rows of the replica would depend on how slices are grouped into batches.
         """
         earlier_results: list[TableResult] = []
         for name, conflict_lsn in ((result.name, result.conflict_lsn) for result in results):
@@ -227,10 +226,10 @@ class Batch:
             if not search.can_conflict:
                 return plan, None
             try:
-                changes = self._refuse_conflicts(search)
+                changes = self._examine_changes(search)
             except KeyConflictError as conflict:
-                # There is no conflict if another process has applied this change meanwhile: the row with the same key
-                # is then its own.
+                # Another process may have applied this change meanwhile. Then there is no conflict: the row with the
+                # same key is the change's own.
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
                 return plan, None if is_overtaken(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:
@@ -247,11 +246,11 @@ class Batch:
         error, plan = min(conflicts, key=lambda pair: pair[0].commit_lsn)
         return plans, (error, _make_conflict_result(plan.pending.name, error))
 
-    def _refuse_conflicts(self, search: ConflictSearch) -> ManyChanges | None:
+    def _examine_changes(self, search: ConflictSearch) -> ManyChanges | None:
         """Raise KeyConflictError if there is a conflict.
 
-        Otherwise return the changes with their net change; None if they are applied by parts of the keys, or cannot be
-        applied by writing files.
+        Otherwise return the changes with their net change. None if tasks apply them, each task for a part of the keys, or
+        if they cannot be applied by writing files.
         """
         arguments = (search.lake, search.path, search.changes_path, search.definition, search.pending)
         changes: ManyChanges | None = None
@@ -360,15 +359,17 @@ class Batch:
     def _keep_applied_changes(
         self, pending: PendingChanges, changes: ManyChanges, shared_rows: SharedRows | None
     ) -> None:
-        keyed = (
+        keyed_changes = (
             changes.net_change.keyed_changes
             if changes.net_change is not None and shared_rows is not None
             else None
         )
-        if keyed is not None and shared_rows is not None:
+        if keyed_changes is not None and shared_rows is not None:
             self.applied_changes.add(
                 pending.name,
-                AppliedChanges(pending.slice_ends, pending.since_lsn, changes.groups, keyed, shared_rows),
+                AppliedChanges(
+                    pending.slice_ends, pending.since_lsn, changes.groups, keyed_changes, shared_rows
+                ),
             )
 
 

@@ -89,11 +89,7 @@ class PlannedTable:
 
     @property
     def generation(self) -> int:
-        """The number of the change history to which later changes are added.
-
-        The change history is the Delta table that has all changes of the table. If it begins anew, it gets a new
-        generation, which is a number.
-        """
+        """The generation of the change history (the Delta table with all changes): how often it began anew."""
         return 0 if self.former_definition is None else self.former_definition.history.generation
 
 
@@ -181,17 +177,17 @@ class SnapshotCopy:
         start_time = time.monotonic()
         replicated_table, table = planned_table.replicated_table, planned_table.replicated_table.table
         type_by_column = self.subscription.replica_types(replicated_table)
-        written_replica, problem, is_copied_again = _WrittenReplica(), None, False
+        written_replica, problem, must_be_repeated = _WrittenReplica(), None, False
         try:
             written_replica = self._write_replica(planned_table, type_by_column)
         except OvertakenError:
             written_replica = _WrittenReplica(is_overtaken=True)
         except PgsieveError as error:
-            failure, is_copied_again = _add_hint(replicated_table, error), is_foreign_server_error(error)
+            failure, must_be_repeated = _add_hint(replicated_table, error), is_foreign_server_error(error)
             name = (table.schema, table.name)
             problem = (
                 describe_waiting_reason(failure)
-                if is_copied_again
+                if must_be_repeated
                 else describe_error_fully(self.lake, failure, name)
             )
         return CopyResult(
@@ -210,7 +206,7 @@ class SnapshotCopy:
             },
             problem=problem,
             is_overtaken=written_replica.is_overtaken,
-            must_be_repeated=is_copied_again,
+            must_be_repeated=must_be_repeated,
         )
 
     def _write_replica(
@@ -221,8 +217,8 @@ class SnapshotCopy:
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without `copy_data`, a table that is published again keeps the rows of its replica.
         if not self.subscription.copy_data and lake.records.exists(path):
-            # The replica's position must rise, as it does by a copy. A replica whose position is below the LSN of its
-            # table's state counts as put back to an earlier version.
+            # The replica's position must rise, as it does by a copy: below the LSN of its table's state, the replica
+            # would count as put back to an earlier version.
             lake.record_position(path, self.snapshot.lsn)
             return _WrittenReplica(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:
@@ -274,7 +270,7 @@ class SnapshotCopy:
         )
 
         def choose_committer() -> Committer:
-            self._refuse_position(replica.path, table)
+            self._require_earlier_position(replica.path, table)
             _check_names(selected_rows.columns)
             return lake.policy.choose_committer(
                 replica.path, schema.names, size_bytes, lambda: schema, overwrite=True
@@ -290,7 +286,7 @@ class SnapshotCopy:
         with lake.consistent_read():
             return choose_committer()
 
-    def _refuse_position(self, path: str, table: Table) -> None:
+    def _require_earlier_position(self, path: str, table: Table) -> None:
         """Raise an error if the position of the replica is at or beyond the snapshot.
 
         Delta leaves out a commit whose position (its `txn` version) is not above the table's, so it would leave out the

@@ -48,7 +48,7 @@ def is_unmapped(table: DeltaTable) -> bool:
     return bool(table.metadata().configuration.get(COLUMN_MAPPING, "none") == "none")
 
 
-def has_flat_names(table: DeltaTable) -> bool:
+def can_translate_names(table: DeltaTable) -> bool:
     """True if this process can translate the names of a table's columns to those in its files.
 
     This is so if Delta does not map the names. It is also so if Delta maps them by name, and no column has fields:
@@ -100,7 +100,7 @@ def has_plain_rows(table: DeltaTable) -> bool:
     """True if the rows of a table are exactly the rows of its files, once the names of columns are translated."""
     if table.metadata().partition_columns:  # The files do not contain these columns.
         return False
-    return has_flat_names(table) and can_read(table) and not has_deleted_rows(table)
+    return can_translate_names(table) and can_read(table) and not has_deleted_rows(table)
 
 
 def is_append_only(properties: Mapping[str, str]) -> bool:
@@ -119,12 +119,12 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
     """True if files with this schema may be added to a table.
 
     The table must have no partitions and no constraints on rows, and this process must be able to translate its names of
-    columns (`has_flat_names`).
+    columns (`can_translate_names`).
 
     The table must have all these columns. If it has other columns, they are NULL in the new rows. For an
     overwrite, the schema must have exactly the columns of the table, in the same order.
     """
-    if not (_accepts_any_row(table) and has_flat_names(table)):
+    if not (_accepts_any_row(table) and can_translate_names(table)):
         return False
     if overwrite:
         return has_same_columns(table, schema)
@@ -134,13 +134,15 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
 def can_replace_rows(table: DeltaTable, schema: pa.Schema) -> bool:
     """True if files with this schema may replace all rows of a table, which then has the columns of the schema.
 
-    The table must have no partitions and no constraints on rows. In two cases the schema must have exactly its columns in
-    the same order. If Delta maps their names, this process chooses no names for the files. If only the order differs,
-    delta-rs would keep the table's.
+    The table must have no partitions and no constraints on rows. In two cases the schema must have exactly the table's
+    columns in the same order:
+
+    - if Delta maps the names of columns, because this process does not give new columns their names in files
+    - if only the order would change, because delta-rs would keep the former order
     """
     table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
-    is_permuted = _has_fields(table_type, file_type) and _has_fields(file_type, table_type)
-    if is_permuted or not is_unmapped(table):
+    has_same_fields = _has_fields(table_type, file_type) and _has_fields(file_type, table_type)
+    if has_same_fields or not is_unmapped(table):
         return can_add_files(table, schema, overwrite=True)
     return _accepts_any_row(table)
 
@@ -196,7 +198,7 @@ def can_have_vectors(table: DeltaTable) -> bool:
     """
     configuration = table.metadata().configuration
     return (
-        has_flat_names(table)
+        can_translate_names(table)
         and table.protocol().min_writer_version in {1, 2, 7}
         and not is_append_only(configuration)
         and configuration.get(VECTORS_PROPERTY) != "false"

@@ -61,7 +61,7 @@ class BatchCache:
 
 
 def _get_worker_cache(name: str | None) -> BatchCache:
-    """The cache of this process. If it has another name, it is replaced by an empty one with this name."""
+    """The cache with this name in this process. A new name gets an empty cache, which replaces the former one."""
     if name is None:
         return BatchCache(0)
     if name not in _CACHE_BY_NAME:
@@ -73,13 +73,13 @@ def _get_worker_cache(name: str | None) -> BatchCache:
 _CACHE_BY_NAME: dict[str, BatchCache] = {}
 
 
-def begin_part() -> None:
+def make_room_for_next_part() -> None:
     """Make room in the caches of a Python worker. The next readers will read another part of the row groups."""
     for batch_cache in _CACHE_BY_NAME.values():
         batch_cache.make_room()
 
 
-_CURRENT_CACHE: ContextVar[BatchCache | None] = ContextVar("reads", default=None)
+_CURRENT_CACHE: ContextVar[BatchCache | None] = ContextVar("batch_cache", default=None)
 
 
 @contextmanager
