@@ -178,7 +178,7 @@ def _make_replica_event(
     copy_result: CopyResult,
     work: Work,
 ) -> dg.AssetMaterialization:
-    """The materialization of a replica after its copy. Runs that apply changes report later materializations.
+    """The materialization of a replica after its copy. Later ones come from the runs that apply changes.
 
     `work` is what the copy has cost, together with the other copies of the run.
     """

@@ -1,7 +1,6 @@
 """The base class of pgsieve's errors, and the errors of this package.
 
-A message says which object has which problem. It never contains a password. The only values of a row in it are those of
-its key.
+A message says which object has which problem. It never contains a password, and of a row it has at most the key.
 
     PgsieveError
         CatalogNameError              assets.steps.operations.registration
@@ -94,8 +93,8 @@ from collections.abc import Mapping
 
 from pgsieve.decoding.visible import escape_controls
 
-#: Stands for the name of the table in a hint, within single quotes of YAML. A caller that knows the table replaces it by
-#: the name, in which each single quote is doubled.
+#: Stands for the name of a table in a hint, in a YAML string in single quotes. A caller that knows the table replaces it
+#: by the name, with each single quote doubled.
 TABLE_PLACEHOLDER = "<schema>.<table>"
 
 

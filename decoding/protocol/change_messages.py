@@ -157,8 +157,8 @@ class Insert:
 class Update:
     """An updated row.
 
-    `old` is None if the replica identity is not FULL, and the UPDATE did not change its columns. In that case `new` has
-    their values.
+    `old` is None if the replica identity is not FULL, and the UPDATE changed none of its columns. Then `new` has the
+    values of these columns.
     """
 
     tag: ClassVar[int] = ord("U")

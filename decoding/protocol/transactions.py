@@ -56,8 +56,7 @@ _BLOCK_KINDS = np.frombuffer(b"RYIUDTMO", np.uint8)  # The messages between Stre
 _ORIGIN = ord("O")
 _XID_BYTES = 4  # Bytes of the transaction id, directly after the type byte.
 
-# For each type byte: whether such a message begins or ends a transaction that is streamed or prepared, or a block of
-# one.
+# For each type byte: whether such a message begins or ends a streamed or prepared transaction, or a streamed block.
 _IS_BOUNDARY = np.zeros(256, np.bool_)
 _IS_BOUNDARY[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
 

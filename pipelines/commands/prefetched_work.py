@@ -6,8 +6,8 @@ Out: for each step a function (`PrefetchedWork`) that waits for the result of th
 
 Dagster takes about as long to record a small step as the step itself takes. Most of a step's work waits for a server,
 or runs without holding Python's lock, so a second thread can do it while Dagster records. If several subscriptions
-share jobs of Spark, they have several threads, which wait for these jobs. Only one of the threads works at a time, so
-that the memory and the number of sessions on the publisher do not grow.
+share jobs of Spark, several threads wait for these jobs. Still only one thread works at a time, so that the memory and
+the number of sessions on the publisher do not grow.
 """
 
 import logging

@@ -88,7 +88,7 @@ def refilter(
 def _prepare_refilter(
     subscription: Subscription, source_subscriptions: Sequence[Subscription], lake: Lake
 ) -> Refilter:
-    """Make the `Refilter`, which plans and makes replicas of a subscription, by the publisher's present catalog."""
+    """Make the `Refilter` of a subscription by the publisher's present catalog. It plans and makes replicas."""
     with subscription.slot_stream.source.connect() as connection:
         refuse_other_publisher(connection, subscription.slot_stream, lake)
         server_catalog = read_present_catalog(connection)

@@ -70,12 +70,12 @@ class ReplicaProgress:
             for end in AlteredSlices(lake, slot_stream).read_ends(self.subscription.name, change_log_lsn)
         )
         # A slice may leave the change log once it is transformed. So the position of the transformed slices is read last:
-        # if it is unchanged, no slice has left the change log before `has_slices` was read.
+        # if it is unchanged, `has_slices` has missed no slice.
         is_overtaken = self.read_transformed_lsn() > transformed_lsn
         return transformed_lsn if has_slices or is_overtaken else change_log_lsn
 
     def find_applied_lsn(self) -> int:
-        """Find the LSN before which no replica lacks a change, and no table of versions of rows (`history: scd2`).
+        """Find the LSN before which neither a replica nor a table of versions of rows (`history: scd2`) lacks a change.
 
         It is the LSN of the newest cut, or the end of a later slice if all changes up to this end are applied.
         """

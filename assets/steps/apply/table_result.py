@@ -126,15 +126,15 @@ class PendingChanges:
         return sum(c.sent_counts.get(o, 0) for c in self.slices for o in operations)
 
     def adjust_row_counts(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Adjust the counts of `NetChange.count_rows` for the report: after a TRUNCATE no row counts as missing."""
+        """Adjust the counts of `NetChange.count_rows`: in a batch with a TRUNCATE, no row counts as missing."""
         return {**counts, **({"missing": 0} if self.truncated_at is not None else {})}
 
 
 def find_key_alteration_lsn(definition: Definition) -> int:
     """Find the LSN from which on all changes have the present key; 0 if the key was not altered.
 
-    Changes before this LSN may be from before the alteration. Several rows of these changes may have the same value of
-    the present key.
+    Earlier changes may be from before the alteration, and several of their rows may have the same value of the present
+    key.
     """
     former_definition = definition.former
     return (
@@ -156,7 +156,7 @@ def make_batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, 
     `counts` maps fields of `TableResult` to numbers of rows.
     """
     head = lake.records.head(path)
-    # If the position is before `end`, the batch had nothing to write. A newer version was then written by another process.
+    # If the position is before `end`, the batch wrote nothing. So any version after the planned one is another process's.
     if (head.position or 0) < end:
         head = pending.head
     return TableResult(

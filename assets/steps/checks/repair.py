@@ -1,13 +1,13 @@
 """Repair: makes replicas equal to the publisher's filtered tables, by replacing the rows that differ.
 
 At the LSN of a new snapshot, the segments (parts of the rows) that differ are read from both sides
-(`pgsieve.assets.steps.checks.comparison`). If one side has a row more often, the row is deleted from the replica, and
-inserted as often as the publisher has it. This is one Delta commit for each table. If a replica keeps deleted rows, a
-row is not deleted, but marked as deleted.
+(`pgsieve.assets.steps.checks.comparison`). A row that one side has more often is deleted from the replica, and inserted
+as often as the publisher has it. This is one Delta commit for each table. If a replica keeps deleted rows, a row is not
+deleted, but marked as deleted.
 
 The position of the replica (the LSN up to which it has all changes) stays the same, because the replica had reached the
-snapshot's LSN before. So later changes are still applied, and a repair can be repeated. After the repair, the record of
-all changes of the table counts as incomplete, and its table of versions of rows begins anew. Then the newest cut gets
+snapshot's LSN before. So later changes are still applied, and a repair can be repeated. After the repair, the table's
+record of all changes counts as incomplete, and the versions of its rows begin anew. Then the newest cut gets
 the new versions: a cut is an LSN, and for each replica the Delta version that equals the publisher's table at this LSN.
 """
 

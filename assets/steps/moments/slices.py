@@ -45,7 +45,7 @@ class _SliceCopier:
     truncates: list[OrderKey] = field(default_factory=list)
 
     def copy_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the changes that are copied. `slice` has to be their first column."""
+        """Yields the changes that are copied. The first column of the batches has to be `slice`."""
         for batch in batches:
             part = batch.filter(pc.less(batch.column("commit_lsn"), self.moment_lsn))
             count_changes_and_bytes(part, self.key, self.tally)

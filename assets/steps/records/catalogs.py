@@ -47,7 +47,7 @@ from pgsieve.resources.postgres.slot import read_slot_state
 #: - `subscriptions`: the names of the subscriptions for which the slot was read
 #: - `known`: the oids of the relations for whose changes the catalog is valid
 #: - `captured`: a digest of the capture publications, by which pgsieve reads the slot
-#: - `alike`: True if the capture publications were the same for all transactions that the slot could still send. If it
+#: - `alike`: True if the capture publications were the same for all transactions that the slot had still to send then. If it
 #:   is False, the row is valid only after the slot's restart_lsn has reached `lsn`.
 #: - `gone`, `unsure`: catalog rows that were removed, and that the server still stores for a while. Each is an integer
 #:   made of its catalog and its oid (`CatalogFingerprint.removed_rows`). The removal of `gone` had committed when the
@@ -197,8 +197,8 @@ class Catalogs:
         - `lsn`, `first_xid`: the record is valid for commits from this LSN on, of transactions from this xid on. Of
           these transactions, the capture publications send all changes that the catalog's publications publish.
         - `fingerprint`: the fingerprint of the catalog
-        - `restart_lsn`: the transactions that the slot sends next began after this LSN. These transactions may have
-          begun before the capture publications were altered.
+        - `restart_lsn`: all transactions that the slot still sends began after this LSN, perhaps before the capture
+          publications were altered
         """
         newest_row, capture_digest = self._read_newest_row() or {}, self._compute_capture_digest(catalog)
         is_alike = newest_row.get("captured") == capture_digest and (
@@ -234,8 +234,8 @@ class Catalogs:
         record is proven valid.
 
         An alteration after the call is not seen. So call this when the LSN up to which the slot is read is already fixed,
-        or when the messages have arrived. The slot must not be confirmed beyond `position` before the call. As long as
-        the slot needs removed catalog rows, the server keeps them. Only they show that a row was added and removed in
+        or when the messages have arrived. The slot must not be confirmed beyond `position` before the call: otherwise
+        the server may have deleted the removed catalog rows, which alone show that a row was added and removed in
         between.
         """
         if self.slot_stream.filtered:
@@ -325,8 +325,8 @@ class CatalogValidity:
     - `first_xid`: a transaction identifier (xid); None stands for all transactions. Transactions with this or a later
       identifier made no change before the catalog was recorded. Earlier transactions may have changed rows under an
       earlier catalog, and pgoutput uses the catalog as it was at each change, not at the commit.
-    - `relations`: oids of tables; None stands for all relations. The catalog lacks other relations that were changed:
-      they were created after it was recorded, and dropped again.
+    - `relations`: oids of tables; None stands for all relations. A changed relation that is not among them was
+      created after the catalog was recorded, and dropped again.
     """
 
     first_xid: int | None

@@ -66,8 +66,8 @@ class TableChanges:
     - `key_change_count`: the number of UPDATEs that give a row another key
     - `unsent_columns`: the columns whose values some change did not send, because they had not changed (TOAST)
     - `problem`: the reason why the changes cannot be transformed
-    - `partition_names`: the partitions through which the changes came, if the table is a partition root and the publisher names
-      them
+    - `partition_names`: the partitions through which the changes came, if the table is a partition root and the messages
+      name them
     """
 
     slice_end: int

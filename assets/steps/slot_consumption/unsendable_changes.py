@@ -70,8 +70,8 @@ def find_refusal(
 ) -> SourceError | None:
     """Find the server's error if it cannot send the changes up to `end`; None if it can.
 
-    It is asked with the publications of the peek itself, and with those of each of `subscription_slot_streams`. With
-    these, the slot is read once more for each subscription, and the publisher filters.
+    The server is asked with the publications of the peek itself, and then with those of each of
+    `subscription_slot_streams`. Each of these streams has one subscription, and the publisher filters its changes.
     """
     capture_error = find_decoding_error(
         connection, peek.slot_stream.source.name, peek.slot_stream.slot, peek.query(end)
@@ -203,7 +203,7 @@ class Fallback:
     ) -> int | None:
         """Find the version that the change log must have when a slice is appended to it, and to the subscriptions' streams.
 
-        None if there are no such streams. If there is no version to compare, only the position is compared.
+        None if there are no such streams. Then only the position is compared.
         """
         path = ChangeLog(self.lake, self.peek.slot_stream).path
         head = self.lake.records.head(path)
@@ -324,9 +324,9 @@ class Fallback:
     def _set_aside_failing_table(self, begin: int, end: int) -> None:
         """Set aside the table whose row filter fails, so that its later changes are not read.
 
-        It is not set aside if it was copied after the transaction: before that copy the user has corrected its rows.
-        The filter may fail for the transaction with the correction itself, because the publisher evaluates the filter
-        for the old rows, too.
+        A table that was copied after the transaction is not set aside: the user had corrected its rows before that
+        copy. The filter may also fail for the transaction with the correction, because the publisher evaluates it for
+        the old rows, too.
         """
         slot_stream, lake = self.peek.slot_stream, self.lake
         (subscription,) = slot_stream.subscriptions
@@ -442,7 +442,7 @@ def _find_last_sendable_lsn(begin: int, end: int, guessed_lsn: int, can_send: Ca
 
 
 def _needs_changes(state: TableState, end: int) -> bool:
-    """True if a table needs changes before `end`, because it is copied, or is being copied, at an earlier LSN."""
+    """True if a table needs the changes just before `end`: it was copied, or is being copied, at an earlier LSN."""
     return state.lsn < end and (
         state.is_transformed or state.state == SyncState.DATA_SYNC or state.is_being_altered
     )
