@@ -1,7 +1,7 @@
 """Detects whether catalog rows that decide what publications send were altered between two moments.
 
 In: - a connection to the publisher
-    - the names of publications
+    - the names of publications, and of capture publications (pgsieve's own publications, without row filters)
 Out: - a `CatalogFingerprint`: if it is the same at two moments, nothing was altered between them
      - with `read_catalog_and_fingerprint` also the catalog that the fingerprint covers
 
@@ -15,6 +15,9 @@ UTF8 databases their digests can still be compared with new ones.
 For each change, the output plugin pgoutput decides what to send by the catalog as it was at that change
 (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c). If the fingerprints before and after a slice
 are equal, one catalog is right for all changes of the slice.
+
+The slot is read with the capture publications. If one lacked a table for a while, the slot lacks changes, and only the
+publications of the subscriptions have them all. So an alteration of a capture publication changes the fingerprint, too.
 
 An alteration that was undone changes the fingerprint, too. Either a row of the catalog was written again, and has
 another xmin. Or a row was inserted and deleted, and the server still stores its index entry
@@ -39,16 +42,18 @@ from pgsieve.resources.postgres.removed_rows import check_for_removed_rows, find
 from pgsieve.resources.postgres.source import quote_literal
 
 #: Common table expressions: the publications, the tables that they list, and in `tree` the partition trees of these
-#: tables and of the tables of the capture publications (pgsieve's own publications, without row filters).
+#: tables and of the tables of the capture publications.
 _TREE_EXPRESSIONS = """
 with recursive published as (
   select oid, xmin, pubname, puballtables, p::text as definition from pg_publication p where pubname = any(%s)
 ), listed as (
   select r.oid, r.xmin, r.prrelid from pg_publication_rel r join published p on p.oid = r.prpubid
+), capturing as (
+  select oid, xmin, pubviaroot from pg_publication where pubname = any(%s)
+), captured as (
+  select r.oid, r.xmin, r.prrelid from pg_publication_rel r join capturing c on c.oid = r.prpubid
 ), {schemas}, tree(relid) as (
-  select prrelid from listed
-  union
-  select r.prrelid from pg_publication_rel r join pg_publication p on p.oid = r.prpubid where p.pubname = any(%s)
+  select prrelid from listed union select prrelid from captured
   union
   select c.oid from pg_class c
    where c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384
@@ -85,8 +90,12 @@ _DIGEST_QUERY = """, entries as (
 select (select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e(entry)),
        (select count(*) || ' ' || sum(hashtextextended(concat_ws(' ', c.oid, c.xmin), 0))
           from tree join pg_class c on c.oid = relid),
+       (select count(*) || ' ' || sum(hashtextextended(concat_ws(' ', kind, oid, xmin), 0)) from (
+          select 'publication', oid, xmin from capturing
+          union all select 'table', oid, xmin from captured
+          {captured_schemas}) entries(kind, oid, xmin)),
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint %% 4294967296,
-       array(select oid::bigint from published)
+       array(select oid::bigint from published union select oid::bigint from capturing where pubviaroot)
 """
 
 _SCHEMAS_EXPRESSION = """schemas as (
@@ -103,6 +112,8 @@ _CASE_ENTRIES = r"""union all
      and (exists (select from listed join pg_publication_rel r using (oid) where r.prqual::text ~ {case})
           or exists (select from tree join pg_attrdef on adrelid = relid where adbin::text ~ {case}))
 """.format(case=r"'funcid (870|871|872|1238|1239|1633|1634|1656|1657|1660|1661)\M'")
+_CAPTURED_SCHEMAS = """union all
+          select 'schema', s.oid, s.xmin from pg_publication_namespace s join capturing c on c.oid = s.pnpubid"""
 _EMPTY_SCHEMAS_EXPRESSION = (
     "schemas as (select null::oid as oid, null::xid as xmin, null::oid as nspid where false)"
 )
@@ -114,6 +125,7 @@ class CatalogFingerprint:
 
     - `digest`: a hash of the rows that exist
     - `relations_digest`: a hash of the oid and xmin of each table's row in pg_class
+    - `capture_digest`: a hash of the rows of the capture publications
     - `removed_rows`: rows that were perhaps deleted from the catalogs of publications, and that the server still
       stores. Each row is a number (`_list_removed_rows`). None if there are too many to list.
     - `has_removed_parents`: whether a row of pg_inherits was perhaps deleted
@@ -125,30 +137,36 @@ class CatalogFingerprint:
     removed_rows: frozenset[int] | None = frozenset()
     has_removed_parents: bool = False
     oldest_xid: int = 0
+    capture_digest: str = ""
 
-    def matches(self, digest: str, relations_digest: str) -> bool:
+    def matches(self, digest: str, relations_digest: str, capture_digest: str) -> bool:
         """True if the rows are the same as when an earlier fingerprint with these digests was taken.
 
         The rows that were inserted and deleted in between are not compared here; `removed_rows` identifies them.
         """
-        return self.digest == digest and (
-            not self.has_removed_parents or self.relations_digest == relations_digest
+        return (
+            self.digest == digest
+            and self.capture_digest == capture_digest
+            and (not self.has_removed_parents or self.relations_digest == relations_digest)
         )
 
 
 def fingerprint_catalog(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture_publications: Sequence[str] = ()
 ) -> CatalogFingerprint:
-    """The fingerprint of what `publications` send. It also covers the tables of the publications in `capture_publications`."""
+    """The fingerprint of what `publications` send. It also covers `capture_publications` and their tables."""
     parameters = [list(publications), list(capture_publications)]
     has_filters_and_schemas = connection.info.server_version >= 150000
     tree = _TREE_EXPRESSIONS.format(
         schemas=_SCHEMAS_EXPRESSION if has_filters_and_schemas else _EMPTY_SCHEMAS_EXPRESSION
     )
-    query = tree + _DIGEST_QUERY.format(letters=_CASE_ENTRIES if has_filters_and_schemas else "")
+    query = tree + _DIGEST_QUERY.format(
+        letters=_CASE_ENTRIES if has_filters_and_schemas else "",
+        captured_schemas=_CAPTURED_SCHEMAS if has_filters_and_schemas else "",
+    )
     row = connection.execute(query, parameters).fetchone()
     assert row is not None
-    digest, relations_digest, oldest_xid, oids = row
+    digest, relations_digest, capture_digest, oldest_xid, oids = row
     oid_array = quote_literal(f"{{{','.join(map(str, oids))}}}")
     selections = [f"pg_publication_rel where prpubid = any({oid_array}::oid[])"]
     if has_filters_and_schemas:
@@ -171,7 +189,7 @@ def fingerprint_catalog(
         else frozenset[int]()
     )
     return CatalogFingerprint(
-        str(digest), str(relations_digest), removed_rows, has_removed_parents, oldest_xid
+        str(digest), str(relations_digest), removed_rows, has_removed_parents, oldest_xid, str(capture_digest)
     )
 
 

@@ -46,7 +46,7 @@ from pgsieve.resources.postgres.slot import read_slot_state
 #: - `catalog`: the catalog as JSON
 #: - `subscriptions`: the names of the subscriptions for which the slot was read
 #: - `known`: the oids of the relations for whose changes the catalog is valid
-#: - `captured`: a digest of the capture publications, by which pgsieve reads the slot
+#: - `captured`: the digest of the capture publications, by which pgsieve reads the slot (`CatalogFingerprint.capture_digest`)
 #: - `alike`: True if the capture publications were the same for all transactions that the slot had still to send then. If it
 #:   is False, the row is valid only after the slot's restart_lsn has reached `lsn`.
 #: - `gone`, `unsure`: catalog rows that were removed, and that the server still stores for a while. Each is an integer
@@ -180,6 +180,11 @@ class Catalogs:
             and not _find_certainly_removed_rows(newest_row, fingerprint) & unknown_rows
         )
 
+    def is_capture_recorded(self, fingerprint: CatalogFingerprint) -> bool:
+        """True if the capture publications are those that were recorded last, or if nothing was recorded."""
+        newest_row = None if self.slot_stream.filtered else self._read_newest_row()
+        return newest_row is None or newest_row.get("captured") == fingerprint.capture_digest
+
     def find_unread_subscriptions(self) -> set[str]:
         """The stream's subscriptions that are missing in the newest record: the slot was not read for them at that time."""
         newest_row = None if self.slot_stream.filtered else self._read_newest_row()
@@ -200,8 +205,8 @@ class Catalogs:
         - `restart_lsn`: all transactions that the slot still sends began after this LSN, perhaps before the capture
           publications were altered
         """
-        newest_row, capture_digest = self._read_newest_row() or {}, self._compute_capture_digest(catalog)
-        is_alike = newest_row.get("captured") == capture_digest and (
+        newest_row = self._read_newest_row() or {}
+        is_alike = newest_row.get("captured") == fingerprint.capture_digest and (
             newest_row["alike"] or restart_lsn >= newest_row["lsn"]
         )
         removed_rows = _find_certainly_removed_rows(newest_row, fingerprint)
@@ -213,19 +218,12 @@ class Catalogs:
             "relations": fingerprint.relations_digest,
             "transaction": first_xid,
             "known": _find_covered_oids(self.slot_stream, catalog),
-            "captured": capture_digest,
+            "captured": fingerprint.capture_digest,
             "alike": is_alike,
             "gone": sorted(removed_rows),
             "unsure": sorted((fingerprint.removed_rows or frozenset()) - removed_rows),
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOG_SCHEMA))
-
-    def _compute_capture_digest(self, catalog: Catalog) -> str:
-        """A digest of the stream's capture publications, with which pgsieve reads the slot."""
-        names = [name for name in self.slot_stream.capture_names() if name in catalog.publications]
-        publications = [asdict(catalog.publications[name]) for name in names]
-        text = json.dumps(publications, sort_keys=True, default=sorted)
-        return hashlib.sha256(text.encode()).hexdigest()
 
     def find_validity(self, connection: psycopg.Connection[Any], position: int) -> "CatalogValidity | None":
         """Find for which transactions and relations the newest recorded catalog is valid after `position`.
@@ -294,7 +292,7 @@ class Catalogs:
 def _is_same(row: dict[str, Any], fingerprint: CatalogFingerprint) -> bool:
     """True if a row of `catalogs` has the digests of a fingerprint. False for a row of an earlier version of pgsieve."""
     has_relations = row.get("known") is not None
-    return has_relations and fingerprint.matches(row["digest"], row["relations"])
+    return has_relations and fingerprint.matches(row["digest"], row["relations"], row["captured"])
 
 
 def _find_certainly_removed_rows(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:

@@ -11,6 +11,7 @@ If `prepare_slot` fails, it drops the publications that it has created. Raises S
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import psycopg
 
@@ -59,12 +60,11 @@ def prepare_slot(
     """Create the stream's capture publications and slot if they are missing, and record the catalog if it was altered.
 
     Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
-    Tables wait that pgsieve may not capture.
 
-    A lock of another session may prevent a table from being captured, or its row filter from being read. As long as
-    that is so, the publisher filters: it decodes each slice again for each subscription. It cannot do so for a
-    subscription that is about to copy tables (`copier`) and has a publication that pgsieve.yaml defines. Raises SlotError if
-    the slot does not fit the change log, and OpenTransactionsError or LockedTableError if the publisher cannot filter.
+    Tables wait that pgsieve may not capture. A lock of another session may prevent a table from being captured, or its row
+    filter from being read. Meanwhile the publisher filters: it decodes each slice again for each subscription. It cannot do
+    so for a subscription that is about to copy tables (`copier`) and has a publication that pgsieve.yaml defines. Raises
+    SlotError if the slot does not fit the change log, and OpenTransactionsError or LockedTableError if it cannot filter.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
     sound_stream, server_catalog = select_sound_subscriptions(connection, slot_stream, catalog)
@@ -91,6 +91,7 @@ def prepare_slot(
                 connection, sound_stream, server_catalog, names, publisher_decides=publisher_decides
             )
             must_record &= plan is not None
+            _hold_back_undecided_tables(catalogs, fingerprint, catalog, plan)
         if must_record:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
             must_record = not _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
@@ -110,6 +111,30 @@ def prepare_slot(
             drop_publications(connection, slot_stream.source.name, created_names)
         raise
     return sound_stream, server_catalog, names
+
+
+def _hold_back_undecided_tables(
+    catalogs: Catalogs,
+    fingerprint: CatalogFingerprint,
+    catalog: Catalog,
+    plan: Sequence[CapturePublication] | None,
+) -> None:
+    """Let tables be copied that another session has taken out of the capture publications, if the publisher cannot decide.
+
+    `catalog` and `fingerprint` were read before the capture publications were altered as planned. `plan` is None if a lock
+    prevents that. For the other subscriptions the publisher decides until the altered catalog is recorded.
+    """
+    if plan is None or catalogs.is_capture_recorded(fingerprint):
+        return
+    slot_stream = catalogs.slot_stream
+    undecided_subscriptions = {
+        name: publications
+        for name, publications in slot_stream.subscriptions.items()
+        if not can_publisher_decide(slot_stream, name)
+    }
+    hold_back_uncaptured_tables(
+        replace(slot_stream, subscriptions=undecided_subscriptions), catalogs.lake, catalog, plan
+    )
 
 
 def _record_catalog(

@@ -277,3 +277,81 @@ def test_a_table_of_another_owner_stops_no_table_of_the_roles_own(reader: Shop) 
     execute(_sql(reader, "two", "a"))
     _run(reader, 0)
     assert reader.ids("two", "a") == [1]
+
+
+def test_no_change_is_lost_while_a_user_alters_a_capture_publication(shop: Shop) -> None:
+    """The user takes each alteration back. A transaction that is open meanwhile commits only after the next run."""
+    name, execute = shop.written["sources"]["shop"]["slot"], shop.database.execute
+    everything = "publish = 'insert, update, delete, truncate'"
+    _run(shop, 0)
+    execute(f"alter publication {name} drop table notes; insert into notes values (5, 5)")
+    with psycopg.connect(shop.database.info.dsn) as open_session:
+        open_session.execute("insert into notes values (6, 6)")
+        execute(f"alter publication {name} add table notes where (id < 5); insert into notes values (7, 7)")
+        execute(f"alter publication {name} drop table notes; alter publication {name} add table notes")
+        execute(f"alter publication {name} set (publish = 'insert'); update orders set n = 9 where id = 2")
+        execute(f"alter publication {name} set ({everything})")
+        _run(shop, 0)
+    execute(f"alter publication {name} drop table orders; delete from orders where id = 4")
+    _run(shop, 0)
+    execute("insert into orders values (5, 5)")
+    _run(shop, 0)
+    assert _rows(shop, "one", "notes") == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7)]
+    assert _rows(shop, "one", "orders") == [(2, 9), (3, 3), (5, 5)]
+
+
+def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_took_out(shop: Shop) -> None:
+    """The publisher cannot decide for such a publication."""
+    name, source = shop.written["sources"]["shop"]["slot"], shop.written["sources"]["shop"]
+    publications = {"own": {"tables": [{"table": "public.stock"}, {"table": "public.notes"}]}}
+    shop.configure(
+        sources={"shop": {**source, "publications": publications}},
+        subscriptions={"two": {"source": "shop", "publications": ["own"]}},
+    )
+    _run(shop, 0)
+    shop.database.execute(f"alter publication {name} drop table notes")
+    shop.database.execute("insert into notes values (5, 5); insert into stock values (5, 5)")
+    _run(shop, 0)
+    assert shop.ids("two", "notes") == shop.ids("two", "stock") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("first", ["root", "leaf"])
+def test_a_root_and_its_leaf_have_all_rows_whichever_is_captured_first(reader: Shop, first: str) -> None:
+    """The owner runs only the SQL that `validate` prints. It captures the leaves, and leaves the root where it was."""
+    execute = reader.database.execute
+    execute("create table tree (id int primary key, n int) partition by range (id)")
+    execute("create table low partition of tree for values from (0) to (100)")
+    execute("create table high partition of tree for values from (100) to (200)")
+    execute("create publication r for table tree with (publish_via_partition_root)")
+    execute("create publication l for table low")
+    every = {
+        "root": {"source": "shop", "publications": ["r"]},
+        "leaf": {"source": "shop", "publications": ["l"]},
+    }
+    execute("insert into tree values (1, 1), (101, 1)")
+    reader.configure(subscriptions={first: every[first]})
+    _capture(reader)
+    _run(reader, 0)
+    reader.configure(subscriptions=every)
+    _capture(reader)
+    rows = [(1, 1), (101, 1)]
+    for number in (2, 3):
+        execute(f"insert into tree values ({number}, {number}), ({number + 100}, {number})")
+        rows += [(number, number), (number + 100, number)]
+        code, _ = reader.cli("run")
+        present = {
+            name: _rows(reader, name, table)
+            for name, table in (("root", "tree"), ("leaf", "low"))
+            if _state(reader, name, table).state == SyncState.READY
+        }
+        assert present.get("root", sorted(rows)) == sorted(rows)
+        assert present.get("leaf", []) in ([row for row in sorted(rows) if row[0] < 100], [])
+        assert code == (0 if len(present) == 2 else 1)
+    if first == "root":
+        execute(_sql(reader, "leaf", "low"))
+    execute("insert into tree values (4, 4); update tree set n = 9 where id in (1, 101)")
+    _run(reader, 0)
+    execute("delete from tree where id = 2")
+    _run(reader, 0)
+    assert _rows(reader, "root", "tree") == [(1, 9), (3, 3), (4, 4), (101, 9), (102, 2), (103, 3)]
+    assert _rows(reader, "leaf", "low") == [(1, 9), (3, 3), (4, 4)]

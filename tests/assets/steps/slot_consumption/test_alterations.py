@@ -194,7 +194,9 @@ def test_only_alterations_of_published_objects_change_the_look(published) -> Non
             before = fingerprint_catalog(connection, ["p", "q"])
             published.run(statement)
             after = fingerprint_catalog(connection, ["p", "q"])
-            assert after.matches(before.digest, before.relations_digest) != differs, statement
+            assert after.matches(before.digest, before.relations_digest, before.capture_digest) != differs, (
+                statement
+            )
             assert differs or after.removed_rows == before.removed_rows, statement
 
 
