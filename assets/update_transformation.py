@@ -1,7 +1,7 @@
-"""The asset of the UPDATE transformation: the changes of a subscription, in the slices since the last run.
+"""Makes the asset of the changes that a subscription receives in the slices since the last run.
 
-A slice is the changes from one position of the slot to another. Row filters are applied to the changes, so an UPDATE
-may become an INSERT or a DELETE.
+A slice is the changes from one position of the slot to another. Row filters may turn an UPDATE into an INSERT or a
+DELETE (the UPDATE transformation of PostgreSQL).
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,8 +37,8 @@ def table_changes_asset(
 ) -> dg.AssetsDefinition:
     """Make the asset `<subscription>/table_changes`. Its step decodes changes, and applies the row filters to them.
 
-    With `wait_for_prefetched_work` the changes are transformed in advance, by another thread. The step calls it to wait
-    for them, and only reports them. A problem of a table is only logged here; the later step that applies the changes
+    With `wait_for_prefetched_work` another thread transforms the changes in advance. The step calls this function to wait
+    for the changes, and reports them. A problem of a table is only logged here; the later step that applies the changes
     fails the run. A subscription that was disabled is left out.
     """
     asset = subscription_asset(subscription, AssetKind.TABLE_CHANGES)

@@ -42,8 +42,8 @@ class Extent:
     """The changes that a batch applies. Spark sends objects of this class to executors.
 
     - `slices` has the slices of the batch, the oldest first.
-    - `since_lsn` is the LSN from which the batch applies changes. A table may be copied again after a slice was decoded
-      and filtered. Then the copy contains changes of that slice: those that committed before this LSN.
+    - `since_lsn` is the LSN from which the batch applies changes. If the table was copied later than a slice was decoded,
+      the copy already contains those changes of the slice that committed before this LSN.
     - `truncated_at` is the order key (commit LSN, ordinal) of the last TRUNCATE, or None. Only changes after this
       TRUNCATE have an effect.
     """

@@ -86,7 +86,7 @@ def count_received(counts: SentCounts) -> dict[str, int]:
 
 
 def count_by_result(counts: SentCounts, operation: str = "update") -> dict[str | None, int]:
-    """Return how many of the changes with one operation are sent as each operation (None: nothing is sent)."""
+    """Count the changes of one operation by the operation that is sent for them; None stands for no operation."""
     return {
         sent: sum(
             count for kind, count in counts.items() if (kind.operation, kind.sent_as) == (operation, sent)

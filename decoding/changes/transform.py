@@ -83,7 +83,7 @@ class Transformation:
     - `schema` is the schema of the replica's changes (`changes_schema`), and `key` is the replica's key.
     - `operations` are the operations that the publications send.
     - `filter_columns` has the columns that the filters read. It is None if there are no filters.
-    - `origin` is the relation from which the changes come. They are counted under it.
+    - `origin` is the relation from which the changes come, and under which they are counted.
     - `metadata` are the metadata columns in `schema`. The publisher's table does not have these.
     """
 
@@ -110,13 +110,13 @@ class Transformation:
             for operation, filters in self.filters.items()
         }
         names = frozenset(f.name for f in self.schema.field("new").type) - self.metadata.kinds.keys()
-        for encoded in messages:
-            batch, sent_codes = encoded.batch, None
+        for encoded_batch in messages:
+            batch, sent_codes = encoded_batch.batch, None
             if not batch.num_rows:
                 continue
             if self.filter_columns is not None:
                 sent_codes = self._find_sent_codes(
-                    self._decode_filter_columns(self.filter_columns, encoded), conditions, counts
+                    self._decode_filter_columns(self.filter_columns, encoded_batch), conditions, counts
                 )
                 is_sent = sent_codes != NOT_SENT
                 batch, sent_codes = batch.filter(pa.array(is_sent)), sent_codes[is_sent]
@@ -236,11 +236,11 @@ def _select_sent_changes(
     return sent_changes.filter(columns["operation"].is_valid())
 
 
-def _set_null(values: pa.Array, is_absent: _Mask) -> pa.Array:
-    """Return the values with NULL where `is_absent` is true."""
-    if not is_absent.any():
+def _set_null(values: pa.Array, mask: _Mask) -> pa.Array:
+    """Return the values with NULL where `mask` is true."""
+    if not mask.any():
         return values
-    return values.take(pa.array(np.arange(len(values)), mask=is_absent))
+    return values.take(pa.array(np.arange(len(values)), mask=mask))
 
 
 def _project(
@@ -251,8 +251,8 @@ def _project(
 ) -> pa.RecordBatch:
     """Return the changes in the columns of a schema.
 
-    If the schema has metadata columns, they are added. A new row gets metadata that says that the change made it. An
-    old row gets metadata as if the change had ended (deleted) it.
+    If the schema has metadata columns, they are added. A new row gets the metadata of the change that made it. An
+    old row gets metadata as if the change had deleted it.
     """
     arrays = {name: columns[name] for name in schema.names}
 

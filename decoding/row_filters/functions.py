@@ -89,7 +89,7 @@ def compare_rows(
     ):
         # `simplification` would never evaluate the field that is compared with NULL. The server does in a comparison of
         # rows, and the field can fail.
-        raise RefusedError("PostgreSQL evaluates a field that is compared with NULL, and that can fail")
+        raise RefusedError("PostgreSQL evaluates a field that is compared with NULL, and this can fail")
     strict_operator: Operator = "<" if operator in ("<", "<=") else ">"
 
     def prepend_pair(later_pairs: Node, pair: tuple[Node, Node]) -> Node:

@@ -230,7 +230,7 @@ def _square_root(value: Decimal) -> Decimal:
 
 def _compute_root(value: Decimal, scale: int) -> int:
     # The integer root has one digit more than the scale. The last line rounds this digit off.
-    shifted_value = int(_to_scale(value, max(_find_scale(value), 0)).scaleb(2 * scale + 2, _EXACT_CONTEXT))
+    shifted_value = int(_to_scale(value, _find_scale(value)).scaleb(2 * scale + 2, _EXACT_CONTEXT))
     return (isqrt(shifted_value) + 5) // 10
 
 

@@ -26,7 +26,7 @@ _MAX_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
 _DIGITS: Final = frozenset("0123456789")
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
 _CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
-#: If an element of a set begins with one of these texts, and `_CLASS` does not match the element, the set is refused.
+#: The beginnings of elements of a set that are refused, except classes that `_CLASS` matches.
 _ELEMENT_OPENINGS: Final = ("[.", "[=", "[:")
 # The ASCII characters of each class. If a collation has letters beyond ASCII, classes are refused.
 _CHARACTERS_BY_CLASS: Final = {

@@ -144,7 +144,7 @@ def refilter(
             settings, subscription_config, tables or [], source, progress, is_plan_only=is_plan_only
         )
     console.print_result(report, print_refilter_report, as_json=as_json)
-    if report.has_missing_tables:
+    if report.has_tables_to_copy:
         raise typer.Exit(EXIT_FINDINGS)
 
 
@@ -164,7 +164,7 @@ def print_refilter_report(report: RefilterReport) -> None:
             printed_table, quote_qualified(table.schema, table.name), table.source, table.rows, table.reason
         )
     console.print_out(printed_table)
-    if report.has_missing_tables:
+    if report.has_tables_to_copy:
         copy_hint = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it; `pgsieve run` copies a table that has no replica yet"
         console.print_out(
             console.Text.assemble(("hint: ", "bold"), f"where no replica has the rows, {copy_hint}")

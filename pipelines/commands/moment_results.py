@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class TableOfMoment:
-    """A table as it was at a moment.
+class TableAtLsn:
+    """A table as it was at an LSN.
 
     - `rows`: the number of its rows
-    - `changes`: the number of changes that were applied to the last version of the replica before the moment
+    - `changes`: the number of changes that were applied to an earlier version of the replica; 0 if a version was right
     - `path`, `version`: the Delta table and version that have the rows. None if the rows were in a clone (a temporary
       copy), which has been deleted.
     """
@@ -27,7 +27,7 @@ class MomentReport:
 
     subscription: str
     lsn: str
-    tables: tuple[TableOfMoment, ...]
+    tables: tuple[TableAtLsn, ...]
     #: The folder into which the tables were restored; None if they were only read.
     folder: str | None = None
 
@@ -53,7 +53,7 @@ class RefilterReport:
     """The tables that `pgsieve refilter` has made, or would make.
 
     - `planned`: true if the command was only asked what it would make
-    - `lsn`: the LSN from which runs continue the tables; None if no table was made
+    - `lsn`: the LSN from which later runs apply changes to the tables; None if no table was made
     """
 
     subscription: str
@@ -62,6 +62,6 @@ class RefilterReport:
     tables: tuple[RefilteredTable, ...]
 
     @property
-    def has_missing_tables(self) -> bool:
+    def has_tables_to_copy(self) -> bool:
         """True if a table has to be copied from the publisher."""
         return any(table.source is None for table in self.tables)

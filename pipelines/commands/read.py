@@ -18,7 +18,7 @@ from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.pipelines.commands.moment_results import MomentReport, TableOfMoment
+from pgsieve.pipelines.commands.moment_results import MomentReport, TableAtLsn
 from pgsieve.pipelines.config.file import suggest_name
 from pgsieve.pipelines.config.identifiers import parse_table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
@@ -67,11 +67,11 @@ def make_moment_report(
 ) -> MomentReport:
     """The result of `read` or `restore` for these tables. `folder` is the folder into which they were restored."""
 
-    def describe_table(table: TableVersion) -> TableOfMoment:
+    def describe_table(table: TableVersion) -> TableAtLsn:
         # `read` makes clones of tables, and deletes them when the command ends. So their paths are not reported.
         is_kept = folder is not None or table.lake is moment.lake
         path_and_version = (table.path, table.version) if is_kept else (None, None)
-        return TableOfMoment(*table.name, table.count_rows(), table.change_count, *path_and_version)
+        return TableAtLsn(*table.name, table.count_rows(), table.change_count, *path_and_version)
 
     ordered_tables = sorted(tables, key=lambda table: table.name)
     return MomentReport(

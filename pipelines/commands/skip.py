@@ -1,7 +1,7 @@
 """`pgsieve skip` and `pgsieve enable`: change the state of a subscription, which the lake records.
 
 In: the configuration and a subscription
-Out: the new state. Raises PgsieveError if the subscription cannot have it.
+Out: the new state. Raises PgsieveError if the subscription cannot have this state.
 """
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord

@@ -48,8 +48,7 @@ class LakePaths:
     """The paths of the tables of one lake.
 
     `template_by_subscription` maps subscriptions to the templates of their replicas' folders, such as `{schema}/{table}`.
-    A replica is the lake's copy of a published table. For other subscriptions, `find_recorded_template` returns the
-    template that the lake has recorded.
+    For a subscription that it does not contain, `find_recorded_template` returns the template that the lake has recorded.
     """
 
     def __init__(
@@ -64,41 +63,40 @@ class LakePaths:
             find_recorded_template,
         )
 
-    def _slot_stream_folder(self, slot_owner: str) -> str:
+    def _slot_stream_folder(self, stream: str) -> str:
         """The folder of a stream.
 
         A name with slashes, such as `shop/as_published/orders`, is a folder within the folder of the stream `shop`. If
-        publications were altered during a slice (the changes between two positions of the slot), the publisher filters
-        this slice: it decodes it once more, with the publications of the subscription `orders`. The inner folder has
-        the result.
+        publications were altered during a slice (the changes between two positions of the slot), the publisher decodes
+        the slice once more, with the publications of the subscription `orders`. The inner folder has the result.
         """
-        return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
+        return "/".join([self.uri, OWN_FOLDER, *map(escape, stream.split("/"))])
 
-    def change_log(self, slot_owner: str) -> str:
-        """The raw messages of a slot. The owner of a slot is a source, or a subscription with its own slot."""
-        return f"{self._slot_stream_folder(slot_owner)}/change_log"
+    def change_log(self, stream: str) -> str:
+        """The raw messages of a slot. A stream has its slot's name with `row_filter: publisher`, otherwise its source's."""
+        return f"{self._slot_stream_folder(stream)}/change_log"
 
-    def slices(self, slot_owner: str) -> str:
+    def slices(self, stream: str) -> str:
         """A summary of each slice of the change log: the descriptions of relations, and the TRUNCATEs.
 
         Rows that are missing in this table can be derived from the change log again.
         """
-        return f"{self._slot_stream_folder(slot_owner)}/slices"
+        return f"{self._slot_stream_folder(stream)}/slices"
 
-    def prepared_transactions(self, slot_owner: str) -> str:
+    def prepared_transactions(self, stream: str) -> str:
         """The prepared transactions that were neither committed nor rolled back when the change log was last written."""
-        return f"{self._slot_stream_folder(slot_owner)}/prepared"
+        return f"{self._slot_stream_folder(stream)}/prepared"
 
-    def catalogs(self, slot_owner: str) -> str:
+    def catalogs(self, stream: str) -> str:
         """The publisher's catalog. A copy of it is recorded after each alteration."""
-        return f"{self._slot_stream_folder(slot_owner)}/catalogs"
+        return f"{self._slot_stream_folder(stream)}/catalogs"
 
-    def altered_slices(self, slot_owner: str) -> str:
+    def altered_slices(self, stream: str) -> str:
         """For each subscription, the slices in which the publisher's catalog may have been altered.
 
         The publisher decodes these slices a second time (`as_published`).
         """
-        return f"{self._slot_stream_folder(slot_owner)}/altered"
+        return f"{self._slot_stream_folder(stream)}/altered"
 
     def replica(self, subscription: str, schema: str, table: str) -> str:
         """The replica of a table: its current rows, with the published columns."""
@@ -146,9 +144,9 @@ class LakePaths:
         """The values of the published sequences. For each sequence the newest row counts."""
         return f"{self.uri}/{subscription}/_sequences"
 
-    def slot_stream(self, slot_owner: str) -> str:
+    def slot_stream(self, stream: str) -> str:
         """The claim of a slot: only this lake may read the slot. It also names the slot's cluster. The newest row counts."""
-        return f"{self.uri}/{OWN_FOLDER}/{escape(slot_owner)}/feed"
+        return f"{self.uri}/{OWN_FOLDER}/{escape(stream)}/feed"
 
     def cuts(self, subscription: str) -> str:
         """The cuts of a subscription.

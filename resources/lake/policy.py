@@ -171,7 +171,7 @@ class Policy:
         """
         delta_rs = self.find_delta_rs_writer(path)
         if delta_rs is None:
-            return SparkCommitter(self.access), "delta-rs does not write it, or its names are mapped"
+            return SparkCommitter(self.access), "only Spark writes this table"
         with self.access.translate_errors(path):
             if not self.is_small(byte_count):
                 reason = "many rows" if byte_count is None else f"{byte_count} bytes"

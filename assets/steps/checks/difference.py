@@ -5,8 +5,8 @@ comparison is exact, because it compares rows, and not their hashes.
 
 The result has the columns c0, c1 and so on, in the order of the replica, and `count`. If a row is missing in the replica,
 its `count` is greater than 0. If the replica has a row too often, its `count` is less than 0. Spark computes the
-result, or Arrow if there are few rows; both give the same result. Both group the rows by bytes, which a function of
-Arrow batches computes for each row.
+result, or Arrow if there are few rows; both give the same result. Both group the rows by their bytes, as `encode_rows`
+computes them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,8 +55,8 @@ def _count_rows(
     def mark_side(frame: DataFrame, is_replica: int) -> DataFrame:
         rows = _encode_rows(frame, columns, unify_zeros=unify_zeros)
         row = F.struct(*(f"c{index}" for index in range(len(columns))))
-        counts = F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
-        return rows.select(OCTETS, row.alias("row"), *counts)
+        side_counts = F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
+        return rows.select(OCTETS, row.alias("row"), *side_counts)
 
     both_sides = mark_side(expected, 0).unionByName(mark_side(replica, 1))
     return both_sides.groupBy(OCTETS).agg(
@@ -95,9 +95,9 @@ def find_few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
         {
             OCTETS: pa.chunked_array(encoded_batches, pa.large_binary()),
             "count": pa.array(signs, pa.int64()),
-            "row": pa.array(np.arange(both_sides.num_rows)),
+            "index": pa.array(np.arange(both_sides.num_rows)),
         }
     )
-    counted_rows = encoded_table.group_by(OCTETS).aggregate([("count", "sum"), ("row", "min")])
+    counted_rows = encoded_table.group_by(OCTETS).aggregate([("count", "sum"), ("index", "min")])
     different_rows = counted_rows.filter(pc.not_equal(counted_rows["count_sum"], 0))
-    return both_sides.take(different_rows["row_min"]).append_column("count", different_rows["count_sum"])
+    return both_sides.take(different_rows["index_min"]).append_column("count", different_rows["count_sum"])

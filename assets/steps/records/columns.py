@@ -14,20 +14,18 @@ OrderKey = tuple[int, int]
 
 def format_ddl(columns: Iterable[tuple[str, str]]) -> str:
     """Write columns as a schema in Spark's DDL. Each column is a name and a Spark type."""
-    return ", ".join(f"{quote_name(name)} {spark}" for name, spark in columns)
+    return ", ".join(f"{quote_name(name)} {spark_type}" for name, spark_type in columns)
 
 
 def format_struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
     """Write columns as a struct type in Spark's DDL. Each column is a name and a Spark type."""
-    return f"struct<{', '.join(f'{quote_name(name)}: {spark}' for name, spark in columns)}>"
+    return f"struct<{', '.join(f'{quote_name(name)}: {spark_type}' for name, spark_type in columns)}>"
 
 
 def format_changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
     """The schema of a table's transformed (decoded and filtered) changes in Spark's DDL.
 
-    `columns` are the columns of the replica.
-
-    `changes_schema` is the same schema for Arrow.
+    `columns` are the columns of the replica. `changes_schema` is the same schema for Arrow.
     """
     struct = format_struct_ddl(columns)
     return (

@@ -49,10 +49,11 @@ from pgsieve.resources.lake.rewriting import RowChange
 
 @dataclass(frozen=True)
 class SchemaChanges:
-    """Adapts replicas to the definitions of a catalog, which was read before the WAL had reached `lsn`.
+    """Adapts replicas to the definitions of a catalog.
 
-    A slice has the changes from one position of the slot to another. The slices up to `transformed_lsn` were
-    transformed (decoded and filtered) with the former definitions.
+    The WAL reached `lsn` after the catalog was read. So only changes before `lsn` can have the former definitions. A
+    slice has the changes from one position of the slot to another. The slices up to `transformed_lsn` were transformed
+    (decoded and filtered) with the former definitions.
     """
 
     subscription: Subscription
@@ -142,7 +143,8 @@ class SchemaChanges:
         one after it. If the other process has recorded a slice before the second fence, the table is copied again.
         """
         assert state.definition is not None
-        lake, states, record = self.lake, self._states, TransformedSlices(self.lake, self.subscription.name)
+        lake, states = self.lake, self._states
+        transformed_slices = TransformedSlices(lake, self.subscription.name)
         unchanged_sources, sources = _make_unchanged_sources(state.definition), projection.sources
         path, columns_ddl = (
             lake.paths.replica(self.subscription.name, *state.name),
@@ -153,7 +155,7 @@ class SchemaChanges:
             replace(state, state=SyncState.INITIALIZE), lambda: states.read_since(states_version)
         )
         lake.access.make_durable()
-        record.fence()
+        transformed_slices.fence()
         self._refuse_unapplied_changes(state)
         only_adds_nulls = set(unchanged_sources) <= set(sources) and all(
             value.null_count for value in projection.value_by_column.values()
@@ -172,7 +174,7 @@ class SchemaChanges:
             replace(state, definition=new_definition),
             lambda: [n for n, s in states.read_since(states_version).items() if not s.is_being_altered],
         )
-        if record.fence() > self.transformed_lsn:
+        if transformed_slices.fence() > self.transformed_lsn:
             raise SchemaChangedError("another process has transformed changes meanwhile")
 
     def _replace_state(self, state: TableState, find_changed_tables: Callable[[], Collection[Name]]) -> None:
@@ -183,8 +185,8 @@ class SchemaChanges:
     def _refuse_unapplied_changes(self, state: TableState) -> None:
         """Raise SchemaChangedError if the replica may not have all changes with the former columns and key yet.
 
-        Such changes may be recorded in `_transformed`, which has the counts of each slice. If a run died before it
-        recorded the slice, they are only in the change history, the Delta table with the changes themselves.
+        Such changes are in the change history, the Delta table of the table's changes. `_transformed` counts them by
+        slice, but lacks a slice if a run died before it recorded the slice.
         """
         assert state.definition is not None
         lake, name = self.lake, self.subscription.name
@@ -206,7 +208,7 @@ class SchemaChanges:
         """Make the histories of rows follow the new definition of a replica. All transformed changes are in the replica.
 
         `only_adds_nulls` is True if the rows only got more columns, which are NULL. Otherwise, or if the change history
-        begins anew, the versions of rows end, and begin again with the present columns. Raises SchemaChangedError if the
+        begins anew, all versions of rows end, and new ones begin with the present columns. Raises SchemaChangedError if the
         versions cannot be written.
         """
         assert state.definition is not None
@@ -238,7 +240,7 @@ def _is_altered(
 ) -> bool:
     """Whether a replica may have other rows than a new copy would have.
 
-    This is so if its publications have changed, or if changes are left out because of their origin.
+    This is so if its publications have changed, or if the slot leaves out changes by their origin.
     """
     publication_record = state.definition.published if state.definition else None
     return (
@@ -252,10 +254,10 @@ def _is_altered(
 def find_former_layout(
     followed_definition: Definition, present_definition: Definition, transformed_lsn: int, lsn: int
 ) -> FormerLayout:
-    """Find the former layout that changes before `lsn` may have.
+    """Find the earliest layout that changes between `transformed_lsn` and `lsn` may have.
 
-    A layout has the catalog's facts about the columns of a table. The former one is that of `followed_definition`, which
-    the replica has had so far. If changes may have an even earlier layout, it is the earlier one.
+    A layout has the catalog's facts about the columns of a table. `followed_definition` is the one that the replica has
+    had so far. Changes may have its layout, or its own former layout.
     """
     earlier_layout = followed_definition.former
     if earlier_layout is None or earlier_layout.until <= transformed_lsn:

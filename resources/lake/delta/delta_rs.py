@@ -43,9 +43,8 @@ class DeltaRsRecords(Commits):
     ) -> tuple[npt.NDArray[np.int64], pa.Table]:
         """Find the rows of a table that have one of these keys.
 
-        Returns the indices of the keys that the table has, and the rows with these keys in the same order. The
-        columns of `keys` and `schema` have the names of the table's columns. The rows have the columns of
-        `schema`.
+        Returns the indices of the keys that the table has, and the rows with these keys in the same order, with the
+        columns of `schema`. `keys` and `schema` name columns as the table does.
         """
         return find_rows(self.open_table(path), path, self.store, keys, schema)
 
@@ -76,7 +75,7 @@ class DeltaRsRecords(Commits):
         return find_single_value_files(self.open_table(path), column)
 
     def make_table_store(self, path: str) -> Store:
-        """The store. If the table exists, it has the names of the table's columns in its files."""
+        """The store, with the names that the table's columns have in its files; without them if there is no table."""
         table = self.open_if_exists(path)
         return self.store if table is None else replace(self.store, names=find_column_names(table, path))
 
@@ -94,7 +93,7 @@ class DeltaRsRecords(Commits):
         return self.store.remove(folder)
 
     def release_tables(self) -> None:
-        """Give the tables that this thread has open to other threads. This thread must not use one of them any more."""
+        """Let other threads use the tables that this thread has open. This thread must not be using one of them."""
         self._tables.release_tables()
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
@@ -115,7 +114,7 @@ class DeltaRsRecords(Commits):
         )
 
     def _query_newest_rows(self, path: str, table: DeltaTable, column: str) -> list[dict[str, Any]]:
-        # The statistics of the files have the greatest number. So only the files that may contain it are read.
+        # The files' statistics show the greatest number. So only files that may contain this number are read.
         files = pa.table(table.get_add_actions(flatten=True))
         greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)
         if len(greatest) == 0:
@@ -211,13 +210,13 @@ class DeltaRsRecords(Commits):
         if {since_version, since_version + 1} & stamp_by_version.keys() == {since_version}:
             return False
         table = self.open_table(path)
-        later_versions = table.version() - since_version
+        later_count = table.version() - since_version
         for later_version in range(since_version + 1, table.version()):
             stamp = stamp_by_version.get(later_version) or log_entries.read_stamp(later_version)
             if stamp is not None:
                 log_entries.raise_if_damaged(later_version, stamp)
-        return later_versions < 0 or any(
-            commit.get("operation") == "RESTORE" for commit in table.history(later_versions) if later_versions
+        return later_count < 0 or any(
+            commit.get("operation") == "RESTORE" for commit in table.history(later_count) if later_count
         )
 
     def is_repaired(self, path: str, since_version: int) -> bool:
@@ -231,8 +230,8 @@ class DeltaRsRecords(Commits):
         ).keys() == {since_version}:
             return False
         table = self.open_table(path)
-        later_versions = table.version() - since_version
-        return later_versions > 0 and has_repair(table.history(later_versions))
+        later_count = table.version() - since_version
+        return later_count > 0 and has_repair(table.history(later_count))
 
     def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position, the LSN up to which the table has all changes.
