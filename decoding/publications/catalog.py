@@ -162,10 +162,14 @@ class Publication:
     generated_columns: str = "n"
     owner: str | None = None
     excluded: frozenset[int] = frozenset()
+    entry_by_oid: Mapping[int, PublicationTable] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entry_by_oid", {t.oid: t for t in self.tables})
 
     def find_table_entry(self, oid: int) -> PublicationTable | None:
         """The publication's entry for a table, or None if the publication does not list the table by name."""
-        return next((t for t in self.tables if t.oid == oid), None)
+        return self.entry_by_oid.get(oid)
 
     def contains(self, table: Table) -> bool:
         """Whether the publication contains the table itself.

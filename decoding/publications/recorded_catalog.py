@@ -105,6 +105,7 @@ def _table_to_json(table: Table) -> dict[str, Any]:
 def _publication_to_json(publication: Publication) -> dict[str, Any]:
     """Return a publication as JSON; `excluded` is left out if it is empty."""
     publication_document = asdict(publication)
+    del publication_document["entry_by_oid"]  # It follows from `tables`.
     if not publication.excluded:
         del publication_document["excluded"]
     return publication_document

@@ -194,9 +194,10 @@ def find_routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[i
     root, so no message has the id of its root.
     """
     relations = _find_published_relations(catalog, publications)
+    published_roots = {relation.publish_as.oid: relation for relation in relations.values()}
     roots = {
-        relation.publish_as.oid: relation
-        for relation in relations.values()
+        oid: relation
+        for oid, relation in published_roots.items()
         if _has_uniform_leaves(relation.publish_as, relations, catalog)
     }
     return roots | relations

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+
 import pytest
 
 from pgsieve.decoding.publications.catalog import Catalog, Publication, PublicationTable, Table
@@ -83,3 +87,50 @@ def test_a_truncate_empties_the_replicas_of_the_truncated_tables(
 def test_if_only_leaves_are_captured_a_truncate_of_all_may_be_one_of_the_root() -> None:
     assert find_leaf_captured_trees(CATALOG, {"a": [AS_ROOT]}) == ()
     assert find_leaf_captured_trees(CATALOG, {"a": [AS_ROOT], "b": [AS_LEAVES]}) == (frozenset({2, 3}),)
+
+
+def count_steps(function: Callable[[], object]) -> int:
+    """How many lines of Python a call executes. Each iteration of a loop in one line counts, too."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+        nonlocal steps
+        steps += 1
+        return trace
+
+    former_trace = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(former_trace)
+    return steps
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        pytest.param(lambda catalog, listed: plan_capture(catalog, {"a": listed}), id="plan_capture"),
+        pytest.param(find_routes, id="find_routes"),
+        pytest.param(lambda catalog, listed: find_leaf_captured_trees(catalog, {"a": listed}), id="trees"),
+    ],
+)
+@pytest.mark.parametrize("is_partitioned", [False, True])
+def test_the_work_grows_with_the_tables_and_not_with_their_square(
+    find: Callable[[Catalog, list[Publication]], object], *, is_partitioned: bool
+) -> None:
+    """The tables are listed one by one, and so are the leaves of one root."""
+
+    def work(count: int) -> int:
+        leaves = tuple(range(2, count + 2))
+        root = Table(1, "public", "root", "p", "d", (), leaves=leaves if is_partitioned else ())
+        ancestors = (1,) if is_partitioned else ()
+        tables = [
+            root,
+            *(Table(oid, "public", f"t{oid}", "r", "d", (), ancestors=ancestors) for oid in leaves),
+        ]
+        entries = tuple(PublicationTable(t.oid) for t in tables)
+        publication = Publication("p", tables=entries, via_root=is_partitioned)
+        return count_steps(lambda: find(Catalog({t.oid: t for t in tables}, {}), [publication]))
+
+    assert work(400) < 3 * work(200)
