@@ -22,6 +22,7 @@ from sqlglot import exp
 from pgsieve.decoding.errors import RowFilterSyntaxError, UndefinedColumnError, UnsupportedFilterError
 from pgsieve.decoding.row_filters import functions, grammar, operators, patterns, simplification, type_rules
 from pgsieve.decoding.row_filters import regex as filter_regex
+from pgsieve.decoding.row_filters.collations import is_collatable, strip_collation
 from pgsieve.decoding.row_filters.constants import (
     InvalidConstantError,
     RefusedError,
@@ -240,8 +241,9 @@ class _Analysis:
         return type_rules.make_cast(self._analyse_part(part.this), type_oid, modifier)
 
     def analyse_collate(self, part: exp.Collate) -> Node:
-        operand = type_rules.resolve_unknown_as_text(self._analyse_part(self._unwrap_left_operand(part)))
-        if operand.type_oid not in STRINGS:
+        operand = self._analyse_part(self._unwrap_left_operand(part))
+        # A quoted constant has no type yet. It takes one from its place, as it would without COLLATE (`coerce`).
+        if operand.type_oid != UNKNOWN and not is_collatable(operand.type_oid):
             self._refuse(part, "its type does not support collations")
         identifier = part.expression
         qualifier = (
@@ -498,7 +500,7 @@ class _Analysis:
         )
 
     def _analyse_text_constant(self, part: exp.Expr) -> str:
-        node = self._analyse_part(part)
+        node = strip_collation(self._analyse_part(part))
         if not isinstance(node, Constant) or not isinstance(node.value, str):
             self._refuse(part, "only a constant is supported here")
         return node.value

@@ -67,7 +67,9 @@ def _find_collation(node: Node) -> tuple[_Strength, frozenset[str]]:
         case Cast(operand=operand) | CaseChange(operand=operand):
             return _find_collation(operand)
         case Array(elements=operands) | FunctionCall(operands=operands):
-            return _find_strongest_collations([operand for operand in operands if _is_collatable(operand)])
+            return _find_strongest_collations(
+                [operand for operand in operands if is_collatable(operand.type_oid)]
+            )
         case Coalesce(operands=operands) | Extreme(operands=operands):
             return _find_strongest_collations(operands)
         case NullIf(left=left, right=right):
@@ -92,8 +94,16 @@ def element_collation(array: Node) -> str:
     )
 
 
-def _is_collatable(node: Node) -> bool:
-    return node.type_oid in STRINGS or ELEMENT_OIDS.get(node.type_oid) in STRINGS
+def is_collatable(type_oid: int) -> bool:
+    """True if a type has collations: strings, and arrays of strings."""
+    return ELEMENT_OIDS.get(type_oid, type_oid) in STRINGS
+
+
+def strip_collation(node: Node) -> Node:
+    """Return the operand of COLLATE, also of several; return any other node unchanged."""
+    while isinstance(node, Collate):
+        node = node.operand
+    return node
 
 
 def require_collation(nodes: Sequence[Node], *, needs_order: bool) -> None:

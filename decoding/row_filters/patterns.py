@@ -51,6 +51,8 @@ def make_like(
     mapping = None
     if case_mappings is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", case_mappings)
+    pattern = collations.strip_collation(pattern)
+    if mapping is not None:
         # A call of lower() would remove the padding of character(n). ILIKE keeps the padding (bpchariclike).
         operand = CaseChange("lower", operand, mapping, type_oid=TEXT)
     if not isinstance(pattern, Constant):
@@ -116,6 +118,7 @@ def make_regex(operand: Node, pattern: Node, *, case_mappings: CaseMappingFinder
             # Under some of the collations that fail this test, regular expressions change ASCII letters as the collation
             # C does (regc_pg_locale.c). pgsieve does not know which collations these are.
             raise RefusedError("its collation does not change the case of ASCII letters as English does")
+    pattern = collations.strip_collation(pattern)
     if not isinstance(pattern, Constant):
         raise RefusedError("only a constant regular expression is supported")
     if pattern.value is None:

@@ -8,10 +8,11 @@ these types, or if pgsieve cannot evaluate the operator exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, Literal, TypeVar
 
-from pgsieve.decoding.row_filters.collations import require_collation
+from pgsieve.decoding.row_filters.collations import is_collatable, require_collation
 from pgsieve.decoding.row_filters.constants import (
     InvalidConstantError,
     RefusedError,
@@ -47,6 +48,7 @@ from pgsieve.decoding.row_filters.nodes import (
     Array,
     Case,
     Cast,
+    Collate,
     Comparison,
     Constant,
     Digits,
@@ -114,6 +116,11 @@ def coerce(node: Node, type_oid: int) -> Node:
                 return converted_constant
     if node.type_oid == type_oid:
         return node
+    if isinstance(node, Collate):
+        # PostgreSQL converts the operand of COLLATE, and drops the COLLATE if the new type has no collations
+        # (coerce_type() in src/backend/parser/parse_coerce.c).
+        operand = coerce(node.operand, type_oid)
+        return replace(node, operand=operand, type_oid=type_oid) if is_collatable(type_oid) else operand
     if isinstance(node, Array) and type_oid in ELEMENT_OIDS:
         return make_array(
             [coerce(element, ELEMENT_OIDS[type_oid]) for element in node.elements], ELEMENT_OIDS[type_oid]
