@@ -1,4 +1,4 @@
-"""The user's choice which histories of rows are kept, by table. It is the section `history` in pgsieve.yaml."""
+"""The histories of rows that the user wants to keep, by table: the section `history` in pgsieve.yaml."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -41,7 +41,7 @@ class FilterColumns:
 
     The user may have chosen other types for the replica. Objects of this class are the keys of a cache of decoded
     messages, so they must be hashable. But `columns` and `added` can contain values that are not hashable. So these two
-    fields are compared, but not hashed. `key` has the columns that identify a row in an error.
+    fields are compared, but not hashed. An error names the row by its values of the columns `key`.
     """
 
     names: frozenset[str]
@@ -59,8 +59,8 @@ def decode_batch(
 ) -> pa.RecordBatch:
     """Decode Insert, Update and Delete messages into changes with the columns `names` and `added`.
 
-    A value of `new` that was not sent is taken from `old`, if `old` has the column. It has at least the columns of the
-    replica identity. `key` has the columns that identify a row in an error.
+    A value of `new` that was not sent is taken from `old`, if `old` has it: `old` has at least the columns of the replica
+    identity. An error names the row by its values of the columns `key`.
     """
     data = batch.column("data")
     try:

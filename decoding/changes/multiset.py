@@ -24,9 +24,9 @@ import numpy as np
 
 from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
 
-#: An event means that a change deletes or inserts a row. It is one integer: its high bits are the row's number, its lowest
-#: bit is 1 if the row is inserted, and the bits between are the index of the change. This is the number of bits below the
-#: row's number.
+#: The number of bits below the row's number in an event. An event means that a change deletes or inserts a row. It is one
+#: integer: its high bits are the row's number, its lowest bit is 1 if the row is inserted, and the bits between are the
+#: index of the change.
 _EVENT_BITS = 33
 
 
@@ -79,10 +79,9 @@ def count_needed_rows(changes: KeyChanges, row_count: int) -> Numbers:
 def compute_multiset_change(changes: KeyChanges, present_counts: Numbers) -> MultisetChange:
     """Return the effect of changes on a multiset; `present_counts` says how often the multiset has each row.
 
-    An UPDATE of a row to another row may also be given as two changes, so that each part of the rows can be computed
-    alone: a `LEAVE`, which removes the old row, and an INSERT of the new row. But a `LEAVE` that finds no row has no
-    INSERT. If it was given with one, compute the changes again without the INSERT: then it may turn out that further
-    changes find no row.
+    A caller that divides the rows into parts, and computes each part alone, gives an UPDATE of a row to another row as two
+    changes: a `LEAVE`, which removes the old row, and an INSERT of the new row. If the `LEAVE` finds no row, compute the
+    changes again without the INSERT. Then further changes may find no row.
     """
     old_rows, new_rows = rows_before_and_after(changes)
     is_without_row = np.zeros(len(old_rows), np.bool_)

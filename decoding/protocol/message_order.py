@@ -69,7 +69,7 @@ class MessageOrder:
                 self._end_stream(message)
             case CommitPrepared() | RollbackPrepared():
                 self._expect_none_open(message)
-                self._expect_new_xid(message, self._stream_xids)
+                self._expect_not_begun(message, self._stream_xids)
                 self._prepared_xids.discard(message.xid)
             case Origin():
                 is_first = (
@@ -91,9 +91,9 @@ class MessageOrder:
 
     def _begin(self, message: Begin | BeginPrepare | StreamStart) -> None:
         self._expect_none_open(message)
-        self._expect_new_xid(message, self._prepared_xids)
+        self._expect_not_begun(message, self._prepared_xids)
         if not isinstance(message, StreamStart) or message.first_segment:
-            self._expect_new_xid(message, self._stream_xids)
+            self._expect_not_begun(message, self._stream_xids)
         elif message.xid not in self._stream_xids:
             self._fail(message, f"after the first block of transaction {message.xid}, which has not come")
         if isinstance(message, StreamStart):
@@ -117,12 +117,12 @@ class MessageOrder:
             case Prepare(), None:
                 # PostgreSQL 18 sends no Begin Prepare for some transactions that changed nothing, for example one that
                 # only locked rows.
-                self._expect_new_xid(message, self._prepared_xids | self._stream_xids)
+                self._expect_not_begun(message, self._prepared_xids | self._stream_xids)
                 is_match = True
             case _:
                 self._fail(message, "to end an open transaction or block of its kind")
         if not is_match:
-            self._fail(message, "with the LSN and the transaction of the message that began it")
+            self._fail(message, "with the LSN and the transaction of its begin message")
         if isinstance(message, Prepare):
             self._prepared_xids.add(message.xid)
         self._open_message = None
@@ -140,7 +140,7 @@ class MessageOrder:
         if isinstance(message, StreamPrepare):
             self._prepared_xids.add(message.xid)
 
-    def _expect_new_xid(self, message: _TransactionMessage, begun_xids: set[int]) -> None:
+    def _expect_not_begun(self, message: _TransactionMessage, begun_xids: set[int]) -> None:
         if message.xid in begun_xids:
             self._fail(message, f"after the end of transaction {message.xid}, which is still open")
 

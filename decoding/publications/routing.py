@@ -4,8 +4,8 @@ In: a catalog, and the publications of each subscription of a slot (`pgsieve.dec
 
 - `plan_capture`: the capture publications. pgsieve creates these publications and reads the slot with them.
   Together they send exactly the subscribed tables and operations, without row filters.
-- `find_routes`: maps each relation id in messages to the part of the relation's changes that one subscription receives.
-  For example, with publish_via_partition_root the changes of a partition belong to the replica of its root.
+- `find_routes`: maps each relation id in messages to what one subscription receives of this relation's changes. For
+  example, with publish_via_partition_root the changes of a partition belong to the replica of its root.
 - `find_truncated_tables`: the replicated tables that a TRUNCATE empties.
 - `find_uncaptured_tables`: the replicated tables whose changes the present capture publications do not send as planned.
 """
@@ -76,9 +76,9 @@ def plan_capture(
 
     A partition tree can be captured in two ways:
 
-    - As its root: if all subscriptions of the tree publish it as this root, and all leaves in the same way. The
-      publisher sends each change as a change of the root, by the catalog as of the change. It also distinguishes a
-      TRUNCATE of a leaf from a TRUNCATE of the root.
+    - As its root: if each subscription of the tree publishes it as this root, and all of its leaves alike. The
+      publisher sends each change as a change of the root, which it finds in the catalog as of the change. It also
+      distinguishes a TRUNCATE of a leaf from a TRUNCATE of the root.
     - As its leaves: in all other cases in which a subscription publishes the tree as its root. `find_routes` routes the
       changes of the leaves to the root. The capture publication then lists the root, but without
       publish_via_partition_root. So the publisher also sends the changes of leaves that are created later.
@@ -132,7 +132,7 @@ def _find_captured_roots(
             if replicated_table.table.kind == "p":
                 oid = replicated_table.table.oid
                 replicated_roots[oid] = replicated_roots.get(oid, frozenset()) | replicated_table.operations
-    root_properties = {}
+    facts_by_root = {}
     for oid, operations in replicated_roots.items():
         root = catalog.tables[oid]
         if any(ancestor in replicated_roots for ancestor in root.ancestors):
@@ -145,8 +145,8 @@ def _find_captured_roots(
         is_root_captured = all(
             _has_uniform_leaves(root, relations, catalog) for relations in subscribed_relations
         )
-        root_properties[oid] = (is_root_captured, operations)
-    return root_properties
+        facts_by_root[oid] = (is_root_captured, operations)
+    return facts_by_root
 
 
 def find_leaf_captured_trees(
@@ -188,7 +188,7 @@ def _make_suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
 
 
 def find_routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
-    """Maps a relation id in captured messages to the part of the relation's changes that one subscription receives.
+    """Map each relation id in captured messages to what one subscription receives of this relation's changes.
 
     A root is in the result only if all of its leaves are published in the same way. No other tree is captured as its
     root, so no message has the id of its root.
@@ -252,8 +252,9 @@ def find_uncaptured_tables(
     - `capture_publications`: the capture publications as they are at the publisher now
     - `planned_publications`: the capture publications as they should be
 
-    A tree that is captured as its root arrives if `find_routes` has the root. A tree that is captured as its leaves,
-    although the plan has its root, does not count: a TRUNCATE of the root could not be told from a TRUNCATE of the leaves.
+    The changes of a tree that is captured as its root arrive if `find_routes` has the root. A tree that is captured as its
+    leaves, but planned as its root, is in the result: its messages do not tell a TRUNCATE of the root from a TRUNCATE of
+    all leaves.
     """
     tree_oids = {_find_topmost_oid(catalog.tables[oid]) for oid in oids if oid in catalog.tables}
     tables = {oid: t for oid, t in catalog.tables.items() if _find_topmost_oid(t) in tree_oids}
@@ -261,7 +262,10 @@ def find_uncaptured_tables(
     routes = find_routes(catalog, publications)
     plan = [
         Publication(
-            p.suffix, frozenset(p.operations), tables=tuple(map(_list_whole, p.tables)), via_root=p.via_root
+            p.suffix,
+            frozenset(p.operations),
+            tables=tuple(map(_publish_whole, p.tables)),
+            via_root=p.via_root,
         )
         for p in planned_publications
     ]
@@ -293,7 +297,7 @@ def _find_topmost_oid(table: Table) -> int:
     return table.ancestors[-1] if table.ancestors else table.oid
 
 
-def _list_whole(table: Table) -> PublicationTable:
+def _publish_whole(table: Table) -> PublicationTable:
     return PublicationTable(table.oid)
 
 
@@ -307,9 +311,9 @@ def _find_captured_relation(
         return None
     if relation is None or any(filters is not None for filters in relation.filters.values()):
         return None
-    is_listed = any(
+    has_column_list = any(
         p.has_column_list(relation.publish_as)
         for p in capture_publications
         if p.name in relation.publications
     )
-    return None if is_listed else relation
+    return None if has_column_list else relation

@@ -47,37 +47,37 @@ class ArrayTextConverter:
         text = values.cast(pa.binary()).fill_null(_EMPTY)
         offsets = value_offsets(text)
         first_offset, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
-        letters = np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first_offset)
+        text_bytes = np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first_offset)
         starts, ends = offsets[:-1] - first_offset, offsets[1:] - first_offset
         # If the first subscript of an array is not 1, the text begins with the bounds and not with a brace.
         if (
             (ends - starts < 2).any()
-            or (letters[starts] != _OPEN).any()
-            or (letters[ends - 1] != _CLOSE).any()
+            or (text_bytes[starts] != _OPEN).any()
+            or (text_bytes[ends - 1] != _CLOSE).any()
         ):
-            raise ValueError("not an array that a list holds")
-        is_unquoted, is_value = _find_quote_masks(letters, ends - 1)
+            raise ValueError("not an array that a list can represent")
+        is_unquoted, is_value = _find_quote_masks(text_bytes, ends - 1)
         left_delimiters, right_delimiters = _find_element_delimiters(
-            letters, is_unquoted, len(starts), ord(self.delimiter)
+            text_bytes, is_unquoted, len(starts), ord(self.delimiter)
         )
-        elements = _unquote_elements(letters, is_value, left_delimiters + 1, right_delimiters)
+        elements = _unquote_elements(text_bytes, is_value, left_delimiters + 1, right_delimiters)
         element_offsets = np.searchsorted(left_delimiters, np.append(starts, size)).astype(np.int32)
         return _build_lists(
             target, is_valid, element_offsets, self.element_converter(elements, target.value_type)
         )
 
 
-def _find_quote_masks(letters: TextBytes, closing_positions: Positions) -> tuple[Mask | None, Mask | None]:
-    """Return a mask of the letters outside quotes, and a mask of the letters that belong to a value.
+def _find_quote_masks(text_bytes: TextBytes, closing_positions: Positions) -> tuple[Mask | None, Mask | None]:
+    """Return a mask of the bytes outside quotes, and a mask of the bytes that belong to a value.
 
-    If a mask would contain all letters, it is None. A backslash escapes the next letter. So in a run of backslashes the
+    If a mask would contain all bytes, it is None. A backslash escapes the next byte. So in a run of backslashes the
     first, the third and so on are escapes. `closing_positions` has the positions of the closing braces of the arrays.
     If such a brace is inside quotes, the quotes do not end within the array. That raises ValueError.
     """
-    is_quote, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
+    is_quote, backslashes = text_bytes == _QUOTE, np.flatnonzero(text_bytes == _BACKSLASH)
     if not len(backslashes) and not is_quote.any():
         return None, None
-    is_escape = np.zeros(len(letters) + 1, np.bool_)
+    is_escape = np.zeros(len(text_bytes) + 1, np.bool_)
     if len(backslashes):
         is_run_start = np.append(True, np.diff(backslashes) != 1)
         run_starts = np.maximum.accumulate(np.where(is_run_start, backslashes, 0))
@@ -91,11 +91,11 @@ def _find_quote_masks(letters: TextBytes, closing_positions: Positions) -> tuple
 
 
 def _find_element_delimiters(
-    letters: TextBytes, is_unquoted: Mask | None, array_count: int, delimiter: int
+    text_bytes: TextBytes, is_unquoted: Mask | None, array_count: int, delimiter: int
 ) -> tuple[Positions, Positions]:
     """Return the positions of the brace or delimiter before and after each element of `array_count` arrays."""
-    is_opening, is_closing = letters == _OPEN, letters == _CLOSE
-    is_delimiter = is_opening | is_closing | (letters == delimiter)
+    is_opening, is_closing = text_bytes == _OPEN, text_bytes == _CLOSE
+    is_delimiter = is_opening | is_closing | (text_bytes == delimiter)
     if is_unquoted is not None:
         is_opening, is_delimiter = is_opening & is_unquoted, is_delimiter & is_unquoted
     delimiter_positions = np.flatnonzero(is_delimiter)
@@ -104,33 +104,35 @@ def _find_element_delimiters(
     if not array_count:
         return delimiter_positions, delimiter_positions
     left_delimiters, right_delimiters = delimiter_positions[:-1], delimiter_positions[1:]
-    is_between_arrays = letters[left_delimiters] == _CLOSE
-    if (is_between_arrays != (letters[right_delimiters] == _OPEN)).any() or letters[
+    is_between_arrays = text_bytes[left_delimiters] == _CLOSE
+    if (is_between_arrays != (text_bytes[right_delimiters] == _OPEN)).any() or text_bytes[
         delimiter_positions[-1]
     ] != _CLOSE:
         raise ValueError("not an array")
     # Two adjacent braces have no element between them. An element that is an empty text would have quotes.
     has_element = ~is_between_arrays & ~(
         (right_delimiters == left_delimiters + 1)
-        & (letters[left_delimiters] == _OPEN)
-        & (letters[right_delimiters] == _CLOSE)
+        & (text_bytes[left_delimiters] == _OPEN)
+        & (text_bytes[right_delimiters] == _CLOSE)
     )
     return left_delimiters[has_element], right_delimiters[has_element]
 
 
 def _unquote_elements(
-    letters: TextBytes, is_value: Mask | None, starts: Positions, ends: Positions
+    text_bytes: TextBytes, is_value: Mask | None, starts: Positions, ends: Positions
 ) -> pa.Array:
     """Return the elements as binary values, without quotes and backslashes; an unquoted NULL becomes NULL."""
-    is_null = (ends - starts == len(_NULL)) & (letters[np.minimum(starts, len(letters) - 1)] == _NULL[0])
-    for letter_index in range(1, len(_NULL)):
+    is_null = (ends - starts == len(_NULL)) & (
+        text_bytes[np.minimum(starts, len(text_bytes) - 1)] == _NULL[0]
+    )
+    for byte_index in range(1, len(_NULL)):
         candidates = np.flatnonzero(is_null)
-        is_null[candidates] = letters[starts[candidates] + letter_index] == _NULL[letter_index]
+        is_null[candidates] = text_bytes[starts[candidates] + byte_index] == _NULL[byte_index]
     if is_value is not None:
-        value_letter_counts = np.zeros(len(letters) + 1, np.int64)
-        np.cumsum(is_value, out=value_letter_counts[1:])
-        letters, starts, ends = letters[is_value], value_letter_counts[starts], value_letter_counts[ends]
-    return _gather_elements(pa.py_buffer(letters), starts, ends, is_null)
+        value_byte_counts = np.zeros(len(text_bytes) + 1, np.int64)
+        np.cumsum(is_value, out=value_byte_counts[1:])
+        text_bytes, starts, ends = text_bytes[is_value], value_byte_counts[starts], value_byte_counts[ends]
+    return _gather_elements(pa.py_buffer(text_bytes), starts, ends, is_null)
 
 
 def _gather_elements(buffer: pa.Buffer, starts: Positions, ends: Positions, is_null: Mask) -> pa.Array:
@@ -204,7 +206,7 @@ class ArraySendConverter:
             raise ProtocolError("a value in binary format is not an array of its type", sqlstate="22P03")
         sizes_and_bounds = octets.read_integers(octets.starts + _HEADER_BYTES)
         if (dimension_counts > 1).any() or ((sizes_and_bounds & 0xFFFFFFFF != 1) & ~is_empty).any():
-            raise ValueError("not an array that a list holds")
+            raise ValueError("not an array that a list can represent")
         counts = np.where(is_empty, 0, sizes_and_bounds >> 32).astype(np.int64)
         if (counts * _LENGTH_BYTES > sizes - min_sizes).any():
             raise ProtocolError("a value in binary format has fewer elements than it says", sqlstate="22P03")

@@ -1,8 +1,8 @@
 """Converts dates and timestamps from PostgreSQL's ISO text or binary format to Arrow date32 and timestamp.
 
 Values before year 1 and after 9999 are exact. infinity becomes the greatest value of Spark's type. -infinity
-becomes the first instant of a year that lies before PostgreSQL's range. Spark's least value would not do: the pushdown
-of filters converts constants to the Julian calendar, and overflows near that value.
+becomes the first instant of a year that lies before PostgreSQL's range. Spark's least value would not do: when Spark
+pushes filters down, it converts their constants to the Julian calendar, which overflows near that value.
 
 Raises ValueError for text that is not a date or timestamp, and for timestamps out of Spark's range. The error does not
 contain the value. Spark's range ends in January 294247, 29 years before the end of PostgreSQL's range. No finite value

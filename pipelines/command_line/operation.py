@@ -45,8 +45,8 @@ def maintain(
     from pgsieve.pipelines.commands.maintain import maintain as maintain_tables
 
     with console.show_progress() as progress:
-        folders = maintain_tables(settings, subscription_configs, progress)
-    console.print_result(folders, reports.print_maintenance, as_json=as_json)
+        maintained_folders = maintain_tables(settings, subscription_configs, progress)
+    console.print_result(maintained_folders, reports.print_maintenance, as_json=as_json)
 
 
 @command("Example: pgsieve ui --port 3000", panel=_PANEL)

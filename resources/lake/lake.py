@@ -79,7 +79,7 @@ class Lake:
         self.access = LakeAccess(storage, temporary=temporary)
         self.paths = LakePaths(storage.address, template_by_subscription, self._find_recorded_template)
         self._tables = share_tables(self.store.options)
-        #: The access by delta-rs; None if delta-rs cannot reach and write the lake.
+        #: The access by delta-rs; None if only Spark can reach the lake.
         self.delta_rs = DeltaRsRecords(self.store, self._tables) if storage.is_reached_by_delta_rs else None
         self.records: Records = NamedRecords(
             self.delta_rs or SparkRecords(get_session), self.access.translate_errors
@@ -105,7 +105,7 @@ class Lake:
 
         If both addresses are in the same store, both lakes have the same storage options.
 
-        With `temporary`, what this process writes to the lake is not needed afterwards.
+        With `temporary`, the lake is not needed after this process.
         """
         storage = self._storage.with_address(uri)
         return Lake(uri, self._get_session, self._settings, storage, temporary=temporary)
@@ -117,7 +117,7 @@ class Lake:
 
     @property
     def store(self) -> Store:
-        """The files of the lake. This process and Spark's executors use them."""
+        """The access to the files of the lake, for this process and for Spark's executors."""
         return self.access.store
 
     def _find_recorded_template(self, subscription: str) -> str | None:
@@ -142,7 +142,7 @@ class Lake:
         return _STORE_PARALLELISM if self.delta_rs is not None and is_uri(self.uri) else _FOLDER_PARALLELISM
 
     def map_in_parallel(self, act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """The results of `act` for each item, from `parallelism` threads. The threads share the tables that are open."""
+        """The results of `act` for each item, from `parallelism` threads. The threads share open tables."""
         if len(items) < 2:
             return [act(item) for item in items]
 
@@ -154,8 +154,8 @@ class Lake:
                 self.release_tables()
 
         self.release_tables()
-        # If subscriptions work in parallel, only one has its turn at a time (`pgsieve.resources.strands`). While this
-        # thread waits, the threads of the pool work in its turn.
+        # Only one strand works at a time (`pgsieve.resources.strands`). The threads of the pool belong to this thread's
+        # strand, and this thread only waits for them.
         with release_strand(), ThreadPoolExecutor(self.parallelism) as pool:
             return [
                 future.result()
@@ -374,7 +374,7 @@ class Lake:
     def commit_files(
         self, path: str, schema: pa.Schema, files: Sequence[Mapping[str, Any]], commit: Commit
     ) -> None:
-        """Commit files that this process has written. `files` describes them by rows of `FILE_SCHEMA`."""
+        """Commit files that this process has written. `files` has a row of `FILE_SCHEMA` for each."""
         delta_rs = self.require_delta_rs(
             LakeError(f'Delta table "{path}": only Spark writes it', sqlstate="55000")
         )
@@ -494,7 +494,8 @@ class Lake:
     def enable_deletion_vectors(self, path: str) -> None:
         """Enable deletion vectors in a table.
 
-        Does nothing if the user has disabled them, or if delta-rs would not find the vectors.
+        Does nothing if the user has disabled them, or if delta-rs could not find the files of the vectors
+        (`row_removal.has_hidden_vectors`).
         """
         if self.delta_rs is not None and row_removal.has_hidden_vectors(path):
             return

@@ -161,7 +161,7 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
 def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
     """Let Spark mark rows of a table in deletion vectors, unless the user disabled deletion vectors for all tables.
 
-    If this alteration needs column mapping, which some readers do not support, the table is not altered.
+    The table is not altered if that would need column mapping, which some readers do not support.
     """
     if spark.conf.get(VECTORS_DEFAULT_SETTING, "true") == "true" and not _lacks_mapping(spark, path):
         spark.sql(

@@ -133,11 +133,19 @@ def read_slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState
         lag_bytes,
         retained_bytes,
         safe_bytes,
-        *options,
+        *other_fields,
     ) = row
     lsns = parse_lsn(confirmed_lsn or "0/0"), parse_lsn(restart_lsn or "0/0")
     return SlotState(
-        name, plugin, is_active, *lsns, wal_status, lag_bytes or 0, retained_bytes or 0, safe_bytes, *options
+        name,
+        plugin,
+        is_active,
+        *lsns,
+        wal_status,
+        lag_bytes or 0,
+        retained_bytes or 0,
+        safe_bytes,
+        *other_fields,
     )
 
 
@@ -178,8 +186,8 @@ def warn_of_standby_wait(connection: psycopg.Connection[Any], source_name: str) 
     is_in_recovery = connection.pgconn.exec_(b"select pg_is_in_recovery()").get_value(0, 0)
     if is_in_recovery == b"t":
         _LOGGER.warning(
-            'source "%s": a standby makes a slot once its primary logs its running transactions; if nothing is written'
-            " there, `select pg_log_standby_snapshot()` on the primary logs them",
+            'source "%s": a standby makes a slot once its primary has logged its running transactions; if the primary is'
+            " idle, `select pg_log_standby_snapshot()` there logs them",
             source_name,
         )
 
@@ -365,10 +373,10 @@ def peek_query(
 def _build_end_lsn_sql(end_lsn: int) -> str:
     """The SQL of the position where a peek must end, so that it delivers no record that begins at `end_lsn` or later.
 
-    The server reads records until one ends at `end_lsn` or later. WAL is divided into pages, which begin with a
-    header. If `end_lsn` lies within the header of a page, the last record before `end_lsn` ends where the page begins.
-    This is before `end_lsn`. So the server would also read the next record, which begins after the header, and a later
-    peek would deliver it again. So in this case the peek ends where the page begins.
+    The server reads records until one ends at `end_lsn` or later. WAL is divided into pages, each with a header. If
+    `end_lsn` lies within a header, the last record before it ends where the page begins, so before `end_lsn`. The server
+    would then read one record more, and a later peek would deliver this record again. So in this case the peek ends where
+    the page begins.
     """
     page_lsn = end_lsn - end_lsn % _MIN_PAGE_BYTES
     end_lsn_literal = quote_literal(format_lsn(end_lsn))
@@ -505,13 +513,13 @@ def find_changed_relations(
 
 
 def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
-    """Peek in a new session, and yield the messages in Arrow batches (column data). Spark's executors call this, too."""
+    """Peek in a new session, and yield the messages in Arrow batches (column `data`). Spark's executors call this, too."""
     with conninfo.connect_adbc() as connection, connection.cursor() as cursor:
         yield from fetch_message_batches(cursor, query)
 
 
 def fetch_message_batches(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
-    """Peek in an existing session, and yield the messages in Arrow batches (column data)."""
+    """Peek in an existing session, and yield the messages in Arrow batches (column `data`)."""
     cursor.adbc_statement.set_options(**_ADBC_OPTIONS)
     execute(cursor, query)
     for batch in fetch_batches(cursor):

@@ -13,9 +13,9 @@ CheckAndReportConflict() in src/backend/executor/execReplication.c). A conflict 
 TRUNCATE of the same batch removes the row. Otherwise the result would depend on where one batch ends and the next
 begins.
 
-The search reads only these columns of the replica: the key, and the column that marks deleted rows if there is one. It
-does not read files that cannot have any of the keys, by their statistics (the least and the greatest value of a
-column). `pgsieve.decoding.changes.net_change` finds the conflict.
+The search reads only these columns of the replica: the key, and the column that marks deleted rows if there is one. By
+the files' statistics (the least and the greatest value of a column), it skips files that cannot have any of the keys.
+`pgsieve.decoding.changes.net_change` finds the conflict.
 """
 
 from collections.abc import Iterator, Mapping
@@ -83,7 +83,7 @@ class ConflictSearch:
     def refuse(self, few_changes: FewChanges | None = None) -> None:
         """Raise KeyConflictError if there is a conflict.
 
-        `few_changes` are the changes if the caller has read them; otherwise they are read here.
+        `few_changes` are the changes of the batch, if the caller has read them already.
         """
         if not self.can_conflict:
             return

@@ -108,7 +108,7 @@ class TableState:
     def is_applied(self) -> bool:
         """True if changes are applied to the table.
 
-        This is so even after it has left the publications, because changes from before that may still arrive.
+        Also true after the table has left the publications, because its earlier changes may still arrive.
         """
         has_copy = self.state == SyncState.READY or (self.state == SyncState.REMOVED and self.lsn > 0)
         return has_copy and self.definition is not None
@@ -117,7 +117,7 @@ class TableState:
     def announces_copy(self) -> bool:
         """True if the state names the snapshot of a copy. The replica may have the rows of this snapshot already.
 
-        If a run has died before it made the table ready, the next run does that.
+        If a run died before it made the table ready, the next run makes it ready.
         """
         return self.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and self.lsn > 0
 
@@ -216,7 +216,7 @@ class TableStates:
     def read_newest(self) -> dict[Name, TableState]:
         """Maps each table of the subscription to its newest state.
 
-        They are read again only if `_table_states` has changed, or if to find that out would take as long.
+        They are read again only if `_table_states` has changed, or if finding that out would take as long as reading it.
         """
         with self.lake.consistent_read():
             # The version is read before the rows. If rows are written in between, the recorded version is too old, and
@@ -232,8 +232,8 @@ class TableStates:
     def read_since(self, version: int) -> dict[Name, TableState]:
         """Maps each table with a state that was written after a Delta version of `_table_states` to its newest state.
 
-        Only the states since then are read, so this is fast with many tables. With -1, all states are read. The column
-        `version` may then be missing, because an earlier pgsieve has written all states.
+        Only the states since then are read, so this is fast with many tables. With -1, all states are read, also from a
+        table without the column `version`, which an earlier pgsieve has written.
         """
         where = f"version > {version:d}" if version >= 0 else "true"
         rows = sort_by_version(self.lake.records.rows(self.path, where))

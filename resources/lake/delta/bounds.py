@@ -1,7 +1,7 @@
 """Leaves out those bounds of the values in a file that would be wrong for some reader.
 
 The bounds of a column are the least and the greatest value in a file or a row group. A reader that looks for other
-values skips the file. Without bounds, it only cannot skip the file.
+values skips the file. Without bounds, it reads the file.
 
 In: the columns of a new file.
 Out: delta-rs' properties for writing the file.

@@ -68,7 +68,7 @@ def test_these_are_in_order(messages: Sequence[Message]) -> None:
         ([BEGIN], OUTSIDE, "after the end of the transaction or block that Begin began"),
         ([BEGIN, CHANGE], ORIGIN, "directly after the begin"),
         ([FIRST_BLOCK, STOP, NEXT_BLOCK], ORIGIN, "directly after the begin"),
-        ([BEGIN], Commit(101, 108, 0), "with the LSN and the transaction of the message that began it"),
+        ([BEGIN], Commit(101, 108, 0), "with the LSN and the transaction of its begin message"),
         ([BEGIN], PREPARE, "to end an open transaction or block of its kind"),
         ([BEGIN_PREPARE], Prepare(100, 108, 0, 7, "another"), "with the LSN and the transaction"),
         ([], NEXT_BLOCK, "after the first block"),
