@@ -67,7 +67,7 @@ from pgsieve.pipelines.config.values import (
     refuse_duplicates,
     refuse_empty,
     refuse_empty_command,
-    refuse_empty_secret,
+    refuse_empty_password,
     refuse_unreadable_conninfo,
 )
 from pgsieve.resources.lake.masters import parse_thread_count
@@ -135,7 +135,7 @@ class SourceConfig(_Section):
 
     name: str = ""
     conninfo: Annotated[SecretStr, AfterValidator(refuse_unreadable_conninfo)]
-    password: Annotated[SecretStr, AfterValidator(refuse_empty_secret)] | None = None
+    password: Annotated[SecretStr, AfterValidator(refuse_empty_password)] | None = None
     password_command: Annotated[tuple[SecretStr, ...], AfterValidator(refuse_empty_command)] | None = None
     standby: bool = False
     allow_untested_server: bool = False

@@ -20,8 +20,8 @@ from pydantic_core import PydanticCustomError
 from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, shorten_name
 from pgsieve.pipelines.config.identifiers import parse_qualified_name
 
-#: The greatest length of `capture`: the beginning of the names of pgsieve's own publications, by which it reads the
-#: slot. Suffixes are added to it, and `_iud_root` is the longest.
+#: The greatest length of `capture`, with which the names of the slot's publications begin. Their longest suffix is
+#: `_iud_root`.
 CAPTURE_BYTES = MAX_NAME_BYTES - len("_iud_root")
 
 
@@ -105,7 +105,7 @@ def refuse_unreadable_conninfo(conninfo: SecretStr) -> SecretStr:
         raise make_refusal(
             "is not a connection string that libpq can read",
             "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
-            "with %-codes for special characters; a password with such characters goes into a `password` of its own",
+            "with %-codes for special characters; put a password with such characters into the key `password`",
         ) from None
     return conninfo
 
@@ -116,10 +116,19 @@ def has_password(conninfo: SecretStr) -> bool:
 
 
 def refuse_empty_secret(secret: SecretStr) -> SecretStr:
-    """Refuse an empty secret. With an empty password, libpq would silently use the one of PGPASSWORD or .pgpass instead."""
+    """Refuse an empty secret."""
     if not secret.get_secret_value():
-        raise make_refusal("is empty", "leave the key out for none, or for that of PGPASSWORD or .pgpass")
+        raise make_refusal("is empty", "leave the key out for its default")
     return secret
+
+
+def refuse_empty_password(password: SecretStr) -> SecretStr:
+    """Refuse an empty password. libpq would silently use the one of PGPASSWORD or .pgpass instead."""
+    if not password.get_secret_value():
+        raise make_refusal(
+            "is empty", "leave the key out if there is no password, or to use that of PGPASSWORD or .pgpass"
+        )
+    return password
 
 
 def refuse_empty_command(command: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:

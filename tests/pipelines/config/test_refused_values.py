@@ -161,13 +161,13 @@ REFUSED = {
         (3, "sources.shop.conninfo", "is not a connection string that libpq can read"),
         (
             "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
-            "with %-codes for special characters; a password with such characters goes into a `password` of its own"
+            "with %-codes for special characters; put a password with such characters into the key `password`"
         ),
     ),
     "an empty password": (
         LEAST.replace("conninfo: ", "password: '', conninfo: "),
         (3, "sources.shop.password", "is empty"),
-        "leave the key out for none, or for that of PGPASSWORD or .pgpass",
+        "leave the key out if there is no password, or to use that of PGPASSWORD or .pgpass",
     ),
     "a password command for a shell": (
         LEAST.replace("conninfo: ", "password_command: echo secret, conninfo: "),

@@ -66,7 +66,11 @@ def test_secrets_among_the_settings_of_spark_are_in_no_repr_and_no_text() -> Non
         ("./lake", "{region: eu-1}", "storage.region: is not an option of a lake in a folder"),
         ("s3://b/l", "{account_key: k}", "storage.account_key: is not an option of a lake at s3a://"),
         ("s3://b/l", "{access_key_id: k}", "storage.access_key_id: needs secret_access_key"),
-        ("s3://b/l", "{secret_access_key: ''}", "storage.secret_access_key: is empty"),
+        (
+            "s3://b/l",
+            "{secret_access_key: ''}",
+            "storage.secret_access_key: is empty\nhint: leave the key out for its default",
+        ),
         ("s3://b/l", "{bucket: k}", "storage.bucket: unknown key"),
         ("s3://b/l", "{only_writer: delta-rs}", "storage.only_writer: should be one of spark"),
         ("abfss://l@a.dfs.core.windows.net", "{client_id: c}", "storage.client_id: needs client_secret"),
