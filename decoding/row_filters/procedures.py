@@ -289,27 +289,27 @@ def resolve_procedure(name: str, type_oids: Sequence[int]) -> Procedure:
     if candidates is None:
         raise RefusedError(f"{name} has no exact counterpart in pgsieve")
     # varchar has no functions of its own: it is binary-coercible to text.
-    text_oids = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
-    if len(text_oids) == 2 and UNKNOWN in text_oids and not name.isidentifier():
+    type_oids = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
+    if len(type_oids) == 2 and UNKNOWN in type_oids and not name.isidentifier():
         # If one side of an operator is a quoted constant, PostgreSQL first assumes that it has the type of the other
         # side.
-        same_oids = tuple(max(set(text_oids) - {UNKNOWN}, default=TEXT) for _ in text_oids)
+        same_oids = tuple(max(set(type_oids) - {UNKNOWN}, default=TEXT) for _ in type_oids)
         exact_candidates = [candidate for candidate in candidates if candidate.argument_oids == same_oids]
         candidates = tuple(exact_candidates) or candidates
-    matches = [candidate for candidate in candidates if candidate.accepts(text_oids)]
+    matches = [candidate for candidate in candidates if candidate.accepts(type_oids)]
     for counts_preferred in (False, True):
         most_matches = max(
-            (candidate.count_matches(text_oids, counts_preferred=counts_preferred) for candidate in matches),
+            (candidate.count_matches(type_oids, counts_preferred=counts_preferred) for candidate in matches),
             default=0,
         )
         matches = [
             candidate
             for candidate in matches
-            if candidate.count_matches(text_oids, counts_preferred=counts_preferred) == most_matches
+            if candidate.count_matches(type_oids, counts_preferred=counts_preferred) == most_matches
         ]
     if len(matches) > 1:
-        # If a candidate takes a string there, PostgreSQL takes an argument of unknown type for a string.
-        unknown_positions = [position for position, text_oid in enumerate(text_oids) if text_oid == UNKNOWN]
+        # PostgreSQL takes an argument of unknown type for a string if a candidate has a string at its position.
+        unknown_positions = [position for position, type_oid in enumerate(type_oids) if type_oid == UNKNOWN]
         string_matches = [
             c for c in matches if all(c.argument_oids[position] in STRINGS for position in unknown_positions)
         ]

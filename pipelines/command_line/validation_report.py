@@ -36,7 +36,7 @@ def print_validation(report: ValidationReport) -> None:
                 print_out(Text(f"{quote_qualified(table.schema, table.name)}: {line}"))
             _print_refilter(subscription.subscription, table)
         print_sequences(subscription.sequences)
-        _print_moments(subscription)
+        _print_oldest_moment(subscription)
         print_out("")
     for problem in report.problems:
         _print_problem("problem", "bold red", problem)
@@ -105,7 +105,7 @@ def _print_received_table(table: ReceivedTable) -> None:
         )
         print_out(Text.assemble(("    metadata columns: ", "dim"), columns_text))
     if DELETED in table.metadata:
-        print_out(Text.assemble(("    deletes: ", "dim"), "soft, the row stays and says so"))
+        print_out(Text.assemble(("    deletes: ", "dim"), "soft, the row stays, marked as deleted"))
     if table.renamed:
         renames = (
             f"{quote_identifier(column)} is {replica_name}" for column, replica_name in table.renamed.items()
@@ -124,10 +124,10 @@ def _print_received_table(table: ReceivedTable) -> None:
 
 
 def _print_updates(changes: ReceivedChanges) -> None:
-    """Print as what operations the row filter may send an UPDATE. Each run counts what became of its UPDATEs."""
+    """Print the operations as which an UPDATE may be sent, if the row filter decides this. Each run counts them."""
     operations = [name.upper() for name in changes.updates_sent_as if name != "nothing"]
     if len(operations) > 1:
-        description = f"sent as {', '.join(operations)}, or not sent, by {changes.row_filters['update']}; each run counts which"
+        description = f"sent as {', '.join(operations)}, or not sent, as {changes.row_filters['update']} decides; each run counts them"
         print_out(Text.assemble(("    UPDATEs: ", "dim"), description))
 
 
@@ -141,7 +141,7 @@ def _print_refilter(subscription: str, table: ReceivedTable) -> None:
         )
 
 
-def _print_moments(received: ReceivedTables) -> None:
+def _print_oldest_moment(received: ReceivedTables) -> None:
     oldest_moment = received.oldest_moment or "the first cut"
     print_out(
         Text.assemble(

@@ -135,7 +135,7 @@ def _make_report(project: Project, lake: Lake, last_run_times: Mapping[str, date
                     lake, subscription, source_state, last_run_times.get(subscription.name)
                 )
             except LakeError as error:
-                # The call raises the error if the lake itself has failed, and not only the tables of this subscription.
+                # This call is for its errors: it raises `error` if the lake itself has failed, and not only these tables.
                 describe_error(lake, error)
                 subscription_status = replace(
                     _make_configured_status(slot_stream, subscription), problem=str(error)
@@ -240,11 +240,11 @@ def _measure_delay(
         )
     else:
         # All changes are applied. If the last run found no changes, the lake has no record of it, but Dagster has.
-        is_followed = source_state.slot is not None and source_state.slot.is_active and delay_seconds == 0
+        is_up_to_date = source_state.slot is not None and source_state.slot.is_active and delay_seconds == 0
         success_time = max(
             (
                 time
-                for time in (success_time, last_run_time, datetime.now(UTC) if is_followed else None)
+                for time in (success_time, last_run_time, datetime.now(UTC) if is_up_to_date else None)
                 if time
             ),
             default=None,

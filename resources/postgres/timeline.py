@@ -51,10 +51,14 @@ def verify_timeline(
     end_lsn = _read_end_lsns(source, present_timeline).get(timeline)
     if end_lsn is not None and position_lsn <= end_lsn:
         return
-    problem = "is not in the server's history" if end_lsn is None else f"was left at {format_lsn(end_lsn)}"
+    problem = (
+        f"timeline {timeline} is not in its history"
+        if end_lsn is None
+        else f"left timeline {timeline} at {format_lsn(end_lsn)}"
+    )
     raise TimelineError(
-        f'source "{source.name}": Delta holds changes of timeline {timeline} up to {format_lsn(position_lsn)}, but that'
-        f" {problem}, which is now on timeline {present_timeline}: this server lacks what was committed between",
+        f'source "{source.name}": Delta holds changes of timeline {timeline} up to {format_lsn(position_lsn)}, but the'
+        f" server is now on timeline {present_timeline}, and {problem}: it may lack some of these changes",
         hint=f"{make_resync_hint(subscriptions)}; synchronized_standby_slots on the primary prevents this",
         sqlstate="55000",
     )

@@ -27,16 +27,16 @@ def set_aside_damaged_tables(
 ) -> dict[Name, TableState]:
     """Set aside the tables whose replica is damaged, and return the states of all tables.
 
-    Only tables to which changes are applied are searched. If such a table is no longer published, it is not set aside, but
-    gets no more changes (`TableState.with_problem`). The replicas of `tables_to_change` are about to be written, so their
-    Delta logs are read. For other tables the search only looks for commits after the cut (an LSN, with the Delta version
-    that each replica had there).
+    Only tables to which changes are applied are searched. A damaged table that is no longer published is not set aside: it
+    gets no more changes, and is copied again if it is published again (`TableState.with_problem`). The replicas of
+    `tables_to_change` are about to be written, so their Delta logs are read. For other tables the search only looks for
+    commits after the cut (an LSN, with the Delta version that each replica had there).
     """
-    record = TableStates(lake, subscription.name)
+    table_states = TableStates(lake, subscription.name)
     if cut is not None:
-        cut.refuse_earlier_states(record)
+        cut.refuse_earlier_states(table_states)
         refuse_put_back_tables(lake, list_subscription_records(lake, subscription.name), [cut])
-    states = record.read_newest()
+    states = table_states.read_newest()
     applied_states = [state for state in states.values() if state.is_applied]
 
     def find_damage(state: TableState) -> str | None:
@@ -52,8 +52,8 @@ def set_aside_damaged_tables(
         for state, problem in zip(applied_states, problems, strict=True)
         if problem is not None
     ]
-    record.append(damaged_states)
-    return record.read_newest() if damaged_states else states
+    table_states.append(damaged_states)
+    return table_states.read_newest() if damaged_states else states
 
 
 @dataclass
@@ -65,8 +65,8 @@ class IntactVersions:
     the cut names.
 
     `set_aside_damaged_tables` checks only the version that it reads at the start of the step. If another process commits
-    a later version, `advance` looks for a RESTORE among the commits in between. No later check would find this RESTORE:
-    checks read only commits after a cut, and the next cut names the later version.
+    a later version, `advance` looks for a RESTORE among the commits in between. The next cut names the
+    later version, and checks read only commits after a cut, so no later check would find this RESTORE.
     """
 
     lake: Lake
@@ -118,10 +118,9 @@ class IntactVersions:
 def is_put_back(
     lake: Lake, path: str, version: int | None, position: int | None, entry_bytes: int | None = None
 ) -> bool:
-    """Whether a table was put back: to a version before `version`, that of a cut, or to a position before `position`.
+    """Whether a table was put back to a Delta version before `version`, or to a position before `position`.
 
-    A `version` or `position` of None is not checked. `entry_bytes` is the size of the version's entry in the Delta log. If
-    there are no commits after the version, only two entries of the log are looked for.
+    A `version` or `position` of None is not checked. `entry_bytes` is the size of the version's entry in the Delta log.
     """
     if version is not None and lake.records.is_restored(path, version, entry_bytes):
         return True

@@ -2,10 +2,11 @@
 
 A batch is the changes that one commit applies to a replica, from several slices; a slice is the changes between two
 positions of the slot. In: Parquet files of the change history, which has a row for each change of a table. Only some
-columns are read: the keys, operations and places, the names of the columns that were not sent, and the metadata of a
-replica that keeps deleted rows. The place of a change is one number, which combines its slice in the batch and its
-number in this slice. Out: `KeyedChanges`, the changes in order, in the form that `pgsieve.decoding.changes.net_change`
-takes. Everything is computed on whole columns; no Python code runs per change. Raises Arrow's errors.
+columns are read: the keys, the operations, the places, and the names of the columns that were not sent. For a replica
+that keeps deleted rows, its metadata columns are read, too. The place of a change is one number, which combines its slice
+in the batch and its number in this slice. Out: `KeyedChanges`, the changes in order, in the form that
+`pgsieve.decoding.changes.net_change` takes. Everything is computed on whole columns; no Python code runs per change.
+Raises Arrow's errors.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -159,7 +160,7 @@ def join_changes(
     is_other_key = numbers_of_keys[change_count:] != new_numbers[move_indices]
     old_numbers[move_indices[is_other_key]] = numbers_of_keys[change_count:][is_other_key]
     sent_masks = [
-        np.concatenate([part.sent_masks[number] for part in parts]) for number in range(len(unsent_columns))
+        np.concatenate([part.sent_masks[index] for part in parts]) for index in range(len(unsent_columns))
     ]
     keyed_changes = KeyedChanges(
         _take_distinct_keys(pa.concat_tables(keys), numbers_of_keys),

@@ -59,8 +59,8 @@ from pgsieve.resources.postgres.waits import OpenTransactionsError, find_lock_er
 
 #: After an error or an interruption, the runner (which reads and writes the rows) is told to stop, and told again each time
 #: this many seconds have passed, until no table is being copied.
-_STOP_SECONDS = 0.1
-#: A line of progress has the size of a table only if it is at least this large.
+_STOP_INTERVAL_SECONDS = 0.1
+#: The log shows the size of a copied table only if it is at least this large.
 _MIN_SHOWN_BYTES = 1024**2
 #: The largest number of tables that are read at the same time.
 _MAX_READERS = 4
@@ -93,7 +93,7 @@ class _SelectedTables:
     lock_error_by_table: Mapping[Name, LockedTableError]
 
     @property
-    def tables(self) -> dict[Name, ReplicatedTable]:
+    def copyable_tables(self) -> dict[Name, ReplicatedTable]:
         """The tables that can be copied now."""
         tables_with_problems = self.problem_by_table.keys() | self.lock_error_by_table.keys()
         return {name: table for name, table in self.table_by_name.items() if name not in tables_with_problems}
@@ -101,7 +101,7 @@ class _SelectedTables:
     @property
     def names(self) -> list[Name]:
         """The names of the tables that are to be copied, now or later."""
-        return [*self.tables, *self.problem_by_table, *self.lock_error_by_table]
+        return [*self.copyable_tables, *self.problem_by_table, *self.lock_error_by_table]
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,10 @@ class BatchCopy:
                     catalog = make_subscription_catalog(connection, self.subscription, server_catalog)
                     selected_tables = self._select_tables(connection, catalog, names)
                     names_to_copy = selected_tables.names
-                    tables = f"{quantity(len(selected_tables.tables), 'table')} of {self.subscription.name}"
+                    tables = f"{quantity(len(selected_tables.copyable_tables), 'table')} of {self.subscription.name}"
                     self.log(f"copying {tables} at {format_lsn(snapshot.lsn)}, {progress} done")
                     self._warn_of_other_origins(
-                        connection, [t.table for t in selected_tables.tables.values()]
+                        connection, [t.table for t in selected_tables.copyable_tables.values()]
                     )
                     planned_tables, lock_faults = self._plan_chunks(
                         connection, catalog, selected_tables, snapshot, former_states
@@ -241,7 +241,7 @@ class BatchCopy:
             list[PlannedTable](),
             dict[Name, PgsieveError](selected_tables.lock_error_by_table),
         )
-        for name, table in selected_tables.tables.items():
+        for name, table in selected_tables.copyable_tables.items():
             select_list = make_copy_select_list(self.subscription, table, snapshot)
             try:
                 chunks = build_chunk_queries(
@@ -263,12 +263,12 @@ class BatchCopy:
         """Record the LSN of the snapshot in the states of the tables, and record why other tables have to wait.
 
         Returns the states with the LSN. Raises TransientError if another process has changed the state of a table since
-        `former_states` were read, which was before the snapshot. For example, that process may have met a change after
-        the snapshot that the server cannot send.
+        `former_states` were read, which was before the snapshot. For example, that process may have met a later change
+        that the server cannot send.
         """
         state_by_table = {
             name: make_announced_state(self.subscription, table, catalog, former_states.get(name), snapshot)
-            for name, table in selected_tables.tables.items()
+            for name, table in selected_tables.copyable_tables.items()
         }
         waiting_states = [
             TableState(
@@ -323,7 +323,7 @@ class BatchCopy:
             # KeyboardInterrupt is caught, too. Otherwise the process would not end before large tables are copied.
             except BaseException:
                 running_futures = [future for future in futures if not future.cancel()]
-                while wait(running_futures, _STOP_SECONDS).not_done:
+                while wait(running_futures, _STOP_INTERVAL_SECONDS).not_done:
                     self.lake.runner.stop()
                 raise
         return results, fault_by_table
@@ -333,7 +333,8 @@ class BatchCopy:
     ) -> list[CopyResult]:
         """Record the states of the tables after their copies, and begin their histories of rows.
 
-        `catalog_after` is the catalog as it was after the copies. Returns the results, with the problems of histories.
+        `catalog_after` is the catalog as it was after the copies. If a history cannot begin, the table's result has the
+        problem.
         """
         states_after = [
             make_state_after_copy(self.subscription, states, result, catalog_after)
@@ -345,7 +346,7 @@ class BatchCopy:
             name_text = f"{quote_qualified(*name)} of {self.subscription.name}"
             self.log(f"{name_text} is not made ready: another process has copied it, or changed its state")
         for name, problem in completion.problem_by_table.items():
-            self.log(f"the versions of {quote_qualified(*name)} do not begin: {problem}")
+            self.log(f"the versions of the rows of {quote_qualified(*name)} do not begin: {problem}")
         reach(Failpoint.TABLES_READY)
         return [
             replace(
@@ -357,7 +358,7 @@ class BatchCopy:
     def _defer_locked_tables(
         self, selected_tables: _SelectedTables, fault_by_table: Mapping[Name, PgsieveError]
     ) -> dict[Name, CopyResult]:
-        """Leave tables that other sessions still lock to the next run; returns their results."""
+        """Leave to the next run the tables that other sessions still lock; returns their results."""
         result_by_table = dict[Name, CopyResult]()
         for name in [name for name, fault in fault_by_table.items() if is_lock_error(fault)]:
             table = selected_tables.table_by_name[name].table

@@ -212,7 +212,7 @@ def _write_reading(
     `stack` closes the sessions.
     """
     peek, ends = reading.peek, [*reading.ends]
-    # Open this session before the second one, without which a slice can still be read. The role may have only one more.
+    # The role may be allowed only one more session. So open this one first: slices can be read without the second one.
     session = stack.enter_context(stack.enter_context(peek.conninfo.connect_adbc()).cursor())
     copy = (
         stack.enter_context(copy_slot(peek.conninfo, peek.slot_stream.slot)) if reading.second_ends else None

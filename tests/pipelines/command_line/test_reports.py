@@ -348,7 +348,7 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
         "  public.u (a)",
         "    replica identity: FULL",
         "    initial copy, update: (a > 5)",
-        "    UPDATEs: sent as DELETE, INSERT, UPDATE, or not sent, by (a > 5); each run counts which",
+        "    UPDATEs: sent as DELETE, INSERT, UPDATE, or not sent, as (a > 5) decides; each run counts them",
         "  rows as of any moment: from 0/1A2B on (`pgsieve read sales --at`)",
         "",
         "problem: public.t: no replica identity [55000]",

@@ -43,7 +43,7 @@ def test_deleted_rows_stay_once_soft_deletes_are_enabled(shop: Shop) -> None:
     assert _rows(shop) == {i: (i, False, False, False) for i in range(1, 5)}, "existing rows are living"
     code, picture = shop.cli("validate")
     assert code == 0
-    assert "deletes: soft, the row stays and says so" in picture
+    assert "deletes: soft, the row stays, marked as deleted" in picture
 
     shop.database.execute("delete from notes where id = 1; update notes set id = 20 where id = 2")
     assert shop.cli("run")[0] == 0

@@ -68,7 +68,7 @@ def test_results_of_updates_are_counted_by_table_row_filter_and_partition(shop: 
         ("low", "public.low"): ["nothing"],
     }
     assert (
-        "UPDATEs: sent as DELETE, INSERT, UPDATE, or not sent, by (id > 1); each run"
+        "UPDATEs: sent as DELETE, INSERT, UPDATE, or not sent, as (id > 1) decides; each run"
         in shop.cli("validate")[1]
     )
     assert shop.cli("run")[0] == 0
