@@ -1,7 +1,7 @@
 """Counts and notes that Spark collects while a query runs, so that nothing is computed a second time only to be counted.
 
-A note is a text that a function of Arrow batches writes about the rows of its part (those of one task), for example
-their counts as JSON. So the counts come from the same function, whether Spark or this process runs it.
+A part is the rows of one task. A function of Arrow batches can add a note to its part: a text, for example the counts of
+the rows as JSON. So the counts come from the same function, whether Spark or this process runs it.
 """
 
 import json
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 NOTE = "note"
 
 
-def observe_metrics(
+def get_metrics(
     observation: Observation, metrics: Sequence[Column], rows: Callable[[], DataFrame]
 ) -> Mapping[str, Any]:
     """Maps the name of each metric to its value, as Spark has observed it.

@@ -15,7 +15,7 @@ example has four changes of a replica that has rows with the keys 1 and 2:
                                                   ▼
     key 2    ──────────────────── ended          arrived: c ──────────────────►   update: c as moved, b inherited,
              the replica's row                   the row of key 1                 the rest of the replica's row of
-                                                                                  key 1, the tenure's `base`
+                                                                                  key 1, the base key
 
 An UPDATE that changes the key is a *move*: the row leaves its old key, then arrives at its new key. The tenures of
 one row form a chain. A tenure has the values of the columns that its changes sent. It inherits the other values from
@@ -81,8 +81,8 @@ class KeyChanges:
         """Return two masks of keys, which say for which keys the caller must look into the replica.
 
         The first mask has the keys that need a row before the changes: their first change is an UPDATE, a DELETE or a
-        LEAVE. For the keys of the second mask it matters whether the replica has a row. An UPDATE takes a row away from
-        such a key. Or the key gets a new row before a row of the key ends, which conflicts with a row of the replica.
+        LEAVE. For the keys of the second mask it matters whether the replica has a row. A move takes a row away from
+        such a key. Or the key gets a row before any change ends one: a row of the replica would conflict with it.
         """
         first_begins = _find_first_indexes(
             np.where((self.operations == INSERT) | self.is_move, self.new_keys, NONE), key_count
@@ -111,7 +111,7 @@ class NetChange:
       the column's value, or to `NONE` if only the replica's row with the key `base_keys` has it.
     - `begin_changes` is the INSERT with which the row began, or `NONE` if the replica has the row.
     - `end_changes` is the change that ended the row, if the replica retains ended rows (rows that were deleted, but
-      stay), otherwise `NONE`. An ended row keeps its last values. If the first change ended the replica's row,
+      stay), otherwise `NONE`. An ended row keeps its last values. If these are the replica's,
       `last_changes` is `NONE`.
 
     A key that is neither upserted nor updated has no row after the changes.
@@ -322,11 +322,11 @@ def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: 
     keys, tenure_commits = tenures.keys, commits[tenures.event_changes[tenures.first_events]]
     has_row = ~tenures.is_ended & rows.mask_rows(has_row_before)
     final_tenures = (
-        np.flatnonzero(np.append(_mask_new_keys(keys)[1:] | _mask_new_keys(tenure_commits)[1:], True))
+        np.flatnonzero(np.append(_mask_new_numbers(keys)[1:] | _mask_new_numbers(tenure_commits)[1:], True))
         if len(keys)
         else _fill_none(0)
     )
-    is_first = _mask_new_keys(keys[final_tenures])
+    is_first = _mask_new_numbers(keys[final_tenures])
     end_commits = np.append(np.where(is_first[1:], NONE, tenure_commits[final_tenures][1:]), NONE)[
         : len(final_tenures)
     ]
@@ -409,14 +409,14 @@ def _find_tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenur
     If `commits` is given, it has the commit of each change, and each commit begins a new part of a tenure.
     """
     is_move = changes.is_move
-    row_changes, moves = np.flatnonzero(~is_move), np.flatnonzero(is_move)
+    other_changes, moves = np.flatnonzero(~is_move), np.flatnonzero(is_move)
     event_keys = np.where(
-        _mask_ends(changes.operations[row_changes]),
-        changes.old_keys[row_changes],
-        changes.new_keys[row_changes],
+        _mask_ends(changes.operations[other_changes]),
+        changes.old_keys[other_changes],
+        changes.new_keys[other_changes],
     )
     event_keys = np.concatenate([event_keys, changes.old_keys[moves], changes.new_keys[moves]])
-    event_places = np.concatenate([2 * row_changes, 2 * moves, 2 * moves + 1])
+    event_places = np.concatenate([2 * other_changes, 2 * moves, 2 * moves + 1])
     events = np.sort(event_keys << _PLACE_BITS | event_places)
     event_keys, event_places = events >> _PLACE_BITS, events & ((1 << _PLACE_BITS) - 1)
     event_changes = event_places >> 1
@@ -426,11 +426,11 @@ def _find_tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenur
     is_begin, is_end, is_first = (
         _mask_begins(event_kinds),
         _mask_ends(event_kinds),
-        _mask_new_keys(event_keys),
+        _mask_new_numbers(event_keys),
     )
     follows_end = np.zeros(len(event_keys), np.bool_)
     follows_end[1:] = is_end[:-1]
-    begins_commit = _mask_new_keys(commits[event_changes]) if commits is not None else False
+    begins_commit = _mask_new_numbers(commits[event_changes]) if commits is not None else False
     first_events = np.flatnonzero(is_first | is_begin | follows_end | begins_commit)
     origins = np.select([is_begin, is_first, follows_end], [event_kinds, _REPLICA, _NOTHING], _CONTINUED)
     origins = origins[first_events].astype(np.int64)
@@ -538,7 +538,7 @@ def _replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges
 
 
 def find_moves_without_row(changes: KeyChanges, has_row_before: Mask) -> Numbers:
-    """Return the moves that find no row, as far as they can be found if all other moves are assumed to find theirs.
+    """Return the moves that find no row even if all moves before them find theirs.
 
     A move that finds no row brings none to its new key, so later moves may find no row either. If moves are given as LEAVE
     and INSERT, returns each such LEAVE. Take away its INSERT, and call this function again to find the later ones.
@@ -582,11 +582,11 @@ def _mask_ends(event_kinds: npt.NDArray[np.int8]) -> Mask:
     return is_end
 
 
-def _mask_new_keys(keys: Numbers) -> Mask:
+def _mask_new_numbers(numbers: Numbers) -> Mask:
     """Return the mask of the elements that differ from the element before them; the first element is masked, too."""
-    is_new_key = np.ones(len(keys), np.bool_)
-    is_new_key[1:] = keys[1:] != keys[:-1]
-    return is_new_key
+    is_new = np.ones(len(numbers), np.bool_)
+    is_new[1:] = numbers[1:] != numbers[:-1]
+    return is_new
 
 
 def _find_first_indexes(keys: Numbers, count: int) -> Numbers:

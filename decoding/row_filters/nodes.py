@@ -359,7 +359,7 @@ def _is_in_numeric_range(node: Node) -> bool:
 
 
 def _count_integral_digits(node: Node) -> int | None:
-    """Return how many digits the values of a numeric node have before the point at most; None if any number of them."""
+    """Return the largest number of digits that a numeric node can have before the point; None if it is not known."""
     match node:
         case Arithmetic(operator="+" | "-" | "*" as operator, left=left, right=right):
             left_count, right_count = _count_integral_digits(left), _count_integral_digits(right)

@@ -208,12 +208,11 @@ class SparkChanges:
     ) -> DataFrame:
         """Make the source of a MERGE: the net change, in the columns of `merge`.
 
-        It is computed from a DataFrame `decided_keys`, which has a row per key of the net change and these further
-        columns:
+        It is computed from a DataFrame `decided_keys` with a row per key of the net change. It has columns of `merge`, and:
         - `last`: the place of the change that has the key's new row
         - `s0`, `s1`, …: for each column that some change did not send, the place of the change that sent its value
         - `base`: the number of a key. The replica's row with this key has the values that no change sent
-        - `e0`, `e1`, …: the metadata of a row that is deleted but kept
+        - `is_ended`, `e0`, `e1`, …: whether the row is deleted but kept, and its metadata
         """
         unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
         numbers = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
@@ -255,9 +254,9 @@ class SparkChanges:
         source = upserts.unionByName(self._make_ended_rows(decided_keys, upserts, merge))
         if keyed_changes.truncated_metadata is None:
             return source
-        replaced_keys = keyed_changes.keys.take(pa.array(numbers.keys))
+        source_keys = keyed_changes.keys.take(pa.array(numbers.keys))
         return source.unionByName(
-            self._make_truncated_rows(keyed_changes.truncated_metadata, replaced_keys, source, merge)
+            self._make_truncated_rows(keyed_changes.truncated_metadata, source_keys, source, merge)
         )
 
     def _make_ended_rows(self, decided_keys: DataFrame, upserts: DataFrame, merge: Merge) -> DataFrame:
@@ -287,8 +286,8 @@ class SparkChanges:
     ) -> DataFrame:
         """Add the values of new rows to `decided_keys`, and leave out the keys without a new row.
 
-        `places` are the places of the changes that have the values. If no change sent a value of a row, the replica has
-        it under a former key. `former_key_numbers` are these keys.
+        `places` are the places of the changes that have the values. A value that no change sent is in the replica,
+        under the key that the row had there. `former_key_numbers` are the numbers of these keys.
         """
         unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
         placed_rows = self._read_placed_rows(RowSelection(self.pending.extent, self._stamp, places), "new")

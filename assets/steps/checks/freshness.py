@@ -66,8 +66,8 @@ class _PeekResult:
 
     def is_valid_for(self, confirmed_lsn: int, publications: tuple[str, ...], wal_end_lsn: int) -> bool:
         """True if the result is still valid for a slot and WAL with these positions."""
-        is_same_position = (self.confirmed_lsn, self.publications) == (confirmed_lsn, publications)
-        return is_same_position and (self.waiting_since is not None or self.wal_end_lsn == wal_end_lsn)
+        is_unchanged = (self.confirmed_lsn, self.publications) == (confirmed_lsn, publications)
+        return is_unchanged and (self.waiting_since is not None or self.wal_end_lsn == wal_end_lsn)
 
 
 #: Maps a source and a slot to the result of the last peek.
@@ -78,7 +78,7 @@ _PEEK_RESULT_BY_SLOT: dict[tuple[Source, str], _PeekResult] = {}
 class _SlotPublications:
     """The names of the publications with which a slot is read, as found for a stream and a catalog.
 
-    All subscriptions of the slot share these two objects. The names are valid as long as they use the same two objects.
+    All subscriptions of the slot share the stream and the catalog. The names are valid only for these two objects.
     """
 
     slot_stream: SlotStream
@@ -168,7 +168,7 @@ def find_unread_time(
         try:
             return _find_first_waiting_time(connection, slot_stream, state)
         except SourceError as error:
-            # Some transactions cannot be sent (`pgsieve.assets.steps.slot_consumption.unsendable_changes`). They wait, too.
+            # A transaction that cannot be sent (`pgsieve.assets.steps.slot_consumption.unsendable_changes`) waits, too.
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_decoding_error(error):
                 raise
     return _find_earliest_unread_time(

@@ -222,12 +222,12 @@ class InitialCopy:
     def _begin_copy(self, names: list[Name], *, only_lacking: bool) -> tuple[list[Name], int]:
         """Record that the copy begins.
 
-        Returns the tables to copy, and the version of the table of states after the record.
+        Returns the tables to copy, and the newest version of the recorded states.
         """
         with self.subscription.slot_stream.source.hold_lock(self.subscription.name):
             if only_lacking:
-                tables_needed = set(find_tables_to_copy(self.subscription, self.lake))
-                names = [name for name in names if name in tables_needed]
+                lacking_tables = set(find_tables_to_copy(self.subscription, self.lake))
+                names = [name for name in names if name in lacking_tables]
             former_states = self._states.read_newest()
             self._states.append(
                 [
@@ -242,8 +242,8 @@ class InitialCopy:
         """Copy a batch of tables while this process holds the subscription's lock.
 
         Without the lock another process could decode and filter a slice (some changes from the slot) during the copy. It
-        would leave out the changes of these tables, since they are not ready. A table is not copied if another process
-        has made it ready after `states_version`, a version of the table of states.
+        would leave out the changes of these tables, since they are not ready. `states_version` is a version of the
+        Delta table of states. A table that another process has made ready after it is not copied.
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.wait_seconds)
         try:

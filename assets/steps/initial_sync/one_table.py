@@ -26,7 +26,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
     write_rows_to_files,
 )
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.observations import observe_metrics
+from pgsieve.assets.steps.observations import get_metrics
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import describe_error_fully, is_foreign_server_error
 from pgsieve.assets.steps.subscription import Definition, Subscription
@@ -360,7 +360,7 @@ class SnapshotCopy:
         properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
         with self.read_limit:
             self.lake.write(rows.observe(observation, *metrics), path, replace(commit, properties=properties))
-            return int(observe_metrics(observation, metrics, lambda: self.lake.read_table(path))["rows"])
+            return int(get_metrics(observation, metrics, lambda: self.lake.read_table(path))["rows"])
 
 
 def _add_hint(replicated_table: ReplicatedTable, error: PgsieveError) -> PgsieveError:

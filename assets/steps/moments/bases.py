@@ -61,9 +61,10 @@ class TableBase:
 
 
 def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase]:
-    """Find the bases of a subscription's tables at a moment. With `only_table`, just that of this table.
+    """Find the bases of a subscription's tables at a moment.
 
-    Tables that are not read cannot fail. Without a base of `only_table` the result is empty.
+    With `only_table`, only this table is searched, so other tables cause no error. The result is empty if an earlier cut
+    shows that the subscription did not have it yet.
     """
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).read_all()
@@ -91,7 +92,7 @@ def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase
         for name, states_of_table in states.items()
         if only_table in {None, name} and (base := search.find_base(name, states_of_table)) is not None
     ]
-    # If a cut is kept, and only one table is wanted, the subscription did not have this table yet. That is no error.
+    # If only one table is wanted, and an earlier cut lacks it, the subscription did not have it yet. That is no error.
     if not bases and (only_table is None or cut_before is None):
         oldest_cut_clause = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
         raise MomentError(
@@ -140,7 +141,7 @@ class _BaseSearch:
         if ready_state is None:
             raise self._make_unreadable_error(
                 name,
-                "the record of its columns at that time is gone: an earlier version's `pgsieve maintain` deleted it",
+                "the record of its columns at that time is gone: `pgsieve maintain` of an earlier version deleted it",
             )
         path = self._lake.paths.replica(self.moment.subscription, *name)
         if (
@@ -153,11 +154,11 @@ class _BaseSearch:
                 name, states, ready_state, self._lake.read_columns_of_version(path, cut_version)
             )
             return TableBase(path, cut_version, state, self.moment.lsn, self._find_history_path(name, state))
-        return self._find_changed_base(
+        return self._find_base_after_cut(
             name, path, states, ready_state, None if is_copied_since else cut_version
         )
 
-    def _find_changed_base(
+    def _find_base_after_cut(
         self,
         name: Name,
         path: str,
@@ -191,7 +192,7 @@ class _BaseSearch:
         if deleted_up_to is None:
             raise self._make_unreadable_error(
                 name,
-                "an earlier version of pgsieve did not record which changes it deleted; `pgsieve maintain` records it from now on",
+                "it is not recorded which changes are deleted; `pgsieve maintain` records it from now on",
             )
         if base.since_lsn < deleted_up_to:
             raise self._make_unreadable_error(
@@ -249,10 +250,10 @@ class _BaseSearch:
             ),
             default=None,
         )
-        followed_lsn = max(
+        history_end = max(
             (end for end in slice_ends if next_copy_lsn is None or end <= next_copy_lsn), default=0
         )
-        if followed_lsn < self.moment.lsn:
+        if history_end < self.moment.lsn:
             gap_description = (
                 "it has not been copied since"
                 if next_copy_lsn is None

@@ -136,7 +136,7 @@ def maintain_subscription(
     If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _open_maintainer(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
-        # This call only raises an error, if the replicas are in other folders than `folders` in the layout says.
+        # This call is for its error: the replicas are in other folders than `folders` in the layout says.
         SubscriptionRecord(lake, subscription.name).require_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).read_newest()
@@ -179,7 +179,7 @@ class _SubscriptionTables:
         paths = list(list_history_paths(self.lake.paths.change_history, name, states))
         end_by_path = {path: maintainer.find_expired_end(path, applied_lsn, retention) for path in paths}
         record = SubscriptionRecord(self.lake, name)
-        # Without a recorded LSN, an earlier maintenance may have deleted all changes that were applied.
+        # If no LSN is recorded, an earlier maintenance may have deleted all changes that were applied.
         possibly_deleted_lsn = applied_lsn if record.read_state().deleted_up_to is None else 0
         record.record_deleted_lsn(max((*end_by_path.values(), possibly_deleted_lsn)))
         for path, end in end_by_path.items():
@@ -195,8 +195,8 @@ class _SubscriptionTables:
         cut = cuts.read_last()
         # Rows with changes after the newest cut stay, because the next cut needs them. Of the rows that record no
         # changes, only the last one is needed: it has the position.
-        needless_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
-        maintain(TransformedSlices(lake, name).path, needless_rows)
+        condition = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
+        maintain(TransformedSlices(lake, name).path, condition)
         cut_versions = {cut.states for cut in cuts.read_all() if cut.states is not None}
         maintain(states.path, make_superseded_condition(states.find_counting_versions(cut_versions)))
         record, sequences = SubscriptionRecord(lake, name), Sequences(lake, name)
@@ -337,9 +337,9 @@ class _Maintainer:
                 applied_lsn,
                 make_table_maintenance(self._lake, path).find_last_slice_before(self._start_time - retention),
             )
-        # Nothing is retained for a time. The caller records the result as the LSN up to which changes are deleted. So
-        # it is the end of an existing slice, and not `applied_lsn`. A subscription that has not reached that LSN is
-        # copied again.
+        # All applied slices have expired. The caller records the result as the LSN up to which changes are deleted, and
+        # a subscription that has not reached it has to be copied again. So it is the end of the last of these slices.
+        # `applied_lsn` may be higher.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 
     def make_expired_cuts_condition(self, path: str, since: datetime) -> str | None:

@@ -42,7 +42,7 @@ def list_subscription_records(lake: Lake, name: str) -> list[str]:
 
 
 def read_present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
-    """Maps the identifier of each of these tables to its present version.
+    """Maps the identifiers of the record tables that a cut names to their present versions.
 
     Tables are left out if finding their version takes as long as reading them (`Records.stamp`).
     """

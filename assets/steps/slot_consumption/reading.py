@@ -64,7 +64,7 @@ SLICE_BYTES = 512 * 1024 * 1024
 #: this many bytes since the last time, or if the slot could release so many bytes of WAL.
 IDLE_BYTES = 4 * 1024 * 1024
 
-#: If other processes have read the slot meanwhile this often, a drain fails.
+#: A drain fails when other processes have read the slot meanwhile this many times.
 _MAX_OVERTAKEN_COUNT = 6
 
 
@@ -167,8 +167,8 @@ class _SlotReader:
                     return
             except UnprovenError:
                 self._log(
-                    f"the publications were altered after {format_lsn(self.position)}: the server is asked for its own"
-                    " decisions"
+                    f"the publications were altered after {format_lsn(self.position)}: the server decides which"
+                    " changes are sent"
                 )
                 self._is_catalog_unproven = True
             except OvertakenError as error:
@@ -244,10 +244,9 @@ class _SlotReader:
     def _append_publisher_slices(
         self, subscription_slot_streams: Sequence[SlotStream], end: int, head: TableHead
     ) -> int:
-        """Append one slice to each of these streams, with the changes that the publisher sends to its subscription.
+        """Append one slice to the stream of each subscription, with the changes that the publisher sends to it.
 
-        Returns the expected version: the slice is appended only if the change log of the slot's own stream still has
-        it.
+        Returns the version that the slot's own change log must still have when its slice is appended.
         """
         self._end_lsn = max(end, read_greatest_end(self._lake, subscription_slot_streams))
         # All streams have to get the same slice. So before the first append it is checked that the server can send it.

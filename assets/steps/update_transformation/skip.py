@@ -52,7 +52,7 @@ class Skip:
             raise PgsieveError(
                 f'subscription "{name}": skip WAL location (LSN {format_lsn(lsn)}) must be greater than origin LSN'
                 f" {format_lsn(transformed_lsn)}",
-                hint=f"that transaction is passed; `pgsieve resync {name} TABLE` copies a table that it has set aside",
+                hint=f"that transaction is passed; `pgsieve resync {name} TABLE` copies a table that was set aside",
                 sqlstate="22023",
             )
         if is_partly_transformed(TableStates(self.lake, name), transformed_lsn):
@@ -101,7 +101,7 @@ class Skip:
 def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:
     """True if a run died in the middle of the slice after `transformed_lsn`, after it had written the changes of some tables.
 
-    In that case the slice cannot be divided any more.
+    In that case the slice can no longer be divided into windows.
     """
     lake = states.lake
     histories = (
@@ -112,8 +112,8 @@ def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:
         for state in states.read_newest().values()
         if state.definition
     )
-    # A change history (the Delta table with a table's changes) that begins with the copied rows has the LSN of the copy
-    # as its position, so this is compared, too.
+    # A change history (the Delta table with a table's changes) may begin with the copied rows. Then its position is the
+    # LSN of the copy, before it has any change.
     return any(
         (lake.records.position(path) or 0) > max(transformed_lsn, copy_lsn) for path, copy_lsn in histories
     )

@@ -155,9 +155,9 @@ class SparkRecords:
                 for number, row in enumerate(commits.toLocalIterator()):
                     if number == 0:
                         head = TableHead(int(row["version"]))
-                    lsn, is_kept = parse_position(row["userMetadata"])
+                    lsn, is_only_kept = parse_position(row["userMetadata"])
                     position = max(position, lsn or 0)
-                    if lsn is not None and not is_kept:
+                    if lsn is not None and not is_only_kept:
                         return TableHead(head.version, position)
         return TableHead(head.version, position or None)
 
@@ -177,7 +177,7 @@ class SparkRecords:
         return int(row["version"])
 
     def entry_bytes(self, path: str, version: int) -> int | None:  # noqa: ARG002 - as the protocol has it
-        """None, as on an object store."""
+        """None: the size of a log entry is unknown here."""
         return None
 
     def is_restored(

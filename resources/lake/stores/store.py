@@ -207,7 +207,7 @@ class Store:
 
     @contextmanager
     def _open_parquet(self, path: str) -> Iterator[pq.ParquetFile]:
-        """Open a Parquet file for the block."""
+        """Open a Parquet file during a `with` block."""
         file_system, inner_path = self.find_file_system(path)
         # With pre_buffer, the columns of a row group are requested from an object store at the same time.
         with (

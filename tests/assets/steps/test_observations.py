@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.observations import NotedRows, observe_metrics, schema_with_note, with_note
+from pgsieve.assets.steps.observations import NotedRows, get_metrics, schema_with_note, with_note
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
@@ -49,5 +49,5 @@ def test_metrics_of_a_write_that_delta_leaves_out_are_those_of_the_table(lake: L
     for count in (3, 5):
         observation = Observation()
         lake.write(_ids(lake, count).observe(observation, *metrics), path, Commit(7))
-        observed.append(observe_metrics(observation, metrics, lambda: lake.read_table(path)))
+        observed.append(get_metrics(observation, metrics, lambda: lake.read_table(path)))
     assert observed == [{"rows": 3}, {"rows": 3}]

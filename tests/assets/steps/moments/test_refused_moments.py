@@ -171,7 +171,7 @@ def test_moments_before_the_retention_are_refused(counters: Counters) -> None:
         lake.delta_rs.read_all_rows(record.path).slice(0, 1).drop_columns(["version", "deleted_up_to"]),
     )
     assert record.read_state().deleted_up_to is None
-    assert "did not record which changes it deleted" in counters.refusal(late)
+    assert "it is not recorded which changes are deleted" in counters.refusal(late)
     counters.maintain(FOREVER)
     assert "are deleted" in counters.refusal(late)
     newest = counters.add()
