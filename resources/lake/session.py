@@ -260,19 +260,21 @@ def _report_waiting(address: str) -> None:
 
 def _create_connect_session(server: str | EngineChannel) -> SparkSession:
     """Create a session of a Spark Connect server. `server` is the server's address, or the channel of the warm engine."""
-    if isinstance(server, str):
-        had_connect_mode = _CONNECT_MODE in os.environ
-        try:
+    had_connect_mode = _CONNECT_MODE in os.environ
+    try:
+        if isinstance(server, str):
             session: SparkSession = SparkSession.builder.remote(server).create()
-        except BaseException:
-            # pyspark has set the variable. As long as it is set, no local session can start in this process.
-            if not had_connect_mode:
-                os.environ.pop(_CONNECT_MODE, None)
-            raise
-        return session
-    from pyspark.sql.connect.session import SparkSession as ConnectSession
+            return session
+        from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    return cast("SparkSession", ConnectSession.builder.channelBuilder(server.make_builder()).create())
+        # pyspark sets this only for an address. Without it, pyspark's functions require a JVM of this process.
+        os.environ[_CONNECT_MODE] = "1"
+        return cast("SparkSession", ConnectSession.builder.channelBuilder(server.make_builder()).create())
+    except BaseException:
+        # As long as the variable is set, no local session can start in this process.
+        if not had_connect_mode:
+            os.environ.pop(_CONNECT_MODE, None)
+        raise
 
 
 def _set_retries(session: SparkSession, times: int) -> None:

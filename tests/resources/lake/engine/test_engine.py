@@ -206,6 +206,10 @@ def test_runs_share_an_engine_which_ends_when_unused(shop: Shop) -> None:
     assert [run.returncode for run in runs] == [0, 0], runs
     assert _cli(shop, "check").returncode == 0
     assert _status(shop)["pid"] == first["pid"]
+    # A repair uses pyspark's functions. They must be those of Spark Connect, as this process has no JVM.
+    shop.table("two", "stock").delete()
+    assert _cli(shop, "check", "--repair", "two").returncode == 1
+    assert _cli(shop, "check", "two").returncode == 0
     # Python imports stay for the next run: all sessions share the daemon that forks the workers.
     record = EngineFolder(shop.path.parent / ".pgsieve" / "engine").read_record()
     assert record is not None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -116,7 +117,9 @@ def engine(tmp_path: Path) -> Iterator[SparkEngine]:
     engine = SparkEngine(
         master="local[1]", engine="start", engine_folder=str(project / "engine"), engine_idle=600
     )
-    yield engine
+    # A session of the engine sets a variable with which no later test could start a session of its own.
+    with patch.dict(os.environ):
+        yield engine
     control.stop(engine.folder)
 
 
