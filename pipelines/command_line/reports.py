@@ -354,7 +354,7 @@ def print_check(report: CheckReport) -> None:
             )
     print_compared_sequences(report.sequences)
     _print_warnings(report.warnings)
-    print_out(_summarize_checks(report.tables))
+    print_out(_summarize_checks(report))
 
 
 _NOT_COMPARED = "not compared"
@@ -364,8 +364,9 @@ def _label_difference(table: CheckedTable) -> str:
     return "differs" if table.is_compared else _NOT_COMPARED
 
 
-def _summarize_checks(tables: Sequence[CheckedTable]) -> Text:
-    """A sentence that says how many tables differ, and how many could not be compared."""
+def _summarize_checks(report: CheckReport) -> Text:
+    """A sentence that says how many tables differ, and what could not be compared."""
+    tables = report.tables
     differing_count = sum(table.is_compared and not table.equal for table in tables)
     uncompared_count, total = sum(not table.is_compared for table in tables), quantity(len(tables), "table")
     parts = (
@@ -374,6 +375,8 @@ def _summarize_checks(tables: Sequence[CheckedTable]) -> Text:
         else []
     )
     parts += [f"{_NOT_COMPARED}: {uncompared_count:,} of {total}"] if uncompared_count else []
+    failed_subscriptions = sorted({name for failure in report.failures for name in failure.subscriptions})
+    parts += [f"{_NOT_COMPARED}: {', '.join(failed_subscriptions)}"] if failed_subscriptions else []
     if parts:
         return Text("; ".join(parts), style="bold red")
     return Text("every table equals the publisher", style="bold green")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import reports, validation_report
 from pgsieve.pipelines.commands.results import (
     AppliedTable,
@@ -16,6 +17,7 @@ from pgsieve.pipelines.commands.results import (
     CopiedTable,
     DemoReport,
     DropReport,
+    Failure,
     ResyncedTable,
     ResyncReport,
     RunSummary,
@@ -288,6 +290,8 @@ def test_check_says_when_all_are_equal(capsys):
     reports.print_check(report)
     assert lines(capsys)[-1] == ["every", "table", "equals", "the", "publisher"]
     assert report.equal
+    reports.print_check(replace(report, failures=(Failure(("b", "a"), PgsieveError("no connection")),)))
+    assert lines(capsys)[-1] == ["not", "compared:", "a,", "b"]
 
 
 def test_validate_shows_publications_tables_problems_and_statements(capsys):
