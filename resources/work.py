@@ -5,7 +5,7 @@ In: - the code of a step, as `with` blocks
 Out: - Spark jobs with a group and a description
      - the costs, as a `Work`
 
-Each thread has its own names and costs (context variables). Threads with a copy of the context share them.
+Each thread has its own names and costs (context variables), unless it runs in a copy of another thread's context.
 """
 
 from collections.abc import Collection, Iterator
@@ -69,10 +69,10 @@ def measure_work() -> Iterator[Work]:
         work.seconds = monotonic() - start_time
 
 
-def add_costs(engine: str, tasks: int, size: int) -> None:
+def add_costs(engine: str, task_count: int, written_bytes: int) -> None:
     """Add a number of tasks of an engine, and the bytes that they wrote, to the costs of all enclosing `measure_work` blocks."""
     for work in _MEASURED_WORK.get():
-        work.add(Work({engine}, tasks, size))
+        work.add(Work({engine}, task_count, written_bytes))
 
 
 @contextmanager

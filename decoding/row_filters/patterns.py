@@ -82,7 +82,7 @@ def _make_textlike_call(operand: Node, pattern: Node) -> FunctionCall:
 
 
 def _escape_with_backslash(pattern: str, escape: str) -> Iterator[str]:
-    """Yield the parts of a pattern that means the same, with the backslash as its escape character."""
+    """Rewrite a pattern with the backslash as its escape character; yields the parts of the new pattern."""
     characters = iter(pattern)
     for character in characters:
         if character == escape:

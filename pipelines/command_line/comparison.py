@@ -36,8 +36,8 @@ def status(
 ) -> None:
     """Show slots, their lag, and the state of every replica table.
 
-    Exits with 2 if a source does not answer, or a subscription cannot be replicated. The facts that the lake
-    has are still shown.
+    Exits with 2 if a source does not answer, or a subscription cannot be replicated. What the lake knows is
+    still shown.
     """
     if prometheus and as_json:
         raise PgsieveError("`--json` and `--prometheus` are two formats", hint="leave out one of them")
@@ -65,7 +65,7 @@ def check(
     subscriptions: SubscriptionsArgument = None,
     config: ConfigOption = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Replace rows that differ by the publisher's rows.")
+        bool, typer.Option("--repair", help="Make rows that differ equal to the publisher's rows.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -43,12 +43,12 @@ class KeyedChanges:
     """The row changes of a batch in order.
 
     Keys are numbered: row i of `keys` is the key with the number i, and `changes` refers to keys by these numbers.
-    `places` and `commit_lsns` have an element per change. For each TRUNCATE, `truncate_indices` has the index of the
-    first change after it, and `truncate_lsns` has the TRUNCATE's commit LSN.
+    `places` (numbers that order the changes) and `commit_lsns` have an element per change. For each TRUNCATE,
+    `truncate_indices` has the index of the first change after it, and `truncate_lsns` has the TRUNCATE's commit LSN.
 
-    If the replica keeps deleted rows (`deletes: soft`), `end_metadata` has a row per change, with the metadata of a row
-    that the change ends (deletes). In such a replica a TRUNCATE counts as a DELETE of each key of the batch that may
-    have a row. `truncated_metadata` has one row, for all other rows of the replica: the metadata by the first TRUNCATE.
+    If the replica keeps deleted rows (`deletes: soft`), `end_metadata` has a row per change: the metadata that a row gets
+    if this change ends (deletes) it. In such a replica a TRUNCATE counts as a DELETE of each key of the batch that may
+    have a row. `truncated_metadata` has one row: the metadata that all other rows of the replica get by the first TRUNCATE.
     """
 
     keys: pa.Table
@@ -167,10 +167,10 @@ class KeyedChanges:
     def _compute_net_change(self, is_present: Mask) -> tuple[NetChange, KeyConflict | None]:
         """Compute the net change of the changes after the last TRUNCATE, and the first conflict of all changes.
 
-        The net change is what the changes do together to each key.
+        The net change is what the changes do together to each key. Its indexes count from the first change after the
+        last TRUNCATE.
 
-        In the net change, the first change after the last TRUNCATE has the index 0. `is_present` is a mask of the keys
-        that the replica had before the batch.
+        `is_present` is a mask of the keys that the replica had before the batch.
         """
         conflict: KeyConflict | None = None
         for begin, end in zip(
@@ -201,7 +201,8 @@ class ChangesOutcome:
     def mask_replaced_keys(self, *, retain_ended: bool) -> Mask:
         """Return a mask of the keys whose row is removed from its file of the replica.
 
-        In a replica that keeps deleted rows (`retain_ended`), these are the keys that have another row afterwards.
+        In a replica that keeps deleted rows (`retain_ended`), these are the keys that have a row after the changes. It may
+        be the old row, marked as deleted.
         """
         is_replaced = np.zeros_like(self.had_row)
         is_replaced[self.net.keys[self.has_row] if retain_ended else self.net.keys] = True

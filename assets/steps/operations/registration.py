@@ -67,8 +67,8 @@ class Registration:
             taken_names = [
                 entry_name for entry_name in path_by_missing_name if entry_name not in path_by_new_name
             ]
-            # First record that the names are pgsieve's own. So after a crash the next run registers those that are
-            # missing.
+            # Record the names first: after a crash the next run knows that they are pgsieve's own, and registers the
+            # missing ones.
             record.note(list(path_by_new_name.items()), is_registered=None)
             for entry_name, path in path_by_new_name.items():
                 if not is_location_of(catalog.read_location(entry_name), path):

@@ -1,4 +1,4 @@
-"""Classifies the errors of steps, and writes the reason for which a table is set aside.
+"""Classifies the errors of steps, and describes why a table is set aside.
 
 A table that is set aside gets no more changes until it is copied again.
 

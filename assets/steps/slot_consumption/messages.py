@@ -32,8 +32,8 @@ def read_slice_by_executor(
     The slice has the transactions whose commit LSN is at or after `begin` and before `slice_end`.
     """
 
-    def make_rows(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
+    def make_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
             if batch.num_rows:
                 summary = SliceSummary()
 

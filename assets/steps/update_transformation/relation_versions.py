@@ -1,6 +1,6 @@
 """Decides how the messages of a relation version are decoded and transformed for a subscription.
 
-To transform changes is to apply row filters and the columns of the replica to them. A relation version is a Relation
+To transform changes is to filter them, and to give them the columns of the replica. A relation version is a Relation
 message of a slice, and the changes that it describes. (A slice is the changes from one position of the slot to
 another.)
 
@@ -50,7 +50,7 @@ def make_readings(
 ) -> list[Reading]:
     """Make a reading for each relation version that has changes of the table after its copy.
 
-    `since_order` is the order key of the copy: its LSN, and the ordinal before all changes.
+    `since_order` is the order key of the copy: its LSN, with an ordinal before that of any change.
     """
     return [
         _make_reading(subscription, messages, published_version, since_order, definition)
@@ -308,8 +308,8 @@ def _refuse_altered_leaves(
     """Raise SchemaChangedError if a leaf partition was altered or detached, and its old tuples no longer identify rows.
 
     The present replica identities of the leaf partitions are part of the definition. `published_version.leaves` has
-    Relation messages of leaves, some of them from before the copy. Such a message does not count if the leaf was altered
-    before the copy, or if the table was not altered since the copy.
+    Relation messages of leaves, some of them from before the copy. Such a message does not count if a later message
+    replaced it before the copy, or if the table was not altered since the copy.
     """
     for leaf in published_version.leaves if _has_key_of_leaves(published_version, definition) else ():
         is_over = leaf.end is not None and leaf.end <= since_order
@@ -325,7 +325,7 @@ def _refuse_altered_leaves(
 
 
 def _make_copy_error(published_version: PublishedVersion, reason: str) -> SchemaChangedError:
-    """Make the error that the table has to be copied again; `reason` says why."""
+    """Make the error for a table that has to be copied again for this reason."""
     return SchemaChangedError(
         f'table "{published_version.published_relation.publish_as.qualified_name}": {reason}; it is copied again by the next run'
     )

@@ -56,7 +56,7 @@ def make_subscription_catalog(
 ) -> Catalog:
     """Add the publications that pgsieve.yaml defines for a subscription to the catalog of the server.
 
-    Raises the problem if the subscription is refused now.
+    If the subscription is refused, its problem is raised.
     """
     slot_stream = subscription.slot_stream
     names = slot_stream.subscriptions[subscription.name]
@@ -119,7 +119,7 @@ def hold_back_tables(
             reason,
         ):
             waiting_states.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
-    # If another process writes another state meanwhile, for example that a table is set aside, the next run does this.
+    # If another process writes a state of a table meanwhile, this table is left out, and the next run holds it back.
     TableStates(lake, subscription.name).append_unless_changed(waiting_states)
     if is_disabled := bool(lasting_problem_by_table) and subscription.disable_on_error:
         SubscriptionRecord(lake, subscription.name).disable(

@@ -220,7 +220,7 @@ class Commits:
                 if table is not None and position is not None and table.version() == head.version + 1:
                     self._tables.cache_rows(path, table, "position", [{"position": position}])
             except DeltaError as error:
-                # Perhaps the commit is there, and only a later step has failed. The caller's new plan will notice that.
+                # The newer version may be this commit, if only a later step has failed. The caller's new plan notices that.
                 if expected_version is not None and self.head(path).version != expected_version:
                     raise OvertakenError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
@@ -420,7 +420,7 @@ def has_position(path: str, head: TableHead, commit: Commit) -> bool:
 
 
 def _prepare_schema(table: DeltaTable, schema: pa.Schema) -> Schema:
-    """The columns that an overwrite gives a table. With the same columns as before, these keep their metadata.
+    """The columns that an overwrite gives a table. If they are the same as before, they keep their metadata.
 
     delta-rs does not add the feature that a first timestamp without a time zone requires. It is added here, by a commit
     that changes nothing else.
@@ -443,9 +443,9 @@ def _make_commit_properties(commit: Commit, *, must_follow_opened: bool = False)
     """The properties of a commit. They say whether delta-rs may repeat the commit after commits of other writers.
 
     With `must_follow_opened` the commit must directly follow the version that was opened. The same holds for an overwrite,
-    and for a commit with a position or with an `expected_version`. Otherwise delta-rs would repeat two kinds of commits
-    that must fail. An overwrite would follow a later compaction, and the compacted rows would stay. And the first
-    commit of a table would follow another first commit, with which it does not conflict by Delta's rules.
+    and for a commit with a position or with an `expected_version`. Otherwise delta-rs would repeat commits that must
+    fail: an overwrite after another writer's compaction, whose rows would stay; and the first commit of a table after
+    another first commit, with which it does not conflict by Delta's rules.
     """
     position = commit.position
     must_follow = (

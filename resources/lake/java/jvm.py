@@ -54,11 +54,11 @@ _ALTERING_VARIABLES = frozenset(
 _QUIET_LEVELS = ("ERROR", "FATAL", "OFF")
 _COLLECTOR_OPTION = re.compile(r"-XX:\+Use\w+GC\b")
 _LOG_NAME = "spark.log"
-#: The environment variables by which pyspark finds a JVM that is running.
+#: Environment variables: the file into which a JVM writes its address, and the address at which pyspark finds this JVM.
 _ADDRESS_FILE_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT_VARIABLE, _SECRET_VARIABLE = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
-#: How long a session may take to stop, and after that its JVM to end. The time is limited because the session's cluster
+#: The time for a session to stop, and then for its JVM to end. The time is limited because the session's cluster
 #: may be gone.
 _STOP_SECONDS, _END_SECONDS = 5.0, 10.0
 #: Settings for a JVM that serves only the process that starts it. Most such JVMs run for seconds. In this time Java's
@@ -75,7 +75,7 @@ class JavaEndedError(Exception):
 
 def make_environment(master: str) -> dict[str, str]:
     """The environment variables of a JVM that this process starts for a session with this master."""
-    variables = {name: value for name, value in os.environ.items() if not _is_altering(name, master)}
+    variables = {name: value for name, value in os.environ.items() if not _must_be_left_out(name, master)}
     variables |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _find_home()}
     if master.startswith("local"):
         # Only this machine connects to the JVM. Without this, Spark would look up the machine's name, which DNS may not
@@ -86,7 +86,7 @@ def make_environment(master: str) -> dict[str, str]:
     return variables
 
 
-def _is_altering(name: str, master: str) -> bool:
+def _must_be_left_out(name: str, master: str) -> bool:
     """True if a variable must be left out of the JVM's environment.
 
     For a cluster SPARK_HOME is not left out, because the settings of the cluster may be in this folder.
@@ -275,7 +275,7 @@ def _start_gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[
     )
     gateway_path.unlink(missing_ok=True)
     with (folder / _LOG_NAME).open("wb") as file:
-        # The log may contain values of cells. So it goes to the terminal only if the user wants more than errors in it.
+        # The log may contain values of cells. It goes to the terminal only if the user's log level shows more than errors.
         output = file if settings.get(_LOG_LEVEL, "") in _QUIET_LEVELS else None
         process = subprocess.Popen(  # noqa: S603 - Spark's own script, no shell
             [
