@@ -70,13 +70,13 @@ def find_refusal(
 ) -> SourceError | None:
     """Find the server's error if it cannot send the changes up to `end`; None if it can.
 
-    The server is asked with the publications of the peek itself, and then with those of each of
+    The server is asked with the publications of the peek itself, if there are any, and then with those of each of
     `subscription_slot_streams`. Each of these streams has one subscription, and the publisher filters its changes.
     """
-    capture_error = find_decoding_error(
-        connection, peek.slot_stream.source.name, peek.slot_stream.slot, peek.query(end)
-    )
-    if capture_error is not None:
+    source_name, slot = peek.slot_stream.source.name, peek.slot_stream.slot
+    if peek.options.publications and (
+        capture_error := find_decoding_error(connection, source_name, slot, peek.query(end))
+    ):
         return capture_error
     subscription_errors = (
         _find_refusal_of_peek(connection, make_publisher_peek(peek, subscription_stream), end)

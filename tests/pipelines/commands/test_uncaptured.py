@@ -355,3 +355,23 @@ def test_a_root_and_its_leaf_have_all_rows_whichever_is_captured_first(reader: S
     _run(reader, 0)
     assert _rows(reader, "root", "tree") == [(1, 9), (3, 3), (4, 4), (101, 9), (102, 2), (103, 3)]
     assert _rows(reader, "leaf", "low") == [(1, 9), (3, 3), (4, 4)]
+
+
+def test_two_lakes_take_their_tables_out_of_the_same_capture_publications(shop: Shop) -> None:
+    """Each run captures the tables of its own lake alone. It takes long: eight runs."""
+    source, subscriptions = shop.written["sources"]["shop"], shop.written["subscriptions"]
+    other_source = {**source, "slot": f"{source['slot']}_other"}
+    other = Shop(shop.database, {**shop.written, "lake": "./other"}, shop.path.with_name("other.yaml"))
+    shop.configure(subscriptions={"one": subscriptions["one"]})
+    other.configure(sources={"shop": other_source}, subscriptions={"two": subscriptions["two"]})
+    for number, lake in enumerate((shop, other, shop, other, other, shop, other), 5):
+        _run(lake, 0)
+        for table in ("notes", "stock"):
+            shop.database.execute(f"insert into {table} values ({number}, 0)")
+    _run(other, 0)
+    assert other.ids("two", "stock") == list(range(1, 12))
+    # The capture publications are dropped, too.
+    other.drop("two")
+    shop.database.execute("insert into notes values (12, 0)")
+    _run(shop, 0)
+    assert shop.ids("one", "notes") == list(range(1, 13))

@@ -296,6 +296,20 @@ def test_the_publisher_decides_about_a_transaction_older_than_the_capture(publis
     assert str(published.sent()).count("Insert") == 2
 
 
+def test_the_publisher_decides_although_no_capture_publication_is_as_old_as_the_changes(published) -> None:
+    """Before PostgreSQL 18, the server sends no change with a publication that is younger."""
+    published.run("INSERT INTO t VALUES (1)")
+    published.consume()
+    begin = len(published.sent())
+    names = published.run.connection.execute("SELECT pubname FROM pg_publication WHERE pubname ~ '^captured'")
+    for (name,) in names.fetchall():
+        published.run(f"DROP PUBLICATION {name}")
+    published.run("INSERT INTO t VALUES (2); INSERT INTO r VALUES (11)")
+    published.consume()
+    assert published.kept() == published.sent()[begin:]
+    assert str(published.kept()).count("Insert") == 2
+
+
 def test_known_removed_rows_of_the_catalog_cause_no_further_decoding(published) -> None:
     with published.beside() as reader:
         reader("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
