@@ -367,7 +367,8 @@ class Materializer:
             copied=tuple(self.copied_tables),
             tables=tuple(self.applied_tables.values()),
             from_lsn=format_lsn(self.cut_before.lsn if self.cut_before else 0),
-            to_lsn=format_lsn(max(position, cut.lsn if cut else 0)),
+            # A disabled subscription has not applied what the change log has.
+            to_lsn=format_lsn(max(position if subscription_state.enabled else 0, cut.lsn if cut else 0)),
             cut_version=cut_version,
             changed=bool(self.copied_tables or self.applied_tables),
             problems=problems,

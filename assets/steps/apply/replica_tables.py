@@ -39,6 +39,7 @@ from pgsieve.assets.steps.records.table_states import (
     SyncState,
     TableState,
     TableStates,
+    add_copy_command,
     find_newest_version,
 )
 from pgsieve.assets.steps.records.transformed_slices import TableChanges, TransformedSlices
@@ -211,7 +212,7 @@ class _Apply:
                         batches.extendleft([[end for end in ends if end not in earlier_ends], earlier_ends])
                         continue
                     self._count_result(failed_result)
-                    self._disable_subscription(conflict.message)
+                    self._disable_subscription(failed_result.name, conflict.message)
                     return
             self._apply_batch(batch, plans)
             if self._is_disabled():
@@ -249,7 +250,7 @@ class _Apply:
                 outcome = replace(result, problem=problem, damaged=problem is not None)
                 self._can_cut = self._can_cut and not result.is_overtaken
             elif self._subscription.disable_on_error and not result.damaged:
-                self._disable_subscription(result.problem)
+                self._disable_subscription(result.name, result.problem)
             else:
                 self._replicas.set_aside(result.name, result.problem)
             if outcome.problem is not None or result.is_overtaken:
@@ -283,8 +284,10 @@ class _Apply:
         tables = self.result.tables
         tables[result.name] = _combine_table_results(tables.get(result.name), result)
 
-    def _disable_subscription(self, problem: str) -> None:
-        SubscriptionRecord(self._lake, self._subscription.name).disable(problem)
+    def _disable_subscription(self, table: Name, problem: str) -> None:
+        """Disable the subscription. Its transaction is transformed already, so only a copy of the table helps."""
+        subscription = self._subscription.name
+        SubscriptionRecord(self._lake, subscription).disable(add_copy_command(subscription, table, problem))
 
     def _is_disabled(self) -> bool:
         """Whether a table's error has disabled the subscription."""

@@ -73,8 +73,8 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
     """The error for a disabled subscription. It says why the subscription is disabled, and how the user can enable it."""
     return SubscriptionDisabledError(
         f'subscription "{subscription}" is disabled: {state.reason}',
-        hint=f"correct the reason, or skip the transaction that it names (`pgsieve skip {subscription} LSN`); then"
-        f" `pgsieve enable {subscription}` and `pgsieve run {subscription}`",
+        hint=f"correct the reason; then `pgsieve enable {subscription}`, the command that the reason names if it names one,"
+        f" and `pgsieve run {subscription}`",
         sqlstate="55000",
     )
 

@@ -52,7 +52,7 @@ class Skip:
             raise PgsieveError(
                 f'subscription "{name}": skip WAL location (LSN {format_lsn(lsn)}) must be greater than origin LSN'
                 f" {format_lsn(transformed_lsn)}",
-                hint=f"that transaction is passed; `pgsieve resync {name} TABLE` copies a table that was set aside",
+                hint=f"that transaction is transformed already; `pgsieve resync {name} TABLE` copies the table on which it failed",
                 sqlstate="22023",
             )
         if is_partly_transformed(TableStates(self.lake, name), transformed_lsn):

@@ -127,6 +127,7 @@ class Transformation:
                 failure = search.find_first() if subscription.disable_on_error else None
                 if failure is not None:
                     commit_lsn, problem = failure
+                    problem += f"; `pgsieve skip {subscription.name} {format_lsn(commit_lsn)}` leaves this transaction out"
                     self._disable_subscription(problem)
                     self.log(f"{subscription.name} is disabled: {problem}")
                     if commit_lsn <= begin_lsn or is_partly_transformed(self._states, begin_lsn):

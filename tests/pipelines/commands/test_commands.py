@@ -476,6 +476,38 @@ def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_c
     assert shop.state("one", "later") == "ready"
 
 
+@pytest.mark.parametrize("is_conflict", [True, False])
+def test_the_commands_that_a_disabled_subscription_names_bring_it_back(shop: Shop, is_conflict: bool) -> None:
+    """A conflict is found after its transaction was transformed. Then only a copy helps, and not `skip`."""
+    shop.configure(
+        subscriptions={"two": {"source": "shop", "publications": ["q"], "disable_on_error": True}},
+    )
+    shop.database.execute("alter table stock add price numeric(4, 2)")
+    shop.copy()
+    applied_lsn = shop.run().subscriptions[0].to_lsn
+    if is_conflict:
+        shop.database.execute("delete from stock where id = 1")
+        shop.database.execute("insert into stock values (1, 9)")
+    else:
+        shop.database.execute("insert into stock values (9, 9, 'NaN')")
+    shop.database.execute("insert into stock values (5, 5)")
+    code, output = shop.cli("run", "two")
+    assert code == 1, output
+    assert f"two: nothing new: everything up to LSN {applied_lsn} is already applied" in output
+
+    code, output = shop.cli("run", "two")
+    assert code == 2
+    reason, hint = output.split("hint: ")
+    named, *in_reason = re.findall(r"`pgsieve (.*?)`", reason)
+    enabling, running = re.findall(r"`pgsieve (.*?)`", hint)
+    assert (enabling, in_reason, running) == ("enable two", [], "run two")
+    assert named.split()[:2] == (["resync", "two"] if is_conflict else ["skip", "two"])
+    for command in (enabling, named, running):
+        code, output = shop.cli(*command.split())
+        assert code == 0, output
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
+
+
 def test_the_check_of_a_table_that_is_set_aside_or_disabled_fails_with_the_reason(shop: Shop) -> None:
     def evaluated() -> dict[str, tuple[bool, str | None]]:
         defs = build_ui_definitions(load_config(shop.path))
