@@ -130,18 +130,11 @@ class _TableExplainer:
             reason = "its files are written anew, and this process commits them"
             return self._make_apply_entry(name, reason, DRIVER, self.engine)
         key_types = [types_by_column[column].spark_type for column in replicated_table.key]
-        _, files_reason = policy.choose_committer_with_reason(path, schema.names, None, lambda: schema)
-        _, merge_reason = policy.choose_committer_with_reason(path, schema.names, 0, key_types=key_types)
-        if (
-            key_types
-            and policy.choose_in_process_committer(path, schema.names, 0, key_types=key_types) is not None
-        ):
-            return self._make_apply_entry(
-                name, f"rows are merged, as the table takes no files: {files_reason}", DRIVER, _SPARK
-            )
-        return self._make_apply_entry(
-            name, f"Delta in Spark merges rows: {merge_reason if key_types else files_reason}", _SPARK, _SPARK
-        )
+        _, reason = policy.choose_committer_with_reason(path, schema.names, 0, key_types=key_types)
+        if policy.choose_in_process_committer(path, schema.names, 0, key_types=key_types) is not None:
+            reason = "rows are merged, because pgsieve cannot add files to the table"
+            return self._make_apply_entry(name, reason, DRIVER if key_types else _SPARK, _SPARK)
+        return self._make_apply_entry(name, f"Delta in Spark merges rows: {reason}", _SPARK, _SPARK)
 
     def _make_apply_entry(
         self, name: Name, reason: str, engine_for_few: str, engine_for_many: str
