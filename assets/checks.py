@@ -3,9 +3,9 @@
 A replica is the copy of one of the publisher's tables. A cut names a version of each replica of a subscription;
 together these versions equal the publisher at one LSN.
 
-An op evaluates a check of tables for all tables of a subscription. There are several ops for one check only if Dagster would give two of the tables the same name. The steps of each run evaluate the check
-of the slot, and some checks of tables and cuts. These steps (`assets/slot_consumption.py`, `assets/partition_roots.py`)
-get the results from functions in this module.
+One op evaluates a check for all tables of a subscription. If Dagster would give two of the tables the same name, several
+ops divide the tables. The steps of each run evaluate the check of the slot, and some checks of tables and cuts.
+These steps (`assets/slot_consumption.py`, `assets/partition_roots.py`) get the results from functions in this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

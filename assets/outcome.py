@@ -1,4 +1,4 @@
-"""Two errors by which a step of pgsieve fails its Dagster run, and the log of a step.
+"""Defines two errors by which a step of pgsieve fails its Dagster run. Also writes the log of a step.
 
 In: the problems of a subscription (the replication of some publications into the lake), or the error of a step.
 Out: - `IncompleteError`: some tables have problems. It is raised after the work on all other tables is done.
@@ -197,7 +197,7 @@ def find_subscription_problems(
     """Find the tables of a subscription that are set aside. Map each to a text with the reason.
 
     If the subscription is disabled, the key None has the reason. If the values of a sequence cannot be read, the
-    problem has a key that no table can have, and `find_cut_obstacles` leaves out this key.
+    problem has a key that no table can have.
 
     - `states`: maps each table to its state
     - `subscription_state`: the state of the subscription as a whole

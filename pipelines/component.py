@@ -164,9 +164,9 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
         else:
             published = RecordedCatalogs.from_json(state_path.read_text(encoding="utf-8"))
         dagster_names = DagsterNames(self.prefix, _ComponentTranslator(self))
-        is_complete = state_path is not None
+        is_authoritative = state_path is not None
         return assemble_definitions(
-            config, published, dagster_names, is_complete=is_complete, spark=self.spark
+            config, published, dagster_names, is_authoritative=is_authoritative, spark=self.spark
         )
 
 

@@ -1,6 +1,6 @@
 """The Dagster definitions of one configuration file: its assets, asset checks, jobs, schedules and sensors.
 
-In: the configuration file: the file that the environment variable PGSIEVE_CONFIG names, or else ./pgsieve.yaml
+In: the configuration file, which the environment variable PGSIEVE_CONFIG names, or else ./pgsieve.yaml
 Out: Dagster definitions. They are empty if there is no such file.
 
 The published tables are read from a file (`pipelines/published.py`), not from the sources. So a Dagster code location
@@ -107,14 +107,14 @@ def assemble_definitions(
     published: RecordedCatalogs,
     dagster_names: DagsterNames,
     *,
-    is_complete: bool = False,
+    is_authoritative: bool = False,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """Build the definitions for the tables in `published`. If `is_complete`, the lake is asked only for other streams."""
+    """Build the definitions for the tables that `find_recorded_tables` finds; it also describes `is_authoritative`."""
     project = build_project(config)
     engine, folders = make_pyspark_resource(project.lake.engine, spark), project.lake.folders
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)
-    tables_by_subscription = find_recorded_tables(project, published, is_complete=is_complete)
+    tables_by_subscription = find_recorded_tables(project, published, is_authoritative=is_authoritative)
     is_automated, find_subscriptions = config.dagster.automation, project.find_subscriptions
     subscriptions, streams = list(project.subscriptions.values()), list(project.slot_streams.values())
     jobs, retention = make_jobs(project, dagster_names), project.retention

@@ -172,13 +172,13 @@ def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
 
 
 def find_recorded_tables(
-    project: Project, published: RecordedCatalogs, *, is_complete: bool = False
+    project: Project, published: RecordedCatalogs, *, is_authoritative: bool = False
 ) -> dict[str, Tables]:
     """Maps each subscription to its published tables, as they were recorded last.
 
     Connects to no source, and raises no error. Both `published` and the lake may have a catalog of a stream. In that case
-    the newer catalog is used. With `is_complete`, the catalog of `published` is used, and the lake is read only for
-    streams that `published` lacks.
+    the newer catalog is used. With `is_authoritative`, that of `published` is used even if it is older, and the lake is
+    read only for streams that `published` lacks.
     """
     tables_by_subscription: dict[str, Tables] = {}
     catalogs_by_slot_stream: dict[str, list[tuple[int, Catalog]]] = {}
@@ -186,7 +186,7 @@ def find_recorded_tables(
         slot_stream = subscription.slot_stream
         if slot_stream.name not in catalogs_by_slot_stream:
             catalogs_by_slot_stream[slot_stream.name] = list(
-                _list_recorded_catalogs(project, slot_stream, published, is_complete=is_complete)
+                _list_recorded_catalogs(project, slot_stream, published, is_authoritative=is_authoritative)
             )
         comments = published.comments.get(slot_stream.name, {})
         recorded_tables_of_slot_stream = (
@@ -233,7 +233,7 @@ def _read_current_catalog(slot_stream: SlotStream) -> Catalog | None:
 
 
 def _list_recorded_catalogs(
-    project: Project, slot_stream: SlotStream, published: RecordedCatalogs, *, is_complete: bool
+    project: Project, slot_stream: SlotStream, published: RecordedCatalogs, *, is_authoritative: bool
 ) -> Iterator[tuple[int, Catalog]]:
     """The recorded catalogs of a stream with their LSNs, the newest first: from the file, and from the lake."""
     catalogs: list[tuple[int, Catalog]] = []
@@ -244,7 +244,7 @@ def _list_recorded_catalogs(
             get_dagster_logger().warning(
                 f"{slot_stream.name}: another version of pgsieve has recorded its publications"
             )
-    if not (is_complete and catalogs):
+    if not (is_authoritative and catalogs):
         catalogs += _read_lake_catalog(project, slot_stream)
     yield from sorted(catalogs, key=lambda catalog_with_lsn: catalog_with_lsn[0], reverse=True)
 

@@ -16,7 +16,7 @@ from typing import Self
 
 import pyarrow as pa
 
-#: If the messages of a number have more bytes than this, they go to a file in the folder for temporary files (TMPDIR).
+#: A file with more bytes than this is on disk, in the folder for temporary files (TMPDIR).
 MEMORY_BYTES = 1024 * 1024
 
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")

@@ -5,7 +5,7 @@ Python's own code, and only one thread at a time can run Python code. So paralle
 would need more memory and more sessions of the publisher.
 
 In: a lock that the strands share.
-Out: blocks in which the calling thread works, or waits.
+Out: context managers; within their blocks, the calling thread counts as working or as waiting.
 
 Raises nothing.
 """
@@ -56,7 +56,7 @@ class Strand:
 
         A thread that runs in a copy of this thread's context belongs to the strand, too.
         """
-        with assign_within(_CURRENT_STRAND, self), take_strand():
+        with assign_within(_CURRENT_STRAND, self), count_as_working():
             yield
 
     def begin_work(self) -> None:
@@ -75,7 +75,7 @@ class Strand:
 
 
 @contextmanager
-def take_strand() -> Iterator[None]:
+def count_as_working() -> Iterator[None]:
     """Count the calling thread as working within the block. If need be, it waits until its strand has the lock."""
     strand = _CURRENT_STRAND.get()
     if strand is not None:
@@ -88,7 +88,7 @@ def take_strand() -> Iterator[None]:
 
 
 @contextmanager
-def release_strand() -> Iterator[None]:
+def count_as_waiting() -> Iterator[None]:
     """Count the calling thread as waiting within the block, so that another strand can work."""
     strand = _CURRENT_STRAND.get()
     if strand is not None:

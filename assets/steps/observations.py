@@ -86,7 +86,7 @@ class NotedRows:
         return [str(note) for note in noted_rows[NOTE].to_pylist()]
 
 
-def notes_of(rows: DataFrame, make_note: Callable[[Iterable[pa.RecordBatch]], str]) -> list[str]:
+def collect_notes(rows: DataFrame, make_note: Callable[[Iterable[pa.RecordBatch]], str]) -> list[str]:
     """The notes that a function writes about the parts of some rows."""
 
     def note_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

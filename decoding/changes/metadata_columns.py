@@ -4,9 +4,9 @@ In: the kinds of metadata that the user chose (`TYPE_OID_BY_KIND`), and changes 
 of the relation's columns). Out: values of the metadata columns for the new rows of changes, and for deleted rows that
 the replica retains. Raises nothing.
 
-A copied row has the LSN and the time of its snapshot (`copy_lsn`, `copy_time`), but neither the LSN nor the time of a commit. The
-first change of the row sets the LSN and the time of its commit, and clears those of the snapshot. The time at which a
-row is applied is not known here. The step that applies changes adds it (`Stamp`).
+A copied row has the LSN and the time of its snapshot (`copy_lsn`, `copy_time`), but neither the LSN nor the time of a
+commit. The first change of the row sets the LSN and the time of the change's commit, and clears those of the snapshot. The
+time at which a row is applied is not known here. The step that applies changes adds it (`Stamp`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Metadata = Sequence[tuple[str, str]]
 #: Values of these kinds come from a column of the changes. It has the same name as the kind.
 _CHANGE_KINDS = frozenset({"commit_lsn", "commit_time", "ordinal", "operation"})
 FLAG_KINDS = frozenset({"deleted", "filtered"})
-_ENDED_VALUES: Mapping[str, object] = MappingProxyType({"deleted": True, "operation": "delete"})
+_OLD_ROW_VALUES: Mapping[str, object] = MappingProxyType({"deleted": True, "operation": "delete"})
 
 
 def metadata_type(kind: str) -> ColumnType:
@@ -84,7 +84,7 @@ class MetadataColumns:
             return pa.repeat(pa.scalar(False, arrow_type), count)
         return pa.nulls(count, arrow_type)
 
-    def make_ended_values(
+    def make_old_row_values(
         self, name: str, changes: Mapping[str, pa.Array], original_operations: pa.Array
     ) -> pa.Array:
         """Return the values of a metadata column for the old rows of changes.
@@ -98,7 +98,7 @@ class MetadataColumns:
                 return pa.nulls(len(original_operations), metadata_type(kind).arrow_type)
             case "deleted" | "operation":
                 return pa.repeat(
-                    pa.scalar(_ENDED_VALUES[kind], metadata_type(kind).arrow_type), len(original_operations)
+                    pa.scalar(_OLD_ROW_VALUES[kind], metadata_type(kind).arrow_type), len(original_operations)
                 )
             case "deleted_at":
                 return changes["commit_time"].cast(metadata_type(kind).arrow_type)

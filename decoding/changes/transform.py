@@ -263,7 +263,7 @@ def _project(
         return (
             metadata.make_values(row_field.name, columns, len(rows))
             if is_new
-            else metadata.make_ended_values(row_field.name, columns, original_operations)
+            else metadata.make_old_row_values(row_field.name, columns, original_operations)
         )
 
     for side in SIDES:

@@ -171,7 +171,7 @@ class PluginDriver:
             case Prepare():
                 if self._open_transaction is None and self._open_buffer is None:
                     # PostgreSQL 18 sends no Begin Prepare for some transactions that changed nothing. The driver calls
-                    # begin_prepare all the same, because it sets the state that the plugin's prepare callback needs.
+                    # begin_prepare all the same, because the prepare callback may need what begin_prepare sets up.
                     self._begin_prepare(message)
                 if self._open_buffer is not None:
                     self._open_buffer = None

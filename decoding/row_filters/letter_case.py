@@ -5,7 +5,7 @@ letters as the server does. Raises nothing.
 
 The collations of libc and the builtin collations change each character by itself (formatting.c, pg_locale_libc.c,
 pg_locale_builtin.c). Only initcap also depends on the character before: it treats the first character of a word in
-another way. pgsieve refuses a collation with other rules. Its `CaseMapping` has only the reason, in `refusal`.
+another way. pgsieve refuses a collation with other rules: its `CaseMapping` has only the reason, in `refusal`.
 """
 
 from __future__ import annotations

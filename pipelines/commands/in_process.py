@@ -155,9 +155,9 @@ def materialize(
 
 
 def _read_input_records(instance: dg.DagsterInstance, assets: Sequence[dg.AssetsDefinition]) -> None:
-    """Read the records of all assets on which these assets depend, together.
+    """Read the records of all assets on which these assets depend. The instance keeps them (`cache_event_log`).
 
-    Otherwise each step would read the records of its own inputs (`event_log` keeps records that were read).
+    Otherwise each step would query the records of its own inputs.
     """
     if len(assets) < 2:
         return
@@ -189,7 +189,7 @@ def unwrap_step_errors() -> Iterator[None]:
 
 
 def make_run_error(result: dg.ExecuteInProcessResult) -> PgsieveError:
-    """Make an error from Dagster's last message, if a run failed and no step of pgsieve did."""
+    """Make an error from Dagster's last message, for a run that failed although no step of pgsieve did."""
     messages = [" ".join(error.message.split()) for error in _find_errors(result)]
     return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")
 

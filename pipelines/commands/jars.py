@@ -26,8 +26,8 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
     """Fetch the jars that are missing, make the archive of classes if it is missing, and copy the jars to `folder`."""
     if folder is not None and os.environ.get(FOLDER_VARIABLE):
         raise PgsieveError(
-            f"{FOLDER_VARIABLE} is set, so no jars are fetched for another folder",
-            hint=f"unset {FOLDER_VARIABLE}, or copy its folder",
+            f"no jars are fetched while {FOLDER_VARIABLE} names a folder with jars",
+            hint=f"unset {FOLDER_VARIABLE}, or copy that folder",
             sqlstate="55000",
         )
     packages = list_all_packages()

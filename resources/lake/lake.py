@@ -51,7 +51,7 @@ from pgsieve.resources.lake.spark_writes import (
 )
 from pgsieve.resources.lake.stores.storage import Storage, find_storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
-from pgsieve.resources.strands import release_strand, take_strand
+from pgsieve.resources.strands import count_as_waiting, count_as_working
 from pgsieve.resources.work import add_costs, name_engine, with_job_name
 
 Item = TypeVar("Item")
@@ -148,7 +148,7 @@ class Lake:
 
         def act_and_release(item: Item) -> Result:
             try:
-                with take_strand():
+                with count_as_working():
                     return act(item)
             finally:
                 self.release_tables()
@@ -156,7 +156,7 @@ class Lake:
         self.release_tables()
         # Only one strand works at a time (`pgsieve.resources.strands`). The threads of the pool belong to this thread's
         # strand, and this thread only waits for them.
-        with release_strand(), ThreadPoolExecutor(self.parallelism) as pool:
+        with count_as_waiting(), ThreadPoolExecutor(self.parallelism) as pool:
             return [
                 future.result()
                 for future in [pool.submit(copy_context().run, act_and_release, item) for item in items]

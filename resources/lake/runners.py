@@ -38,7 +38,7 @@ from pgsieve.resources.lake.shared_jobs import Request, SharedParts, divide_into
 from pgsieve.resources.lake.stores.batch_cache import make_room_for_next_part
 from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, group_by_receiver
 from pgsieve.resources.slow_block import report_if_slow
-from pgsieve.resources.strands import release_strand
+from pgsieve.resources.strands import count_as_waiting
 from pgsieve.resources.work import (
     DRIVER,
     add_costs,
@@ -281,7 +281,7 @@ class SparkRunner:
         del on_progress
         if not part_count:
             return schema.empty_table()
-        with release_strand():
+        with count_as_waiting():
             rows = self._run_shared(part, part_count) if schema.equals(FILE_SCHEMA) else None
             if rows is None:
                 rows = self._run_job(part, part_count, schema)
@@ -294,7 +294,7 @@ class SparkRunner:
 
         A task runs several receivers, because starting a task takes longer than running most receivers.
         """
-        with release_strand():
+        with count_as_waiting():
             task_counts = [
                 min(stage_receivers.count, _TASKS_PER_CORE * self.parallelism)
                 for stage_receivers in receivers

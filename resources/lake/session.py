@@ -206,10 +206,9 @@ def verify_delta(session: SparkSession, owner: str) -> None:
 
 
 def make_storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
-    """The settings for the lake's file system that the user's settings (`conf`) do not have.
+    """The settings for the lake's file system, without those that the user has set (`conf`).
 
-    They are set only in a running session, because some of them are secret. A warm engine has its other settings in a
-    file of its folder.
+    Some of them are secret, so they are set only in a running session. The other settings of a warm engine are in a file.
     """
     settings = storage.make_spark_settings()
     return {
@@ -433,7 +432,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def check_store(self) -> None:
         """Raise UnsafeLogStoreError if the configured Spark Connect server could lose commits to the lake."""
         if self.master.startswith("sc://") and find_storage(self.lake).log_store_settings():
-            # A session is opened only for its checks (`_open_connect_session`).
+            # The session is opened only because `_open_connect_session` checks its log store.
             assert self.session
 
     def _open_local_session(self) -> SparkSession:

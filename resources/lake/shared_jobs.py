@@ -7,8 +7,8 @@ running wait, and the next job does the work of all of them.
 In: requests of several threads. Each request has a function, and the number of parts for which Spark calls it.
 Out: the rows that the function of each request yields.
 
-After `stop` is called, a thread that runs a job goes on. All other waiting threads get CancelledError, even if the running
-job does the work of their requests.
+After `stop` is called, no further job begins. All waiting threads get CancelledError, even if the running job does the
+work of their requests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +101,7 @@ class SharedJobs:
             self._condition.notify_all()
 
     def stop(self) -> None:
-        """Let no further job begin. A thread that runs a job goes on; all other waiting threads get CancelledError."""
+        """Let no further job begin. A thread that runs a job goes on; all waiting threads get CancelledError."""
         with self._condition:
             self._is_ending = True
             self._condition.notify_all()

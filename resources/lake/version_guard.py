@@ -4,12 +4,12 @@ In: the DataFrame that Spark will write, and the version of the table from which
 Out: a DataFrame with the same rows, and with one more task that fails if the table has a later version.
 
 Delta's transaction begins from the newest version of the table, even if the rows were planned from an earlier version.
-Without the check a commit between these versions would be overlooked. The further task has no rows. Delta runs it after
+Without the check a commit between these versions would be overlooked. The added task yields no rows. Delta runs it after
 its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge in Delta's sources). If another commit comes
 before the task, the task fails. If another commit comes after the task, Delta itself refuses the write, provided that
 the commit changes the position (the LSN in its `txn` action) or the schema. Delta also refuses an overwrite or a MERGE
-if the commit changes any row. Only an append can still succeed after a compaction or a repair (`check --repair`)
-that follows the task.
+if the commit changes any row. Only an append can still succeed if a compaction or a repair (`check --repair`)
+comes after the task.
 """
 
 from collections.abc import Iterable, Iterator

@@ -164,8 +164,8 @@ def build_chunk_queries(
 
     The server evaluates the row filters, combined by OR (PostgreSQL documentation, Row Filters, Initial Data
     Synchronization). If the role may not read the leaves of a partition tree, or row-level security is active for the role,
-    a single query selects from the root, as a built-in subscription does. Raises LockedTableError, and
-    AlteredTableError if a leaf was dropped.
+    a single query selects from the root, as a built-in subscription does. Raises LockedTableError if a leaf
+    is locked, and AlteredTableError if one was dropped.
     """
     table = replicated_table.table
     leaves = (
@@ -239,8 +239,8 @@ class _TableSize:
         return cls(*row)
 
 
-#: A query of the root needs only privileges on the root and obeys only the policies of the root. The
-#: privileges and policies of the partitions have no effect.
+#: A query of the root needs only privileges on the root, and obeys only the policies of the root, not those of the
+#: partitions.
 _MUST_READ_ROOT_QUERY = """
 select row_security_active(%s::oid) or exists (
     select from pg_class where oid = any(%s::oid[]) and (row_security_active(oid)

@@ -118,7 +118,7 @@ class ReplicationStream:
 
     @property
     def answered_at(self) -> float | None:
-        """When the server last sent a message, or refused a connection (time.monotonic). None before the first time."""
+        """The time (time.monotonic) at which the server last sent a message or refused a connection; None if never."""
         receiver = self._receiver
         return self._answered_at if receiver is None else receiver.last_message_at
 

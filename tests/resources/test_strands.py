@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import copy_context
 from threading import Event, Thread
 
-from pgsieve.resources.strands import Strand, TicketLock, release_strand, take_strand
+from pgsieve.resources.strands import Strand, TicketLock, count_as_waiting, count_as_working
 from tests.fixtures.oracle import wait_until
 
 _SECONDS = 60
@@ -18,7 +18,7 @@ def test_a_strand_works_only_while_others_wait() -> None:
     def first() -> None:
         with Strand(lock).enter():
             events.append("first begins")
-            with release_strand():
+            with count_as_waiting():
                 began.set()
                 answered.wait(_SECONDS)
             # The other strand has to end first.
@@ -49,18 +49,18 @@ def test_a_strand_has_the_turn_as_long_as_one_of_its_threads_works() -> None:
     ends = {"waits": Event(), "works": Event()}
 
     def one_that_waits() -> None:
-        with take_strand(), release_strand():
+        with count_as_working(), count_as_waiting():
             waits.set()
             ends["waits"].wait(_SECONDS)
 
     def one_that_works() -> None:
-        with take_strand():
+        with count_as_working():
             works.set()
             ends["works"].wait(_SECONDS)
 
     with Strand(lock).enter():
         threads = [Thread(target=copy_context().run, args=(act,)) for act in (one_that_waits, one_that_works)]
-        with release_strand():
+        with count_as_waiting():
             for each, begun in zip(threads, (waits, works), strict=True):
                 each.start()
                 begun.wait(_SECONDS)
@@ -94,5 +94,5 @@ def test_strands_get_the_turn_in_the_order_in_which_they_ask() -> None:
 
 
 def test_outside_of_a_strand_there_is_no_turn() -> None:
-    with take_strand(), release_strand():
+    with count_as_working(), count_as_waiting():
         pass

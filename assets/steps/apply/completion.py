@@ -211,7 +211,7 @@ class MissingValues:
         return location_by_key[key_numbers]
 
     def read_completion(self, name: str, rows: NetRows, budget: _Budget) -> Completion:
-        """Read the values of the column `name` for the rows that need one, as their last change did not send it.
+        """Read the values of the column `name` for the rows whose last change did not send it.
 
         Raises _BudgetExceededError if the values exceed the budget.
         """
@@ -232,7 +232,7 @@ class MissingValues:
     def _read_from_changes(
         self, column_schema: pa.Schema, sent_places: Numbers, rows_to_complete: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """Yield numbers of rows, and the rows' values, which earlier changes sent.
+        """Yield numbers of rows, and the values that earlier changes sent for these rows.
 
         Several rows may take the value of the same change.
         """
@@ -258,8 +258,8 @@ class MissingValues:
     ) -> Iterator[tuple[Numbers, pa.Array]]:
         """Yield numbers of rows, and their values from the replica's rows with the keys `base_keys`.
 
-        Several rows may take the value of one key: with `history: scd2`, each version that a row has during the batch is
-        a row here, and all versions before the change that sends the value take it from the replica.
+        Several rows may take the value of one key. With `history: scd2`, each version that a row has during the batch is
+        a row here. All versions before the change that sends the value take it from the replica.
         """
         if not len(rows_to_complete):
             return

@@ -138,7 +138,7 @@ class SubscriptionAtLsn:
         return None
 
     def find_rewritten_tables(self, names: Collection[Name]) -> list[Name]:
-        """Find the tables that were rewritten after the export of the snapshot, which may show them as empty now."""
+        """Find the tables that were rewritten after the export of the snapshot. The snapshot may show them as empty."""
         if not names:
             return []
         later_catalog = read_catalog(self.connection)
@@ -250,8 +250,8 @@ def check_consistency(
     """Compare replicas with the publisher at one LSN: those of `names_to_check`, or all if it is None.
 
     If a table is altered or rewritten during its comparison, it is compared again, at a later LSN. `warn` receives a
-    warning if the changes of some partitions are not sent, and one for each table that differs because its publications
-    do not publish all operations.
+    warning if the changes of some partitions are not sent. It also receives one for each table that differs and whose
+    publications do not publish all operations.
     """
     final_result_by_table: dict[Name, TableConsistency] = {}
     warnings: dict[str, None] = {}
@@ -297,7 +297,7 @@ def check_consistency(
 
 
 def _make_operations_warning(replicated_table: ReplicatedTable) -> str | None:
-    """Warn that rows differ because the table's publications do not publish all operations; None if they publish all.
+    """Warn that the table's publications do not publish all operations; None if they publish all.
 
     PostgreSQL documentation, 29.1 Publication.
     """
@@ -313,7 +313,7 @@ def _make_operations_warning(replicated_table: ReplicatedTable) -> str | None:
 
 
 def repeat_for_altered_tables(run_step: Callable[[TableNames], Collection[Name]], names: TableNames) -> None:
-    """Run a step for some tables, and run it again for the tables that it returns, because they were altered meanwhile."""
+    """Run a step for some tables. It returns those that were altered meanwhile, and is run again for them."""
     for _ in range(MAX_ATTEMPTS):
         names = run_step(names)
         if not names:

@@ -38,7 +38,7 @@ from pgsieve.assets.steps.records.table_states import (
     find_newest_version,
 )
 from pgsieve.assets.steps.subscription import Definition, Subscription
-from pgsieve.assets.steps.validation.uncaptured import find_refused_tables
+from pgsieve.assets.steps.validation.uncaptured import find_held_back_tables
 from pgsieve.assets.steps.validation.waiting import (
     find_table_problems,
     find_unreadable_tables,
@@ -115,7 +115,7 @@ def find_tables_without_copy(
     - `tables`: maps the names of the published tables to their definitions in `catalog`
     - `states`: maps the names of tables to their recorded states
     """
-    problem_by_table = find_table_problems(subscription, catalog) | find_refused_tables(
+    problem_by_table = find_table_problems(subscription, catalog) | find_held_back_tables(
         subscription.slot_stream, subscription.name, catalog, states
     )
     tables_to_copy = {

@@ -24,7 +24,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.reading import SLICE_BYTES
 from pgsieve.assets.steps.slot_consumption.ready import prepare_slot
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.validation.uncaptured import find_refused_tables
+from pgsieve.assets.steps.validation.uncaptured import find_held_back_tables
 from pgsieve.assets.steps.validation.waiting import describe_waiting_reason, make_subscription_catalog
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
@@ -84,7 +84,7 @@ def _list_refused_tables(
 ) -> list[CopyResult]:
     """The results of those tables that have to wait, because pgsieve may not alter its capture publications."""
     states = TableStates(lake, subscription.name).read_newest()
-    problem_by_table = find_refused_tables(subscription.slot_stream, subscription.name, catalog, states)
+    problem_by_table = find_held_back_tables(subscription.slot_stream, subscription.name, catalog, states)
     return [
         CopyResult(*name, 0, 0, 0.0, 0, None, (), describe_waiting_reason(error))
         for name, error in problem_by_table.items()

@@ -18,8 +18,8 @@ from pgsieve.resources.lake.delta.layout import DEFAULT_FOLDER_TEMPLATE
 from pgsieve.resources.lake.delta.records import get_commit_version, sort_by_version
 from pgsieve.resources.lake.lake import Lake
 
-#: The newest row counts. The column `version`, by which rows are ordered, is added when they are written.
-SUBSCRIPTION = pa.schema(
+#: A row without the column `version`, by which rows are ordered. This column is added when the row is written.
+SUBSCRIPTION_SCHEMA = pa.schema(
     {
         "at": pa.timestamp("us", "UTC"),
         "enabled": pa.bool_(),
@@ -83,8 +83,8 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
 class SubscriptionRecord:
     """The table `_subscription` of one subscription.
 
-    A step writes it when an error disables the subscription. The steps that copy tables and apply changes, maintenance,
-    and the commands `skip`, `enable`, `drop` and `resync` write it, too.
+    Steps that copy tables or apply changes write it, and so do maintenance and the commands `skip`, `enable`, `drop` and
+    `resync`.
     """
 
     lake: Lake
@@ -132,7 +132,7 @@ class SubscriptionRecord:
             if new_state != former_state:
                 row = {"at": datetime.now(UTC), **asdict(new_state)}
                 self.lake.records.append_versioned(
-                    self.path, pa.Table.from_pylist([row], SUBSCRIPTION), base_version
+                    self.path, pa.Table.from_pylist([row], SUBSCRIPTION_SCHEMA), base_version
                 )
             return former_state
 
@@ -145,7 +145,7 @@ class SubscriptionRecord:
     def record_deleted_lsn(self, end_lsn: int) -> None:
         """Record the LSN up to which maintenance will delete slices of change histories.
 
-        `read_at` then knows what is missing.
+        A read as of an earlier moment is then refused if it needs these slices.
         """
         self.change_state(lambda state: replace(state, deleted_up_to=max(end_lsn, state.deleted_up_to or 0)))
 
@@ -164,10 +164,7 @@ class SubscriptionRecord:
             self.change_state(lambda newest_state: replace(newest_state, folders=folders))
 
     def require_same_folders(self) -> SubscriptionState:
-        """The state. Raises FoldersChangedError if there are replicas in other folders.
-
-        These are folders of another template than the lake has now.
-        """
+        """The state. Raises FoldersChangedError if there are replicas in folders of another template than the lake's."""
         state = self.read_state()
         recorded_template, folders = (
             state.folders or DEFAULT_FOLDER_TEMPLATE,

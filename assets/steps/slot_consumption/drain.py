@@ -2,7 +2,7 @@
 
 A slot stream is a slot with the subscriptions that read it. A run drains the slot slice by slice (a slice has a limited
 size), up to the end that the WAL has when the drain begins. The slice [begin, end) has the transactions whose commit
-record begins in it. It is one Delta commit, and the position of the commit is the end of the slice. After that commit,
+record begins in it. It is one Delta commit, which records the end of the slice as the log's position. After that commit,
 the slot is advanced: pg_replication_slot_advance(end) confirms exactly these transactions. So if a run dies, it can be
 repeated from any point.
 """

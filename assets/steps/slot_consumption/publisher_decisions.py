@@ -1,7 +1,8 @@
-"""Lets the publisher filter a slice for each subscription, if publications were altered within the slice.
+"""Reads a slice once for each subscription, filtered by the publisher, if pgsieve cannot filter the slice itself.
 
-A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
-Its slot is read with pgsieve's own publications (capture publications), which do not filter.
+Mostly this is so because publications were altered within the slice. A slice is the changes from one position of the
+slot to another. A stream is a slot with the subscriptions that read it. Other slices are read with pgsieve's own
+publications (capture publications), which do not filter.
 
 In: how the slot of a stream is read, and the positions at which the slice begins and ends
 Out: the slice, in a change log that belongs to one subscription. The slice is listed in the table `altered` before it is
@@ -40,7 +41,7 @@ def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream
 
 
 def make_publisher_slot_streams(lake: Lake, slot_stream: SlotStream) -> tuple[SlotStream, ...]:
-    """Make the streams of single subscriptions, which have to be read, too, after an alteration.
+    """Make the streams of single subscriptions, with which the slot is read if the publisher has to filter.
 
     There is one for each subscription for which the publisher can filter (`can_publisher_decide`). As long as a
     prepared transaction waits for COMMIT PREPARED or ROLLBACK PREPARED, there are none, because that transaction was
@@ -63,12 +64,12 @@ def prepare_base_version(
     head: TableHead,
     end: int,
 ) -> int:
-    """Prepare the change log for a slice that is first appended to the streams of single subscriptions.
+    """Prepare the stream's change log for a slice that is appended to it after the streams of single subscriptions.
 
     Returns the version that the change log must have when the slice is appended to it.
 
-    These streams may have a slice that the change log lacks: another run has died, or is about to commit the slice. In
-    that case a commit without rows makes a new version, so that the commit of the other run fails.
+    The streams of single subscriptions may already have a slice that the change log lacks, from a run that died or is
+    about to commit the slice. In that case a commit without rows makes a new version, so that a commit of that run fails.
     Raises OvertakenError if another process was faster.
     """
     path, position = ChangeLog(lake, slot_stream).path, head.position or 0
@@ -119,7 +120,7 @@ def append_empty_slice(lake: Lake, subscription_slot_stream: SlotStream, end: in
 def record_altered_slice(
     lake: Lake, slot_stream: SlotStream, subscription_slot_stream: SlotStream, begin: int, end: int
 ) -> None:
-    """List a slice for which the publisher has decided. The subscription's own change log already has the slice."""
+    """List a slice that the publisher has filtered. The subscription's own change log already has the slice."""
     (subscription,) = subscription_slot_stream.subscriptions
     AlteredSlices(lake, slot_stream).append(subscription, begin, end)
     lake.access.make_durable()

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from pgsieve.assets.steps.observations import NOTE, NotedRows, notes_of, with_note
+from pgsieve.assets.steps.observations import NOTE, NotedRows, collect_notes, with_note
 from pgsieve.assets.steps.records.columns import format_changes_ddl
 from pgsieve.assets.steps.update_transformation.messages import (
     FewMessages,
@@ -216,7 +216,7 @@ def count_stored_changes(rows: DataFrame, key: Sequence[str]) -> Tally:
             count_changes(batch, key, tally)
         return json.dumps(tally)
 
-    notes = notes_of(rows.select("operation", "unchanged", *SIDES), count_batches)
+    notes = collect_notes(rows.select("operation", "unchanged", *SIDES), count_batches)
     return sum_tallies(map(json.loads, notes))
 
 

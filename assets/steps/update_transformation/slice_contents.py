@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.observations import notes_of
+from pgsieve.assets.steps.observations import collect_notes
 from pgsieve.assets.steps.records.catalogs import (
     AlteredSlices,
     Catalogs,
@@ -43,11 +43,10 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class RelationVersion:
-    """A Relation message. It describes the relation's tuples between two order keys, `begin` and `end`.
+    """A Relation message. It describes the relation's tuples from the order key `begin` to the order key `end`.
 
-    An order key is a commit LSN and an ordinal.
-
-    If `end` is None, it describes all tuples up to the end of the slice.
+    An order key is a commit LSN and an ordinal. If `end` is None, the message describes all tuples up to the end of the
+    slice.
     """
 
     relation: Relation
@@ -138,12 +137,14 @@ def read_slice_contents(lake: Lake, slot_stream: SlotStream, end: int) -> SliceC
 
 def _summarize_slice(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """Make the summary of a slice of the change log at `path`."""
-    # Only the summary would record the size of the slice, so use the size of the whole change log.
+    # The size of a slice is recorded only in its summary, so use the size of the whole change log.
     size = None if lake.is_reached_by_spark_only else lake.records.size_bytes(path)
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.read_slice_rows(path, [end], size, columns=columns)
     if rows is None:
-        return join_summaries(notes_of(lake.read_slices(path, [end]).select(*columns), _summarize_batches))
+        return join_summaries(
+            collect_notes(lake.read_slices(path, [end]).select(*columns), _summarize_batches)
+        )
     summary = SliceSummary(lake.policy.prepare_runner)
     for _ in summary.collect(rows.to_batches()):
         pass
@@ -160,8 +161,7 @@ class PublishedVersion:
     - `leaves`: if a tree is published as its root, the versions of the leaf partitions to which its UPDATEs and DELETEs may
       belong. The publisher describes a leaf before its first change in a session, and again after it was altered
       (maybe_send_schema() in pgoutput.c).
-    - `partitions`: the partitions through which changes came, except those that the publisher has described in an
-      earlier slice
+    - `partitions`: the partitions through which changes came, if this slice has their Relation messages
     """
 
     version: RelationVersion
@@ -256,9 +256,9 @@ def _name_partitions(root: Table, version: RelationVersion, contents: SliceConte
 
 
 def _make_published_relation(relation: Relation) -> PublishedRelation:
-    """Make the published relation if the publisher filters.
+    """Make the published relation of a relation in a slice that the publisher has filtered.
 
-    Then all changes of a relation have the relation's own name.
+    In such a slice, the changes are published under the name in their Relation message.
     """
     table = Table(
         oid=relation.relation_id,

@@ -85,14 +85,14 @@ def _find_session_limits(connection: psycopg.Connection[Any]) -> Iterator[Pgsiev
         (
             f'the database "{database}"',
             database_limit,
-            f"ALTER DATABASE {quote_identifier(database)} CONNECTION LIMIT {_COPY_SESSIONS}, or more, as others need theirs",
+            f"ALTER DATABASE {quote_identifier(database)} CONNECTION LIMIT {_COPY_SESSIONS}, and more for other sessions",
         ),
         ("the server", server_limit, "raise max_connections"),
     ):
         if 0 <= limit < _CHECK_SESSIONS:
             yield PgsieveError(
                 f"{owner} may have no more than {quantity(limit, 'session')}: a run needs {_RUN_SESSIONS}, a check {_CHECK_SESSIONS}, and"
-                " a copy one more for each table that it reads at the same time",
+                f" a copy on two cores {_COPY_SESSIONS}",
                 hint=hint,
                 sqlstate="53300",
             )

@@ -4,8 +4,8 @@ A slot is read with pgsieve's own publications, the capture publications. If ano
 standby, a table that is published later is not in them until their owner adds it. It waits, and all other tables go on.
 
 In: a slot stream (a slot with its subscriptions), and the catalog of its publisher
-Out: an error for each such table, with the SQL that the owner has to run. Before the slot is read, the tables' states say
-     that they have to be copied, so no table that lacks changes is ready.
+Out: an error for each such table, with the SQL that the owner has to run. Before the slot is read, the states of
+     these tables record that they have to be copied, so no ready table lacks changes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 def _find_uncaptured_problems(
     slot_stream: SlotStream, subscription: str, catalog: Catalog, plan: Sequence[CapturePublication]
 ) -> dict[Name, PgsieveError]:
-    """Map each table of a subscription whose changes the slot does not send as planned to an error.
+    """Find the tables of a subscription whose changes the slot does not send as planned. Map each to an error.
 
     `catalog` has the publications that pgsieve.yaml defines, and `plan` the capture publications that the slot needs.
     """
@@ -59,8 +59,8 @@ def hold_back_uncaptured_tables(
     """Record that the tables whose changes the slot does not send have to be copied, with the reason.
 
     `plan` has the capture publications that the slot needs. Without it, they are found from the catalog.
-    This must be called before the slot is read. If a run died between the two, and the owner altered the publications
-    before the next run, a table that stayed ready would lack changes. Tables that are set aside stay so.
+    This must be called before the slot is read. Otherwise a run could die after it has read the slot. If the owner then
+    altered the publications, the table would stay ready, and lack changes. Tables that are set aside stay so.
     """
     catalog = slot_stream.with_defined_publications(catalog)
     # A publication may have been dropped since the subscriptions were examined.
@@ -92,10 +92,10 @@ def _list_waiting_states(
             yield TableState(*name, SyncState.INITIALIZE, definition=state.definition, reason=reason)
 
 
-def find_refused_tables(
+def find_held_back_tables(
     slot_stream: SlotStream, subscription: str, catalog: Catalog, states: Mapping[Name, TableState]
 ) -> dict[Name, PgsieveError]:
-    """Map each table that waits because `hold_back_uncaptured_tables` has held it back to the error, if that still holds.
+    """Find the tables that `hold_back_uncaptured_tables` has held back and that must still wait. Map each to an error.
 
     Other tables that are not captured yet are not in the result: pgsieve captures them when it makes the slot ready.
     """

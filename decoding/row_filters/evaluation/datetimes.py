@@ -1,7 +1,7 @@
 """PostgreSQL's functions of dates, timestamps and intervals, for row filters.
 
-In: dates as days since 1970-01-01, and timestamps as microseconds since 1970-01-01. Either can be an infinity, and none
-is NULL. Out: the value that PostgreSQL's function returns, in the same form. Raises FilterValueError where the server
+In: dates as days since 1970-01-01, and timestamps as microseconds since 1970-01-01. Both may be infinite. No input is
+NULL. Out: the value that PostgreSQL's function returns, in the same form. Raises FilterValueError where the server
 would raise an error (date.c, timestamp.c).
 """
 
@@ -30,7 +30,7 @@ from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.values.datetimes import calendar_date, days_since_epoch
 
-_SECOND_MICROS: Final = 1_000_000  # microseconds
+_SECOND_MICROS: Final = 1_000_000
 _INT64_LIMIT: Final = 1 << 63
 _JULIAN_EPOCH: Final = 2_440_588  # 1970-01-01 as a Julian day; PostgreSQL's dates begin with day 0
 _DATE_END: Final = 2_147_483_494 - _JULIAN_EPOCH  # DATE_END_JULIAN
@@ -342,10 +342,10 @@ _INTERVAL_FUNCTIONS: Final[Mapping[str, Callable[[Interval, float], float]]] = M
 
 
 def bind_constant(node: FunctionCall) -> tuple[Callable[..., Any], tuple[Node, ...]] | None:
-    """Return a function for a call with a constant field name or a constant interval, and the other operands.
+    """Return a function and its operands, for a call with a constant field name or a constant interval.
 
-    The function contains the constant, so it takes only the other operands. Returns None for a call without such a
-    constant.
+    The function contains the constant, so it takes only the call's other operands. Returns None for a call without such
+    a constant.
     """
     if node.name in _FIELD_FUNCTIONS:
         field, value = node.operands

@@ -36,7 +36,7 @@ from pgsieve.decoding.values.datetimes import (
     TIMESTAMP_MINUS_INFINITY,
 )
 
-DAY_MICROS: Final = 86_400_000_000  # microseconds
+DAY_MICROS: Final = 86_400_000_000
 
 _DATE_INFINITIES: Final = MappingProxyType({DATE_INFINITY: inf, DATE_MINUS_INFINITY: -inf})
 _TIMESTAMP_INFINITIES: Final = MappingProxyType({TIMESTAMP_INFINITY: inf, TIMESTAMP_MINUS_INFINITY: -inf})

@@ -3,7 +3,7 @@
 The entrance is a Unix socket in the engine's folder, which forwards bytes to Spark's port and back.
 
 In: the process of Spark, and its port.
-Out: connections to this process. Only processes of the same user can open them.
+Out: connections to Spark. Only processes of the same user can open them.
 
 Spark listens on a port of 127.0.0.1, and any user's process could listen there instead. But only this user can
 open the folder, so only this user can have created the socket in it. Before this module sends a byte to Spark's
@@ -38,7 +38,7 @@ def connect_to_process(pid: int, port: int) -> socket.socket | None:
     return None
 
 
-def open_socket(pid: int, port: int) -> None:
+def open_entrance(pid: int, port: int) -> None:
     """Let this user's processes reach Spark through a socket in the current folder, until this process ends."""
     with suppress(FileNotFoundError):
         Path(SOCKET_NAME).unlink()

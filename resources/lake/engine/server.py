@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgsieve import __version__
-from pgsieve.resources.lake.engine.entrance import connect_to_process, open_socket
+from pgsieve.resources.lake.engine.entrance import connect_to_process, open_entrance
 from pgsieve.resources.lake.engine.installed_code import compute_code_digest
 from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import (
@@ -105,7 +105,7 @@ def serve(folder: EngineFolder, plan: EnginePlan) -> int:
         try:
             if not _wait_until_listening(spark, port):
                 return 1
-            open_socket(spark.pid, port)
+            open_entrance(spark.pid, port)
             folder.write_record(
                 EngineRecord(
                     os.getpid(),

@@ -102,7 +102,7 @@ def _find_file_path(environ: Mapping[str, str], variable: str, name: str) -> Pat
 
 
 def _read_sections(file: Path | None) -> dict[str, dict[str, str]]:
-    """The settings of a file, by section. The name of a section has exactly one space between its type and its name."""
+    """The settings of a file, by section. A section `[profile  "x"]` has the name `profile x`."""
     parser = RawConfigParser(
         delimiters=("=",), inline_comment_prefixes=("#", ";"), strict=False, empty_lines_in_values=False
     )

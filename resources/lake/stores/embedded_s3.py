@@ -33,8 +33,9 @@ _GRPC_PORT_OFFSET = 10_000
 _SERVICES = ("master", "volume", "filer", "admin")
 #: The server's message after the keys and the bucket exist. Its port answers before that.
 _READY_MESSAGE = "ready to use"
-#: A shell script that runs a program until the standard input of the script is closed. SeaweedFS ends two seconds after
-#: SIGTERM, but sometimes only after twelve. Its data is in files after two, so the script kills it after four.
+#: A shell script that runs a program until the standard input of the script is closed. After SIGTERM, SeaweedFS mostly
+#: ends within two seconds, and sometimes only after twelve. Its data is in files after two, so the script kills it after
+#: four.
 _RUN_WHILE_OPEN = """
 "$@" </dev/null & server=$!
 read -r _

@@ -4,7 +4,7 @@ In: paths within a bucket or container.
 Out: the handler of a pyarrow file system.
 
 This handler releases Python's global lock during requests. delta-rs has a handler of its own, but that one keeps
-the lock while it opens a file, so all other threads wait for the store's answer. It also writes each file in
+the lock while it opens a file, so all other threads wait for the store's answer. That one also writes each file in
 parts, which takes at least three requests. Raises OSError with the store's message, as `Objects` does.
 
 https://arrow.apache.org/docs/python/generated/pyarrow.fs.FileSystemHandler.html

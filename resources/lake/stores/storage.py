@@ -164,7 +164,7 @@ class Storage:
         )
 
     def with_address(self, address: str) -> "Storage":
-        """The storage of another address. In the same store it has the same options; elsewhere `find_storage` returns it."""
+        """The storage of another address: with the same options in the same store, otherwise that of `find_storage`."""
         storage = Storage.from_address(
             address, self.options, is_written_only_by_spark=self.is_written_only_by_spark
         )
@@ -307,7 +307,7 @@ class Storage:
         return self.options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
 
     def make_spark_settings(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The settings of Spark's file system for this lake that Spark does not find itself."""
+        """The settings for this lake that Spark's file system does not find itself."""
         environ = os.environ if environ is None else environ
         if self.platform == "s3":
             settings = self._make_s3a_settings(environ)

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.catalogs import CATALOG_SCHEMA, Catalogs
 from pgsieve.assets.steps.records.cuts import CUT_SCHEMA, Cut, Cuts
 from pgsieve.assets.steps.records.slot_stream import SlotStreamRecord
 from pgsieve.assets.steps.records.subscription_state import (
-    SUBSCRIPTION,
+    SUBSCRIPTION_SCHEMA,
     SubscriptionRecord,
     SubscriptionState,
 )
@@ -196,7 +196,7 @@ def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
     )
     write(
         lake.paths.subscription("sub"),
-        SUBSCRIPTION,
+        SUBSCRIPTION_SCHEMA,
         {"enabled": True, "at": long_ago + DAY},
         {"enabled": False, "at": long_ago},
     )
