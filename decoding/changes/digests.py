@@ -60,6 +60,12 @@ def compute_row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
     return (marks >> np.uint64(32)).astype(np.uint32)
 
 
+def find_marks(digests: pa.Table) -> npt.NDArray[np.uint32]:
+    """Find the mark of each digest; `digests` has the schema `DIGEST_SCHEMA`."""
+    octets = _to_numpy(digests).view(np.uint8).reshape(digests.num_rows, -1)[:, :_MARK_BYTES]
+    return np.ascontiguousarray(octets).view(np.uint32)[:, 0]
+
+
 def digest_sides(changes: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Replace the rows `old` and `new` of changes by their digests, computed from these columns."""
     arrays = {name: changes.column(name) for name in changes.schema.names}
@@ -128,8 +134,7 @@ class _DigestIndex(NamedTuple):
         order = np.argsort(octets)
         shift = np.uint32(max(0, 28 - max(1, digest_count).bit_length()))
         has_mark = np.zeros(2**32 >> int(shift), np.bool_)
-        mark_octets = octets.view(np.uint8).reshape(digest_count, -1)[:, :_MARK_BYTES]
-        marks = np.sort(np.ascontiguousarray(mark_octets).view(np.uint32)[:, 0])
+        marks = np.sort(find_marks(digests))
         has_mark[marks >> shift] = True
         return cls(octets[order], order, marks, shift, has_mark)
 

@@ -42,13 +42,23 @@ def assign_key_parts(keys: pa.Table, part_count: int) -> Numbers:
 
     Equal keys are in the same part, even if they come from different tables.
     """
+    return scale_hashes(hash_keys(keys), part_count)
+
+
+def scale_hashes(hashes: npt.NDArray[np.uint64], count: int) -> Numbers:
+    """Scale hashes of 32 bits to numbers below `count`."""
+    return (hashes * np.uint64(count) >> np.uint64(32)).astype(np.int64)
+
+
+def hash_keys(keys: pa.Table) -> npt.NDArray[np.uint64]:
+    """Return a hash of 32 bits for each key. Equal keys have the same hash, even if they come from different tables."""
     hashes = np.zeros(keys.num_rows, np.uint64)
     for column in keys.columns:
         values = to_comparable(column).combine_chunks()
         for words in (encode_as_words(values), *_encode_ends(values)):
             hashes = hashes * HASH_FACTOR + words
             hashes ^= hashes >> np.uint64(29)
-    return ((hashes * HASH_FACTOR >> np.uint64(32)) * np.uint64(part_count) >> np.uint64(32)).astype(np.int64)
+    return hashes * HASH_FACTOR >> np.uint64(32)
 
 
 def _encode_ends(values: pa.Array) -> list[npt.NDArray[np.uint64]]:

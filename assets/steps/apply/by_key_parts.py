@@ -18,18 +18,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.by_files import FilesTask, ManyChanges
-from pgsieve.assets.steps.apply.key_part_tasks import (
-    BatchParts,
-    KeyDecider,
-    KeyExaminer,
-    KeyReader,
-    MultisetDecider,
-    PartDecider,
-)
+from pgsieve.assets.steps.apply.key_reader import BatchParts, KeyReader
+from pgsieve.assets.steps.apply.part_deciders import KeyDecider, KeyExaminer, MultisetDecider, PartDecider
 from pgsieve.assets.steps.apply.part_files import (
-    MAX_ROWS_PER_CHANGE,
     FilesPlan,
     TaskResults,
+    add_key_filter,
     count_key_parts,
     exchange_keys,
     list_key_bounds,
@@ -46,10 +40,6 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import RowDeletion
 from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import divide_groups
-
-#: The same limit as `MAX_ROWS_PER_CHANGE`, without a key. `by_files` computes the digests only of rows that may be
-#: wanted. A division by digests needs those of all rows.
-_MAX_KEYLESS_ROWS_PER_CHANGE = 8
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,7 @@ class KeyPartsWriter:
             return self._write(stored_changes)
 
     def can_apply(self, stored_changes: ManyChanges) -> bool:
-        """Whether `apply` can apply the changes to a table with a key: no change is in conflict, for example.
+        """Whether `apply` would apply the changes to a table with a key. It would not if a change is in conflict, for example.
 
         The tasks decide the changes, but write nothing.
         """
@@ -103,7 +93,7 @@ class KeyPartsWriter:
         )
 
     def _list_bounds(self, stored_changes: ManyChanges) -> list[Mapping[str, Bounds]]:
-        """List bounds of the keys, so that only files with a key within some of them are searched.
+        """List ranges of keys. Only files that may have a key in one of them are searched.
 
         Without a key, any file may have the rows, unless a TRUNCATE removes all files. In a replica that keeps deleted rows, a
         TRUNCATE ends rows of all files.
@@ -119,7 +109,7 @@ class KeyPartsWriter:
     def _plan(self, stored_changes: ManyChanges) -> FilesPlan | None:
         """Find the replica's files that may have one of the keys, and decide how to remove rows from them.
 
-        None if the files have too many rows, or if they can neither be rewritten nor get deletion vectors.
+        None if they can neither be rewritten nor get deletion vectors.
         """
         path, pending, columns, committer = (
             self.path,
@@ -128,10 +118,7 @@ class KeyPartsWriter:
             stored_changes.committer,
         )
         table = committer.delta_rs.open_table(path)
-        max_rows_per_change = MAX_ROWS_PER_CHANGE if self.definition.key else _MAX_KEYLESS_ROWS_PER_CHANGE
         files = find_stored_files(table, self._list_bounds(stored_changes))
-        if sum(file.row_count or 0 for file in files) > max_rows_per_change * pending.row_change_count:
-            return None
         deletion = RowDeletion(self.lake, committer, path, columns, pending.size_bytes)
         # In a replica that keeps deleted rows, an INSERT may replace a deleted row.
         removes_rows = not stored_changes.empties_replica and (
@@ -177,7 +164,7 @@ class KeyPartsWriter:
         pending, key, schema = self.pending, self.definition.key, stored_changes.schema
         parallelism = self._runner.parallelism
         change_parts = divide_groups(stored_changes.groups, parallelism)
-        # Without a key, the old row of an UPDATE is sent with all values, so the new row lacks none.
+        # Without a key, an UPDATE sends all values of the old row, so the new row lacks none.
         batch_parts = BatchParts(
             self._make_key_schema(stored_changes),
             sorted(pending.unsent_columns) if key else (),
@@ -188,7 +175,7 @@ class KeyPartsWriter:
             has_moves=not key or pending.key_change_count > 0,
             row_schema=None if key else schema,
         )
-        return KeyReader(
+        reader = KeyReader(
             batch_parts,
             stored_changes.committer.make_table_store(self.path),
             self.path,
@@ -197,6 +184,7 @@ class KeyPartsWriter:
             min(len(plan.files), 2 * parallelism),
             count_key_parts(pending.row_change_count, parallelism),
         )
+        return add_key_filter(self._runner, reader, plan, pending.row_change_count)
 
     def _make_key_schema(self, stored_changes: ManyChanges) -> pa.Schema:
         key, schema = self.definition.key, stored_changes.schema

@@ -1,6 +1,6 @@
 """Finds the values that UPDATEs of the key did not send, when very many changes are applied by parts of the keys.
 
-A move is an UPDATE that changes the key of a row. Its two keys may be in different parts (`key_part_tasks`). An UPDATE
+A move is an UPDATE that changes the key of a row. Its two keys may be in different parts (`part_deciders`). An UPDATE
 does not send a TOASTed value that it leaves unchanged, so the part of the new key lacks the value, and the part of the old
 key knows where it is. Between the deciders and the tasks that write there are therefore one or more rounds of
 `SourceResolver`s. A place is a number that orders the changes of a batch, the changes that one commit applies. Each move
@@ -28,7 +28,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.key_part_tasks import BatchParts, PartDecider
+from pgsieve.assets.steps.apply.key_reader import BatchParts
+from pgsieve.assets.steps.apply.part_deciders import PartDecider
 from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, LEFT_ROWS, ROWS, pack, unpack_rows
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 from pgsieve.resources.parts import Guard, Message, make_message

@@ -1,6 +1,6 @@
 """Plans and commits the files of a table that is changed by parts of its keys.
 
-In: the files of the table, and the results of the tasks that write (`key_part_tasks`, `version_part_tasks`). Out: a plan,
+In: the files of the table, and the results of the tasks that write (`part_writer`, `version_part_tasks`). Out: a plan,
 which says which files the tasks search, and one commit with the files that they wrote. Raises LakeError, and
 OvertakenError if another process has committed to the table first.
 """
@@ -14,15 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.key_part_tasks import (
-    RESULT_SCHEMA,
-    KeyReader,
-    PartDecider,
-    ReplicaFile,
-)
+from pgsieve.assets.steps.apply.key_filter_tasks import SLOT_RANGE_SCHEMA, KeyFilterBuilder, SlotReader
+from pgsieve.assets.steps.apply.key_reader import KeyReader, ReplicaFile
 from pgsieve.assets.steps.apply.moved_rows import DeciderWithLinks, SourceResolver
+from pgsieve.assets.steps.apply.part_deciders import RESULT_SCHEMA, PartDecider
 from pgsieve.assets.steps.apply.part_writer import PartWriter
 from pgsieve.decoding.changes.columns import SIDES
+from pgsieve.decoding.changes.key_filters import KeyFilter, KeySlots
 from pgsieve.decoding.changes.keys import is_orderable
 from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.resources.lake.committers import FileCommitter
@@ -38,9 +36,9 @@ from pgsieve.resources.parts import Receivers
 
 #: A part has about this many changes. Larger arrays would not stay in a core's cache, and each would need new memory.
 _PART_CHANGES = 125_000
-#: If the files of a table with a key have more rows per change, the driver decides the batch. It looks the keys up in each
-#: file, and this takes less time per row than to divide the rows by keys.
-MAX_ROWS_PER_CHANGE = 16
+#: If the files have more rows per change, the changes are read once more for a filter, and only rows that it passes are
+#: divided by keys.
+_MAX_ROWS_PER_CHANGE = 4
 
 #: If the parts have not found all lost moves in so many rounds, the driver decides the changes.
 _MAX_ROUNDS = 8
@@ -117,6 +115,28 @@ def exchange_keys(
     return None
 
 
+def add_key_filter(runner: Runner, reader: KeyReader, plan: "FilesPlan", change_count: int) -> KeyReader:
+    """Let the reader send only rows that a filter passes, if the files of the plan have many rows for each change.
+
+    If there is a TRUNCATE, it ends all rows, and all are sent.
+    """
+    has_truncate = reader.batch_parts.extent.truncated_at is not None
+    if plan.row_count <= _MAX_ROWS_PER_CHANGE * change_count or has_truncate:
+        return reader
+    # A move has two keys.
+    slots = KeySlots.make(
+        2 * change_count if reader.batch_parts.has_moves else change_count, runner.parallelism
+    )
+    receivers = Receivers(slots.range_count, KeyFilterBuilder(slots))
+    ranges = runner.exchange(
+        SlotReader(reader, slots), len(reader.change_parts), [receivers], SLOT_RANGE_SCHEMA
+    )
+    bits = np.zeros((slots.range_count, slots.range_length // 8), np.uint8)
+    for number, range_bits in zip(ranges["range"].to_pylist(), ranges["bits"].to_pylist(), strict=True):
+        bits[number] = np.frombuffer(range_bits, np.uint8)
+    return replace(reader, key_filter=KeyFilter(slots, bits.reshape(-1)))
+
+
 def _make_receivers(
     reader: KeyReader, decider: PartDecider, writer: PartWriter | None, followed_moves: int
 ) -> Sequence[Receivers]:
@@ -143,10 +163,11 @@ class FilesPlan:
     """The files of a table that may have keys of the batch.
 
     If rows are marked in deletion vectors, `add_action_by_name` maps the name of each file to its `add` action in the
-    Delta log. It is None if the files are rewritten instead.
+    Delta log. It is None if the files are rewritten instead. `row_count` is the number of rows in all files.
     """
 
     files: Sequence[ReplicaFile]
+    row_count: int
     add_action_by_name: Mapping[str, Action] | None = None
 
     @classmethod
@@ -159,11 +180,12 @@ class FilesPlan:
         vectors.
         """
         committer, path = deletion.committer, deletion.path
+        row_count = sum(file.row_count or 0 for file in files)
         is_cheap_to_rewrite = (
             not removes_rows or sum(file.size_bytes for file in files) <= deletion.max_rewritten_bytes
         )
         if not files or (is_cheap_to_rewrite and committer.can_rewrite_files(path, deletion.columns)):
-            return cls([ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files])
+            return cls([ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files], row_count)
         # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
         if not deletion.can_mark_rows or not (removes_rows or committer.delta_rs.has_deletion_vectors(path)):
             return None
@@ -175,6 +197,7 @@ class FilesPlan:
             return None
         return cls(
             [ReplicaFile(f.name, f.log_path, f.size_bytes, v) for f, v in zip(files, vectors, strict=True)],
+            row_count,
             add_action_by_name,
         )
 

@@ -2,7 +2,7 @@
 
 A batch is the changes that one commit applies. A place is a number that orders the changes of a batch. A `KeyReader`
 sends changes, and rows of the replica's files, to deciders. A decider is the task that finds out which rows of its part
-of the keys are added and removed (both are in `key_part_tasks`). It sends the places of changes and the numbers of rows
+of the keys are added and removed (`part_deciders`). It sends the places of changes and the numbers of rows
 to `PartWriter`.
 
 In: messages, which are bytes. Out: Arrow tables, and the changes of a part by key. Raises Arrow's errors.

@@ -1,6 +1,6 @@
 """The tasks that write the files of a table, when very many changes are applied by parts of the keys.
 
-They are the last of the rounds of `key_part_tasks`: deciders have sent them messages, which say which rows come and go.
+They are the last of the rounds of `part_deciders`: deciders have sent them messages, which say which rows come and go.
 The place of a change is a number that orders the changes of a batch, the changes that one commit applies.
 
 In: messages to a receiver. Out: rows that describe new files, and results as JSON texts (counts, changed files). Raises
@@ -17,7 +17,8 @@ import pyarrow as pa
 from pgsieve.assets.steps.apply.by_files import FilesTask
 from pgsieve.assets.steps.apply.completion import MissingValues, NetRows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, make_completions
-from pgsieve.assets.steps.apply.key_part_tasks import RESULT_SCHEMA, BatchParts, ReplicaFile, make_result
+from pgsieve.assets.steps.apply.key_reader import BatchParts, ReplicaFile
+from pgsieve.assets.steps.apply.part_deciders import RESULT_SCHEMA, make_result
 from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, ROWS, unpack_rows
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.decoding.changes.net_change import NONE, Numbers
@@ -127,7 +128,7 @@ class PartWriter:
             matches.append(
                 FileMatches(file.name, file.log_path, file.size_bytes, base_rows[indices], indices, _NO_ROWS)
             )
-        # Here the index of a row stands for the number of its key.
+        # A base key only looks up a row in `matches`, so the row's index serves as its key.
         rows = NetRows(
             places,
             sent_places,

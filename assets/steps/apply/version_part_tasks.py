@@ -1,6 +1,6 @@
 """The tasks that apply very many changes to the versions of rows (`history: scd2`) by parts of the keys.
 
-They have the three rounds of `key_part_tasks`: `VersionReader`, `VersionDecider`, `VersionPartWriter`. A version of a row is
+They have the three rounds of `part_deciders`: `VersionReader`, `VersionDecider`, `VersionPartWriter`. A version of a row is
 valid from one of the publisher's commits to another. A present version has not ended yet. The place of a change is a
 number that orders the changes of a batch, the changes that one commit applies.
 
@@ -19,12 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.key_part_tasks import (
-    KeyReader,
-    PartDecider,
-    describe_lost_places,
-    find_sources,
-)
+from pgsieve.assets.steps.apply.key_reader import KeyReader
+from pgsieve.assets.steps.apply.part_deciders import PartDecider, describe_lost_places, find_sources
 from pgsieve.assets.steps.apply.part_messages import (
     ENDED_ROWS,
     ROWS,
@@ -55,8 +51,9 @@ class VersionReader(KeyReader):
     def _row_columns(self) -> pa.Schema:
         return super()._row_columns.append(pa.field(IS_CURRENT, pa.bool_()))
 
-    def _extract_changes(self, table: pa.Table) -> UnorderedChanges:
-        changes = super()._extract_changes(table)
+    def extract_changes(self, table: pa.Table) -> UnorderedChanges:
+        """Extract what `KeyReader.extract_changes` does, and the times of TRUNCATEs."""
+        changes = super().extract_changes(table)
         if not changes.truncates.num_rows:
             return changes
         times = _find_times(table, np.asarray(changes.truncates["commit_lsn"]))

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.by_files import FilesTask
-from pgsieve.assets.steps.apply.key_part_tasks import BatchParts, KeyReader
+from pgsieve.assets.steps.apply.key_reader import BatchParts, KeyReader
 from pgsieve.assets.steps.apply.part_files import (
-    MAX_ROWS_PER_CHANGE,
     FilesPlan,
+    add_key_filter,
     count_key_parts,
     exchange_keys,
     list_key_bounds,
@@ -69,7 +69,7 @@ class VersionPartsWriter:
         return self.pending.row_change_count >= self.table.lake.policy.min_parted_changes
 
     def _list_bounds(self, key_schema: pa.Schema) -> Sequence[Mapping[str, Bounds]]:
-        """List bounds of the keys, so that only files with a key within some of them are searched.
+        """List ranges of keys. Only files that may have a key in one of them are searched.
 
         A TRUNCATE ends the versions of all keys. INSERTs end none.
         """
@@ -83,12 +83,10 @@ class VersionPartsWriter:
     def _plan(self, versions: StoredVersions, key_schema: pa.Schema) -> FilesPlan | None:
         """Find the files that may have a present version of one of the keys, and decide how to remove versions from them.
 
-        None if the files have too many rows, or if they can neither be rewritten nor get deletion vectors.
+        None if they can neither be rewritten nor get deletion vectors.
         """
         pending, delta_table = self.pending, versions.committer.delta_rs.open_table(versions.path)
         files = find_stored_files(delta_table, self._list_bounds(key_schema), VALID_TO_LSN)
-        if sum(file.row_count or 0 for file in files) > MAX_ROWS_PER_CHANGE * pending.row_change_count:
-            return None
         deletion = versions.make_deletion(pending.size_bytes)
         return FilesPlan.make(deletion, files, pending.head.version, removes_rows=True)
 
@@ -142,7 +140,8 @@ class VersionPartsWriter:
                 reader.batch_parts, files_task, change_parts, files, plan.marks_rows
             )
 
-        results = exchange_keys(runner, reader, make_tasks)
+        filtering_reader = add_key_filter(runner, reader, plan, pending.row_change_count)
+        results = exchange_keys(runner, filtering_reader, make_tasks)
         if results is None or results.counts["refused"]:
             return False
         commit = Commit(pending.slice_ends[-1], expected_version=pending.head.version)

@@ -11,8 +11,9 @@ os.environ["A_PASSWORD"] = "of-the-environment"
 from importlib import import_module
 from pyspark import cloudpickle
 from pgsieve.resources.lake.session import SENT_PACKAGES
-from pgsieve.assets.steps.apply import key_part_tasks, moved_rows, part_writer, version_part_tasks
+from pgsieve.assets.steps.apply import key_filter_tasks, part_deciders, key_reader, moved_rows, part_writer, version_part_tasks
 from pgsieve.decoding.changes.extent import Extent
+from pgsieve.decoding.changes.key_filters import KeySlots
 from pgsieve.assets.steps.update_transformation.changes import TableSlice, _make_change_function
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns, decode_batch
@@ -38,7 +39,7 @@ filters = [
     parse_row_filter(text, {"t": FilterColumn("t", 25, -1, "C"), "n": FilterColumn("n", 23, -1, "")}, "t")
     for text in ("t = 'x' AND n % 2 = 1", "lower(t) ~ 'a+' AND n + 1 > 2 AND sqrt(n) < 3")
 ]
-batch = key_part_tasks.BatchParts(changes_schema([]), (), Extent((1,)), 1, 1)
+batch = key_reader.BatchParts(changes_schema([]), (), Extent((1,)), 1, 1)
 read = FilterColumns(frozenset(), relation)
 filtered = Transformation(relation, changes_schema([]), (), frozenset(), {"insert": filters}, (), read)
 of_slice = TableSlice(1, ("c20",), changes_schema([]))
@@ -73,11 +74,13 @@ FUNCTIONS = (
     "copy.SelectedRows('', '', ('',), columns).read_batches",
     "messages.make_change_log_rows",
     "_make_change_function(of_slice, filtered)",
-    "key_part_tasks.KeyReader(batch, Store(), 'lake/t', (), (), 1, 2)",
-    "key_part_tasks.KeyDecider(batch, False)",
-    "key_part_tasks.KeyExaminer(batch, False)",
-    "key_part_tasks.MultisetDecider(batch, False)",
-    "moved_rows.DeciderWithLinks(key_part_tasks.KeyDecider(batch, False), 2)",
+    "key_reader.KeyReader(batch, Store(), 'lake/t', (), (), 1, 2)",
+    "part_deciders.KeyDecider(batch, False)",
+    "part_deciders.KeyExaminer(batch, False)",
+    "part_deciders.MultisetDecider(batch, False)",
+    "key_filter_tasks.SlotReader(key_reader.KeyReader(batch, Store(), 'lake/t', (), (), 1, 2), KeySlots(2, 8))",
+    "key_filter_tasks.KeyFilterBuilder(KeySlots(2, 8))",
+    "moved_rows.DeciderWithLinks(part_deciders.KeyDecider(batch, False), 2)",
     "moved_rows.SourceResolver(batch, 2, True)",
     "part_writer.PartWriter(batch, None, (), (), True)",
     "version_part_tasks.VersionReader(batch, Store(), 'lake/t', (), (), 1, 2)",

@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise, permutations, zip_longest
 from pathlib import Path
@@ -19,6 +19,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_de
 from pgsieve.assets.steps.apply import by_files, completion, part_files
 from pgsieve.assets.steps.apply.by_files import find_many_changes
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
+from pgsieve.assets.steps.apply.key_reader import KeyReader
 from pgsieve.assets.steps.apply.table_result import TableResult
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.publications.evolution import Layout
@@ -146,6 +147,7 @@ def test_parts_of_the_keys_leave_the_same_rows(
         with monkeypatch.context() as alone:
             if isinstance(expected, TableResult):
                 alone.setattr(by_files, "make_keyed_changes", None)
+                alone.setattr(part_files, "_MAX_ROWS_PER_CHANGE", seed % 3)
                 moved += sum(change.is_move and bool(change.unchanged) for change in changes)
             done = find_outcome(parts.by_key_parts, key)
         if isinstance(expected, KeyConflictError):
@@ -203,6 +205,27 @@ def test_a_value_is_found_that_none_of_several_moves_has_sent(
     assert count_rows(done) == count_rows(few.one_by_one(definition("k")))
     assert parts.rows() == few.rows()
     assert row(keys[-1], "sent" if sent else "before 50") in parts.rows()
+
+
+@pytest.mark.parametrize("key", [("k",), ()])
+def test_few_rows_of_a_large_replica_are_divided_by_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
+) -> None:
+    sent = list[int]()
+
+    def noted(reader: KeyReader, file_index: int) -> Iterator[pa.RecordBatch]:
+        for message in send_rows(reader, file_index):
+            sent.append(pa.ipc.open_stream(message.column("content")[0].as_buffer()).read_all().num_rows)
+            yield message
+
+    send_rows = KeyReader._send_rows
+    monkeypatch.setattr(KeyReader, "_send_rows", noted)
+    rows = [row(number, "before") for number in range(400)]
+    changes = [update(row(number, "after"), row(number, "before")) for number in (7, 200, 399)]
+    made = Changes(tmp_path, rows, changes)
+    made.by_key_parts(definition(*key))
+    assert sum(each["v"] == "after" for each in made.rows()) == 3
+    assert 3 <= sum(sent) < 100
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.Mo
         with monkeypatch.context() as alone:
             if by_parts and followed(rows, changes, ("k",)) is not None:
                 alone.setattr(by_files, "make_keyed_changes", None)
+                alone.setattr(part_files, "_MAX_ROWS_PER_CHANGE", seed % 3)
             try:
                 (made.one_by_one if way == "merged" else apply)(_DEFINITION)
             except KeyConflictError:

@@ -217,6 +217,7 @@ def test_versions_by_parts_of_the_keys_are_those_of_all_keys_at_once(
     if marks is None:
         monkeypatch.setattr(versions, "_MAX_REWRITTEN_BYTES", -1)
     monkeypatch.setattr(part_files, "_PART_CHANGES", 3)
+    monkeypatch.setattr(part_files, "_MAX_ROWS_PER_CHANGE", seed % 3)
     decided = list[bool]()
 
     def noted(writer: VersionPartsWriter) -> bool:
