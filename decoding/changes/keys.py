@@ -140,19 +140,21 @@ class _NumberByInteger:
         number_by_offset[integers - least] = numbers
         return cls(least, number_by_offset)
 
-    def find(self, integers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the indexes of those integers that have a number, and their numbers.
+    def find(self, column: pa.ChunkedArray) -> tuple[Numbers, Numbers]:
+        """Return the indexes of those integers in a column that have a number, and their numbers.
 
-        An integer outside of the array gets the number of the array's first or last element. So callers make sure that
-        these two elements have no number, or that no integer is outside.
+        The column has no NULL. An integer outside of the array gets the number of the array's first or last element. So
+        callers make sure that these two elements have no number, or that no integer is outside.
         """
-        indexes, numbers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for begin in range(0, len(integers), _LOOKUP_LENGTH):
-            offsets = integers[begin : begin + _LOOKUP_LENGTH] - self.first_integer
-            found_numbers = self.number_by_offset.take(offsets, mode="clip")
-            found_indexes = np.flatnonzero(found_numbers >= 0)
-            indexes.append(found_indexes + begin)
-            numbers.append(found_numbers[found_indexes].astype(np.int64))
+        indexes, numbers, first_index = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+        for chunk in column.chunks:
+            for begin in range(0, len(chunk), _LOOKUP_LENGTH):
+                integers = np.asarray(chunk[begin : begin + _LOOKUP_LENGTH]).astype(np.int64, copy=False)
+                found_numbers = self.number_by_offset.take(integers - self.first_integer, mode="clip")
+                found_indexes = np.flatnonzero(found_numbers >= 0)
+                indexes.append(found_indexes + first_index)
+                numbers.append(found_numbers[found_indexes].astype(np.int64))
+                first_index += len(integers)
         return np.concatenate(indexes), np.concatenate(numbers)
 
 
@@ -189,12 +191,9 @@ class SoughtKeys:
         """Return the indexes of the rows that have one of the keys, and the numbers of their keys."""
         column = rows.column(0)
         if self.is_integer and len(column) and not column.null_count:
-            integers = np.asarray(column).astype(np.int64, copy=False)
-            number_by_key = self.number_by_key or self._number_keys_between(
-                int(integers.min()), int(integers.max()), len(integers)
-            )
+            number_by_key = self.number_by_key or self._number_keys_between(column)
             if number_by_key is not None:
-                return number_by_key.find(integers)
+                return number_by_key.find(column)
         if rows.num_columns > 1:
             return find_equal_rows(rows, self.keys)
         sought_values = to_comparable(self.keys.column(0)).combine_chunks()
@@ -202,12 +201,13 @@ class SoughtKeys:
         is_key = numbers.is_valid()
         return np.flatnonzero(np.asarray(is_key)), np.asarray(numbers.filter(is_key)).astype(np.int64)
 
-    def _number_keys_between(self, least: int, greatest: int, row_count: int) -> _NumberByInteger | None:
-        """Number the keys between the least and the greatest value of some rows; None if the array would be too large.
+    def _number_keys_between(self, column: pa.ChunkedArray) -> _NumberByInteger | None:
+        """Number the keys between the least and the greatest integer of a column; None if the array would be too large.
 
         Often a file has consecutive keys, of which only few are sought.
         """
-        if _is_too_long(least, greatest, row_count):
+        least, greatest = pc.min_max(column).as_py().values()
+        if _is_too_long(least, greatest, len(column)):
             return None
         integers = np.asarray(self.keys.column(0)).astype(np.int64, copy=False)
         numbers = np.flatnonzero((integers >= least) & (integers <= greatest))

@@ -28,6 +28,7 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -103,7 +104,9 @@ def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
         return {}
     names = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
     return {
-        _find_file_name(path, names): np.flatnonzero(~np.asarray(selection.values)).astype(np.int64)
+        _find_file_name(path, names): np.asarray(
+            pc.indices_nonzero(pc.invert(selection.values)).cast(pa.int64())
+        )
         for path, selection in selections
     }
 

@@ -29,6 +29,7 @@ from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows, has
 from pgsieve.resources.lake.delta.queries import quote_column
 from pgsieve.resources.lake.delta.requirements import has_plain_rows
 from pgsieve.resources.lake.delta.tables import find_column_names
+from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store, has_dataset_names, join_path
 
 #: The least and the greatest value of a column.
@@ -175,21 +176,24 @@ def _find_matched_files(
         if (np.diff(row_numbers) < 0).any():
             order = np.argsort(row_numbers)
             row_numbers, key_indices = row_numbers[order], key_indices[order]
-        deleted_row_numbers = deleted_rows.get(name, no_rows)
-        is_present = np.ones(rows.num_rows, np.bool_)
-        is_present[deleted_row_numbers] = False
-        is_match = is_present[row_numbers]
-        return FileMatches(
-            name, log_path, size, row_numbers[is_match], key_indices[is_match], deleted_row_numbers
-        )
+        if len(deleted_row_numbers := deleted_rows.get(name, no_rows)):
+            is_present = np.ones(rows.num_rows, np.bool_)
+            is_present[deleted_row_numbers] = False
+            is_match = is_present[row_numbers]
+            row_numbers, key_indices = row_numbers[is_match], key_indices[is_match]
+        return FileMatches(name, log_path, size, row_numbers, key_indices, deleted_row_numbers)
 
     actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     files = [(unquote(action["path"]), action["path"], action["size_bytes"]) for action in actions]
     files = [file for file in files if file[0] in names]
     with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+        # Arrow decodes the rows of a local file in threads of its own, and integers are found in less time than that. Then
+        # more threads would only cost memory, which the system has to clear.
+        is_fast = sought_keys.number_by_key is not None and not is_uri(path)
+        search = map if is_fast else pool.map
         # Search only a few files at a time, because the caller may stop before the last one.
         for begin in range(0, len(files), _PARALLEL_FILES):
-            matches = pool.map(find_matches, *zip(*files[begin : begin + _PARALLEL_FILES], strict=True))
+            matches = search(find_matches, *zip(*files[begin : begin + _PARALLEL_FILES], strict=True))
             yield from (match for match in matches if len(match.row_numbers))
 
 

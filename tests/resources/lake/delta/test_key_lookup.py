@@ -191,10 +191,11 @@ def test_keys_of_one_column_are_found_as_a_join_finds_them(rows: pa.Array, keys:
 
 @pytest.mark.parametrize("distance", [1, 1000, 10**7], ids=lambda distance: f"{distance} apart")
 def test_keys_are_found_in_many_rows(distance: int) -> None:
-    """The rows are more than are looked up at a time, and the keys are dense or sparse."""
+    """The rows are more than are looked up at a time, in several batches. The keys are dense or sparse."""
     integers = np.random.default_rng(distance).permutation(300_000)
     keys = np.arange(0, 300 * distance, distance, dtype=np.int64)[::-1]
-    row, key = SoughtKeys.from_keys(pa.table({"k": keys})).find_rows(pa.table({"k": integers}))
+    rows = pa.table({"k": pa.chunked_array(np.split(integers, [200_000, 200_000, 210_000]))})
+    row, key = SoughtKeys.from_keys(pa.table({"k": keys})).find_rows(rows)
     assert integers[row].tolist() == keys[key].tolist()
     assert row.tolist() == np.flatnonzero(np.isin(integers, keys)).tolist()
 
