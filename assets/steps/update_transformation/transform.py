@@ -127,9 +127,7 @@ class Transformation:
                 failure = search.find_first() if subscription.disable_on_error else None
                 if failure is not None:
                     commit_lsn, problem = failure
-                    problem += f"; `pgsieve skip {subscription.name} {format_lsn(commit_lsn)}` leaves this transaction out"
-                    self._disable_subscription(problem)
-                    self.log(f"{subscription.name} is disabled: {problem}")
+                    self._disable_before(commit_lsn, problem)
                     if commit_lsn <= begin_lsn or is_partly_transformed(self._states, begin_lsn):
                         return
                     window = replace(window, end=commit_lsn)
@@ -154,6 +152,13 @@ class Transformation:
                 has_changes = any(table_changes.has_changes for table_changes in changes)
                 skip_lsn = Skip(subscription, lake).clear(skip_lsn, window, self.log, has_changes=has_changes)
                 begin_lsn, base_version = window.end, base_version + 1
+
+    def _disable_before(self, commit_lsn: int, problem: str) -> None:
+        """Disable the subscription, because a transaction cannot be applied. Say how to leave it out."""
+        name = self.subscription.name
+        problem += f"; `pgsieve skip {name} {format_lsn(commit_lsn)}` leaves this transaction out"
+        self._disable_subscription(problem)
+        self.log(f"{name} is disabled: {problem}")
 
     def _disable_subscription(self, problem: str) -> None:
         SubscriptionRecord(self.lake, self.subscription.name).disable(problem)
