@@ -51,8 +51,8 @@ def test_late_and_infinite_moments_are_printed_as_postgresql_does(
         [0, 3_000_000 * DAY, 50_000_000 * DAY, TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, None]
     )
     assert texts(moments.cast(pa.timestamp("us"))) == [
-        "1970-01-01 00:00:00.000000",
-        "10183-09-21 00:00:00.000000",
+        "1970-01-01 00:00:00",
+        "10183-09-21 00:00:00",
         "138865-05-08 00:00:00",
         "infinity",
         "-infinity",
@@ -73,7 +73,7 @@ def test_arrays_have_any_moment_and_bytes(capfd: pytest.CaptureFixture[str]) -> 
         None,
     ]
     assert inner([0, TIMESTAMP_INFINITY], pa.timestamp("us", "UTC")) == [
-        "1970-01-01 00:00:00+00:00",
+        "1970-01-01 00:00:00+00",
         "infinity",
     ]
     assert inner([b"\x00a", None], pa.binary()) == ["\\x0061", None]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 import json
+import random
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 
+from pgsieve.resources.postgres.source import quote_literal
+from tests.fixtures.samples import TYPES, scalars, without_output
 from tests.fixtures.shop import Shop
 
 
@@ -68,6 +75,45 @@ def test_a_table_is_read_between_two_cuts_although_another_one_was_copied_again(
     code, refused = shop.cli("read", "one", "public.order", "--at", row[0])
     assert code == 2
     assert "did you mean 'public.orders'?" in " ".join(refused.split())
+
+
+def test_a_table_is_printed_with_the_texts_of_the_server(shop: Shop) -> None:
+    """Each type that is no array, with its edge values and years below 1000, in UTC and in ISO format as psql prints them."""
+    samples = [*scalars(random.Random(1)), *without_output(random.Random(1))]
+    extra = {"date": ("0999-01-01", "0044-03-15 BC"), "interval": ("178000000 years", "-1 mon +1 day")}
+    extra |= dict.fromkeys(
+        ("timestamp", "timestamptz"),
+        ("0001-01-01 00:00", "0999-12-31 23:59:59.5", "0044-03-15 01:02:03.000001 BC", "20000-01-01 00:00"),
+    )
+    values = [(*sample.edges, *extra.get(sample.type, ())) for sample in samples]
+    database = shop.database
+    database.execute("set timezone = 'UTC'")
+    database.execute(TYPES)
+    columns = ", ".join(f"c{n} {sample.type}" for n, sample in enumerate(samples))
+    database.execute(
+        f"create table edges (id int primary key, {columns}); alter publication p add table edges"
+    )
+    for number, row in enumerate(itertools.zip_longest(*values)):
+        cells = ", ".join("null" if value is None else quote_literal(value) for value in row)
+        database.execute(f"insert into edges values ({number}, {cells})")
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    texts = ", ".join(f"case when num_nulls(c{n}) = 0 then concat(c{n}) end" for n in range(len(samples)))
+    expected = database.execute(f"select id::text, {texts} from edges order by id").fetchall()
+
+    code, printed = shop.cli("read", "one", "public.edges", "--json")
+    assert code == 0, printed
+    objects = sorted((json.loads(line) for line in printed.splitlines()), key=itemgetter("id"))
+    code, printed = shop.cli("read", "one", "public.edges")
+    assert code == 0, printed
+    lines = sorted(csv.DictReader(io.StringIO(printed)), key=lambda line: int(line["id"]))
+    for line, row, expected_row in zip(lines, objects, expected, strict=True):
+        for n, (sample, text) in enumerate(zip(samples, expected_row[1:], strict=True)):
+            cell, value, case = line[f"c{n}"], row[f"c{n}"], f"{sample.type} {text!r}"
+            if isinstance(value, bool):
+                assert cell == str(value).lower() == {"t": "true", "f": "false"}[text], case
+                continue
+            assert cell == (text or ""), case
+            assert value == (float(text) if isinstance(value, int | float) else text), case
 
 
 def _remembered_clones(monkeypatch: pytest.MonkeyPatch) -> list[str]:
