@@ -150,12 +150,13 @@ def start_dagster(
 
 def _end_session(process: subprocess.Popen[bytes], stop_event: StopEvent) -> None:
     """End a process, and all other processes of its session."""
-    for signal_number, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+    # Dagster handles SIGTERM as SIGINT. But before Dagster has set its handlers, SIGINT would print a traceback.
+    for signal_number, seconds in ((signal.SIGTERM, _STOP_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
         deadline = time.monotonic() + seconds
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
             while time.monotonic() < deadline and not (
-                signal_number == signal.SIGINT and stop_event.kill_event.is_set()
+                signal_number == signal.SIGTERM and stop_event.kill_event.is_set()
             ):
                 _reap_group(process.pid)
                 os.killpg(process.pid, 0)

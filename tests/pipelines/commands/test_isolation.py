@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,25 @@ def test_an_interrupted_run_prints_what_it_has_done(shop: Shop, signal_number: s
     assert re.search(r"^one: applied up to LSN (.*\n)+public.orders +3 ", output.read_text(), re.MULTILINE)
     assert "two" not in output.read_text()
     assert "interrupted: " in errors.read_text()
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_says_that_it_was_interrupted_before_its_first_step(
+    shop: Shop, signal_number: signal.Signals
+) -> None:
+    """The server accepts the connection and says nothing."""
+    errors = shop.path.with_name("errors")
+    with socket.create_server(("127.0.0.1", 0)) as silent_server:
+        conninfo = f"host=127.0.0.1 port={silent_server.getsockname()[1]} dbname=shop user=shop"
+        shop.configure(sources={"shop": {"conninfo": conninfo}})
+        process = commands.start(["-c", str(shop.path), "run"], shop.path.with_name("output"), errors=errors)
+        connection, _ = silent_server.accept()
+        with connection:
+            assert process.pid is not None
+            os.kill(process.pid, signal_number)
+            process.join(60)
+    assert process.exitcode == 130, errors.read_text()
+    assert errors.read_text().endswith("interrupted: what was committed stays, and the next run continues\n")
 
 
 @pytest.mark.drawn

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -82,7 +83,7 @@ def test_dagster_knows_the_options_of_the_command():
     assert "--no-such" in wrong.stderr
 
 
-def _with_another_server(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+def _with_another_server(tmp_path: Path, body: str, errors: IO[str] | None = None) -> subprocess.Popen[str]:
     """`pgsieve ui` with another program instead of Dagster."""
     server = tmp_path / "python"
     server.write_text(f"#!{sys.executable}\nimport json, os, signal, subprocess, sys, time\n{body}\n")
@@ -95,7 +96,9 @@ def _with_another_server(tmp_path: Path, body: str) -> subprocess.Popen[str]:
         f"app(['ui', '-c', {str(file)!r}, '--port', '3999'])"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=errors, text=True, env=environ
+    )
 
 
 @pytest.mark.drawn
@@ -109,6 +112,21 @@ def test_the_server_gets_its_arguments_and_variables_and_its_exit_code_is_the_co
     assert path == str(tmp_path / "pgsieve.yaml")
     assert arguments == ui.make_server_command("127.0.0.1", 3999)[1:]
     assert process.returncode == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_dagster_is_importing_its_modules_prints_no_traceback(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Dagster handles signals only after its imports. The sleep stands for these."""
+    with (tmp_path / "stderr").open("w+") as errors:
+        process = _with_another_server(tmp_path, 'print("up", flush=True)\ntime.sleep(600)', errors)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 0
+        errors.seek(0)
+        assert errors.read() == ""
 
 
 #: A server whose child ends only by SIGKILL. Both print that they are ready.
