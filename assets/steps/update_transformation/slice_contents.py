@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pgsieve.assets.steps.observations import collect_notes
 from pgsieve.assets.steps.records.catalogs import (
@@ -137,17 +138,19 @@ def read_slice_contents(lake: Lake, slot_stream: SlotStream, end: int) -> SliceC
 
 def _summarize_slice(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """Make the summary of a slice of the change log at `path`."""
-    # The size of a slice is recorded only in its summary, so use the size of the whole change log.
-    size = None if lake.is_reached_by_spark_only else lake.records.size_bytes(path)
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
-    rows = lake.read_slice_rows(path, [end], size, columns=columns)
-    if rows is None:
+    stored_slices = lake.find_stored_slices(path, [end])
+    if stored_slices is None:
         return join_summaries(
             collect_notes(lake.read_slices(path, [end]).select(*columns), _summarize_batches)
         )
     summary = SliceSummary(lake.policy.prepare_runner)
-    for _ in summary.collect(rows.to_batches()):
-        pass
+    with lake.access.translate_errors(path):
+        for _, read in lake.store.iterate_group_readers(stored_slices.row_groups):
+            rows = read([*columns, "slice"])
+            rows_of_slice = rows.filter(pc.equal(rows["slice"], end)).select(columns)
+            for _ in summary.collect(rows_of_slice.to_batches()):
+                pass
     return summary.to_row()
 
 
