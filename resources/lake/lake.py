@@ -37,6 +37,7 @@ from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, find_constrai
 from pgsieve.resources.lake.delta.slices import StoredSlices
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import share_tables
+from pgsieve.resources.lake.derived_rows import RowWriter, list_file_rows
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
 from pgsieve.resources.lake.rewriting import RowChange
@@ -478,12 +479,31 @@ class Lake:
                 )
             committer.write(target, new_rows, commit)
             return
+        if isinstance(self.runner, ThreadRunner) and self._rewrite_files(path, target, change, commit):
+            return
         names, change_batch = list(change.columns), change.change_batch
         rows = number_columns(self.read_table(path).select(*map(quote_name, names)))
         changed_rows = rows.mapInArrow(
             lambda batches: (change_batch(batch.rename_columns(names)) for batch in batches), change.ddl
         )
         self.write(changed_rows, target, commit)
+
+    def _rewrite_files(self, path: str, target: str, change: RowChange, commit: Commit) -> bool:
+        """Do what `rewrite` does, but let the runner write files. False if delta-rs cannot read or write one of the tables."""
+        committer = self.policy.choose_file_committer(
+            target, change.schema, overwrite=True, can_replace_columns=True
+        )
+        delta_rs = self.policy.find_reader(path)
+        if committer is None or delta_rs is None:
+            return False
+        with self.access.translate_errors(path):
+            stored_schema = delta_rs.arrow_schema(path)
+            columns = pa.schema([stored_schema.field(name) for name in change.columns])
+            parts = [[rows] for rows in list_file_rows(delta_rs, path, columns, change.change_batch)]
+        file_bytes = committer.find_target_file_bytes(target, {})
+        writer = RowWriter(delta_rs.store, target, change.schema, file_bytes, parts)
+        committer.commit(lambda: writer.write_on(self.runner), target, change.schema, commit)
+        return True
 
     def idempotent_writes(
         self, position: int | None, *, can_mark_rows: bool, metadata: Mapping[str, Any] | None = None

@@ -18,6 +18,7 @@ import pyarrow as pa
 from deltalake import (
     CommitProperties,
     DeltaTable,
+    Field,
     Schema,
     TableFeatures,
     Transaction,
@@ -47,6 +48,8 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: The key of the comment in the metadata of a column. Spark uses the same key.
 COMMENT_KEY = "comment"
+#: Metadata of a column, which means nothing. delta-rs takes columns in another order only if something else differs.
+_ORDER_MARK = "pgsieve.reordered"
 #: The characters that delta-rs does not encode in a path of the log, besides letters and digits.
 _UNENCODED_CHARACTERS = "!$&'()+,-./:;=@_~"
 
@@ -423,7 +426,8 @@ def _prepare_schema(table: DeltaTable, schema: pa.Schema) -> Schema:
     """The columns that an overwrite gives a table. If they are the same as before, they keep their metadata.
 
     delta-rs does not add the feature that a first timestamp without a time zone requires. It is added here, by a commit
-    that changes nothing else.
+    that changes nothing else. delta-rs keeps the table's order of columns if nothing else of them differs; so `_ORDER_MARK`
+    comes or goes.
     """
     if requirements.has_same_columns(table, schema):
         return table.schema()
@@ -436,7 +440,17 @@ def _prepare_schema(table: DeltaTable, schema: pa.Schema) -> Schema:
                 custom_metadata={"userMetadata": make_unchanged_position_metadata(position)}
             ),
         )
-    return Schema.from_arrow(schema)
+    new_schema = Schema.from_arrow(schema)
+    if requirements.has_permuted_columns(table, schema) and not any(
+        _ORDER_MARK in (field.metadata or {}) for field in table.schema().fields
+    ):
+        first_field, *other_fields = new_schema.fields
+        metadata = {**(first_field.metadata or {}), _ORDER_MARK: "true"}
+        marked_field = Field(
+            first_field.name, first_field.type, nullable=first_field.nullable, metadata=metadata
+        )
+        return Schema([marked_field, *other_fields])
+    return new_schema
 
 
 def _make_commit_properties(commit: Commit, *, must_follow_opened: bool = False) -> CommitProperties:

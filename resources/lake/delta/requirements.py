@@ -134,15 +134,10 @@ def can_add_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> b
 def can_replace_rows(table: DeltaTable, schema: pa.Schema) -> bool:
     """True if files with this schema may replace all rows of a table, which then has the columns of the schema.
 
-    The table must have no partitions and no constraints on rows. In two cases the schema must have exactly the table's
-    columns in the same order:
-
-    - if Delta maps the names of columns, because this process does not give new columns their names in files
-    - if only the order would change, because delta-rs would keep the former order
+    The table must have no partitions and no constraints on rows. If Delta maps the names of columns, the schema must have
+    exactly the table's columns in the same order, because this process does not give new columns their names in files.
     """
-    table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
-    has_same_fields = _has_fields(table_type, file_type) and _has_fields(file_type, table_type)
-    if has_same_fields or not is_unmapped(table):
+    if not is_unmapped(table):
         return can_add_files(table, schema, overwrite=True)
     return _accepts_any_row(table)
 
@@ -150,6 +145,14 @@ def can_replace_rows(table: DeltaTable, schema: pa.Schema) -> bool:
 def has_same_columns(table: DeltaTable, schema: pa.Schema) -> bool:
     """True if a table has exactly the columns of a schema, in the same order."""
     return bool(pa.struct(make_arrow_schema(table)) == _stored_type(schema))
+
+
+def has_permuted_columns(table: DeltaTable, schema: pa.Schema) -> bool:
+    """True if a table has the columns of a schema, or the fields of a struct, in another order, and no other ones."""
+    table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
+    return (
+        table_type != file_type and _has_fields(table_type, file_type) and _has_fields(file_type, table_type)
+    )
 
 
 def lacks_local_timestamps(table: DeltaTable, schema: pa.Schema) -> bool:

@@ -49,6 +49,29 @@ def test_a_run_with_few_changes_needs_no_java(shop: Shop) -> None:
     assert shop.ids("two", "stock") == [1, 2, 3, 4, 9]
 
 
+@pytest.mark.parametrize("small_bytes", [8 * 1024 * 1024, -1])
+def test_altered_columns_need_no_java(shop: Shop, small_bytes: int) -> None:
+    """It takes long: five commands, each a process."""
+    execute, conf = shop.database.execute, {"spark.pgsieve.smallBytes": str(small_bytes)}
+    shop.configure(spark={"master": "threads[2]", "conf": conf})
+    execute("create table places (id int primary key, a int, b int); insert into places values (1, 2, 3)")
+    execute("alter publication p add table places")
+    run_without_java(shop)
+    for statements in (
+        # The replica is rewritten.
+        "alter table places add d int default 4, drop a; insert into places values (2, 3, 4)",
+        "alter table places rename d to a; update places set b = 5 where id = 1",
+        # It is copied, with the columns in another order. The slice of the first of these alterations has no changes.
+        "alter table places rename a to c; alter table places rename b to a; alter table places rename c to b",
+        "alter table places drop a, add a int default 6; insert into places values (7, 8, 9)",
+    ):
+        execute(statements)
+        run_without_java(shop)
+        rows, cursor = shop.table("one", "places").to_pyarrow_table(), execute("select * from places")
+        assert rows.column_names == [column.name for column in cursor.description or ()], statements
+        assert sorted(tuple(row.values()) for row in rows.to_pylist()) == sorted(cursor), statements
+
+
 @pytest.mark.drawn
 def test_no_change_of_a_larger_replica_needs_java(shop: Shop) -> None:
     """It takes long: nine commands, each a process."""
