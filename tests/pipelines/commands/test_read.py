@@ -113,7 +113,7 @@ def test_a_table_is_printed_with_the_texts_of_the_server(shop: Shop) -> None:
                 assert cell == str(value).lower() == {"t": "true", "f": "false"}[text], case
                 continue
             assert cell == (text or ""), case
-            assert value == (float(text) if isinstance(value, int | float) else text), case
+            assert value == (type(value)(text) if isinstance(value, int | float) else text), case
 
 
 def _remembered_clones(monkeypatch: pytest.MonkeyPatch) -> list[str]:
