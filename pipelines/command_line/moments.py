@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     AFTER_INTERRUPTED_CHANGE,
     EXIT_FINDINGS,
@@ -186,3 +186,4 @@ def print_moment(report: MomentReport) -> None:
         name = quote_qualified(table.schema, table.name)
         console.add_row(printed_table, name, table.rows, table.changes, table.version, table.path)
     console.print_out(printed_table)
+    reports.print_warnings(report.warnings)

@@ -67,11 +67,12 @@ def print_run(summary: RunSummary, *, verbose: bool = False) -> None:
             print_out(Text(run.notice))
         for problem in run.problems:
             print_out(Text.assemble(("problem: ", "bold red"), problem))
-        _print_warnings(run.warnings)
+        print_warnings(run.warnings)
     print_failures(summary.failures, verbose=verbose)
 
 
-def _print_warnings(warnings: Sequence[str]) -> None:
+def print_warnings(warnings: Sequence[str]) -> None:
+    """Print each warning on a line of its own."""
     print_out(*(Text.assemble(("warning: ", "bold yellow"), warning) for warning in warnings))
 
 
@@ -270,7 +271,7 @@ def print_status(report: StatusReport) -> None:
                 print_out(
                     Text.assemble((f"{quote_qualified(table.schema, table.name)}: ", "red"), table.problem)
                 )
-        _print_warnings(subscription.warnings)
+        print_warnings(subscription.warnings)
 
 
 def _print_slots(slots: Sequence[SlotStatus]) -> None:
@@ -353,7 +354,7 @@ def print_check(report: CheckReport) -> None:
                 )
             )
     print_compared_sequences(report.sequences)
-    _print_warnings(report.warnings)
+    print_warnings(report.warnings)
     print_out(_summarize_checks(report))
 
 

@@ -23,13 +23,17 @@ class TableAtLsn:
 
 @dataclass(frozen=True, slots=True)
 class MomentReport:
-    """The tables of a subscription with exactly the transactions that committed before an LSN."""
+    """The tables of a subscription with exactly the transactions that committed before an LSN.
+
+    `warnings` name published tables that are missing, since they have no rows now.
+    """
 
     subscription: str
     lsn: str
     tables: tuple[TableAtLsn, ...]
     #: The folder into which the tables were restored; None if they were only read.
     folder: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

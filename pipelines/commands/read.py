@@ -14,7 +14,7 @@ from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.moments.moment import Moment
 from pgsieve.assets.steps.moments.reading import TableVersion, find_tables
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.table_states import TableStates
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
@@ -40,12 +40,21 @@ def read_table(
     for moment_table in find_tables(moment, only_table=table_name):
         return moment_table
     states = TableStates(moment.lake, moment.subscription).read_newest()
-    table_names = tuple(quote_qualified(*name) for name in states if name != table_name)
+    ready_tables = sorted(name for name, state in states.items() if state.state == SyncState.READY)
+    others = tuple(quote_qualified(*name) for name in ready_tables if name != table_name)
     raise PgsieveError(
         f'subscription "{subscription_config.name}" had no table "{table_text}" at {format_lsn(moment.lsn)}',
-        hint=suggest_name(table_text, table_names),
+        hint=_describe_obstacle(states.get(table_name)) or suggest_name(table_text, others),
         sqlstate="42P01",
     )
+
+
+def _describe_obstacle(state: TableState | None) -> str | None:
+    """Say why a published table has no rows now. None if it has rows, or is not published."""
+    if state is None or state.state in {SyncState.READY, SyncState.REMOVED}:
+        return None
+    reason = f": {state.reason}" if state.reason else ""
+    return f"{quote_qualified(*state.name)} is {state.state.meaning}{reason}"
 
 
 def find_moment(config: Config, subscription_config: SubscriptionConfig, moment_text: str | None) -> Moment:
@@ -74,6 +83,15 @@ def make_moment_report(
         return TableAtLsn(*table.name, table.count_rows(), table.change_count, *path_and_version)
 
     ordered_tables = sorted(tables, key=lambda table: table.name)
+    states, found_names = (
+        TableStates(moment.lake, moment.subscription).read_newest(),
+        {table.name for table in tables},
+    )
+    obstacles = [_describe_obstacle(states[name]) for name in sorted(states.keys() - found_names)]
     return MomentReport(
-        moment.subscription, format_lsn(moment.lsn), tuple(map(describe_table, ordered_tables)), folder
+        moment.subscription,
+        format_lsn(moment.lsn),
+        tuple(map(describe_table, ordered_tables)),
+        folder,
+        tuple(f"a table is missing here: {obstacle}" for obstacle in obstacles if obstacle),
     )

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import random
+import shutil
 from operator import itemgetter
 from pathlib import Path
 
@@ -128,3 +129,30 @@ def _remembered_clones(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(reading, "clone", remembered)
     return names
+
+
+def test_a_table_that_is_set_aside_is_named_with_the_command_that_copies_it(
+    shop: Shop, tmp_path: Path
+) -> None:
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    shutil.rmtree(shop.lake.paths.replica("one", "public", "orders"))
+    shop.database.execute("insert into orders values (77, 1)")
+    assert (ran := shop.cli("run", "one"))[0] == 1, ran
+    command = "resync one public.orders"
+    for listing in (["read", "one"], ["restore", "one", str(tmp_path / "restored")]):
+        code, printed = shop.cli(*listing)
+        printed = " ".join(printed.split())
+        assert code == 0
+        assert "warning: a table is missing here: public.orders is set aside: its replica" in printed
+        assert f"`pgsieve {command}` copies the table again" in printed
+    code, refused = shop.cli("read", "one", "public.orders")
+    assert code == 2
+    assert "did you mean" not in refused
+    assert f"`pgsieve {command}` copies the table again" in " ".join(refused.split())
+    code, refused = shop.cli("read", "one", "public.order")
+    assert code == 2
+    assert "allowed here: public.notes" in refused, "a table without rows is suggested"
+
+    assert (ran := shop.cli(*command.split()))[0] == 0, ran
+    assert "warning" not in shop.cli("read", "one")[1]
+    assert shop.cli("read", "one", "public.orders")[0] == 0
