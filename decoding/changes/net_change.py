@@ -313,7 +313,7 @@ def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: 
     transactions see only the last row of a transaction.
     """
     change_keys = np.where(changes.operations == DELETE, changes.old_keys, changes.new_keys)
-    if not changes.is_move.any() and np.bincount(change_keys).max(initial=0) <= 1:
+    if not changes.is_move.any() and _are_distinct(change_keys, len(has_row_before)):
         return _compute_versions_of_single_changes(changes, change_keys, commits, has_row_before)
     changes = _replace_lost_moves(changes, has_row_before)
     tenures = _find_tenures(changes, commits)
@@ -599,6 +599,13 @@ def _find_first_indexes(keys: Numbers, count: int) -> Numbers:
     # The indexes descend. If a key occurs several times, NumPy keeps the value that is assigned last: the first index.
     first_indexes[keys[indexes]] = indexes
     return first_indexes
+
+
+def _are_distinct(keys: Numbers, count: int) -> bool:
+    """Whether no key occurs twice. The keys are numbers below `count`."""
+    occurs = np.zeros(count, np.bool_)
+    occurs[keys] = True
+    return int(np.count_nonzero(occurs)) == len(keys)
 
 
 def _fill_none(count: int) -> Numbers:

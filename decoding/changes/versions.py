@@ -95,7 +95,7 @@ class Commits:
 
     def find_numbers(self, lsns: Numbers) -> Numbers:
         """Return the numbers of the commits at these LSNs."""
-        return np.searchsorted(np.asarray(self.lsns), lsns).astype(np.int64)
+        return np.searchsorted(np.asarray(self.lsns), lsns).astype(np.int64, copy=False)
 
 
 def add_validity(

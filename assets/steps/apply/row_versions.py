@@ -42,6 +42,7 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.changes.columns import COMMIT_TIME
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Numbers
@@ -53,7 +54,7 @@ from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.derived_rows import RowWriter
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.runners import CALLING_THREAD
-from pgsieve.resources.lake.stores.store import RowGroup, divide_groups
+from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
 from pgsieve.resources.work import name_jobs
 
 
@@ -263,10 +264,10 @@ class VersionsWriter:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
         with lake.access.translate_errors(self.changes_path):
             keyed_changes = self._get_keyed_changes(files)
-            times = [lake.store.read_columns(file, ["commit_lsn", "commit_time"]) for file in files]
+            commit_tables = [read_commits(lake.store, file) for file in files]
         matches = self._find_present_versions(keyed_changes)
         has_version = keyed_changes.mask_present_keys(match.key_indices for match in matches)
-        commits = Commits.from_changes(pa.concat_tables(times))
+        commits = Commits.from_changes(pa.concat_tables(commit_tables))
         return VersionOutcome.compute(keyed_changes, commits, has_version), matches
 
     def _get_keyed_changes(self, files: Sequence[str]) -> KeyedChanges:
@@ -323,7 +324,8 @@ class VersionsWriter:
         """Find the present versions that end, file by file; and for each of them the number of the commit that ends it."""
         ends = outcome.versions.former_end_commits
         if outcome.truncate_commit is None:
-            ending_matches = [match.select_keys(ends != NONE) for match in matches]
+            is_ended = ends != NONE
+            ending_matches = [match.select_keys(is_ended) for match in matches]
             ending_matches = [match for match in ending_matches if len(match.row_numbers)]
             return ending_matches, [ends[match.key_indices] for match in ending_matches]
         match_by_file = {match.name: match for match in matches}
@@ -394,3 +396,19 @@ class VersionsWriter:
             table.lake.store, table.path, table.schema, target_file_bytes, [part], encodings
         )
         return row_writer.write_on(CALLING_THREAD)
+
+
+def read_commits(store: Store, file: str) -> pa.Table:
+    """Read the LSN and the time of the commit of each change in a file of the change history.
+
+    If no row group has changes of several commits, its statistics say all, and the table has one row for each row group.
+    """
+    types = {"commit_lsn": pa.int64(), "commit_time": COMMIT_TIME}
+    bounds, schema = store.read_row_group_bounds(file, types), pa.schema(types)
+    single_values = {
+        name: [least for least, greatest in filter(None, bounds[name]) if least == greatest] for name in types
+    }
+    group_count = len(bounds["commit_lsn"])
+    if all(len(single_values[name]) == len(bounds[name]) == group_count for name in types):
+        return pa.table(single_values, schema)
+    return store.read_columns(file, schema.names).select(schema.names).cast(schema)

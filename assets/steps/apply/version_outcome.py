@@ -53,14 +53,16 @@ class VersionOutcome:
     @classmethod
     def compute(cls, keyed_changes: KeyedChanges, commits: Commits, has_version: Mask) -> "VersionOutcome":
         """Compute the outcome; `has_version` is a mask of the keys with a present version (`mask_present_keys`)."""
-        changes, change_indices = insert_deletes(
-            keyed_changes.changes, keyed_changes.truncate_indices, keyed_changes.keys.num_rows
-        )
-        truncate_lsns = np.asarray(keyed_changes.truncate_lsns, np.int64)
-        lsns = np.concatenate([keyed_changes.commit_lsns, truncate_lsns])[change_indices]
-        places = np.concatenate([keyed_changes.places, np.full(len(truncate_lsns), NONE)])[change_indices]
+        changes, lsns, places = keyed_changes.changes, keyed_changes.commit_lsns, keyed_changes.places
+        truncate_lsns, truncate_commit = np.asarray(keyed_changes.truncate_lsns, np.int64), None
+        if len(truncate_lsns):
+            truncate_commit = int(commits.find_numbers(truncate_lsns[:1])[0])
+            changes, change_indices = insert_deletes(
+                changes, keyed_changes.truncate_indices, keyed_changes.keys.num_rows
+            )
+            lsns = np.concatenate([lsns, truncate_lsns])[change_indices]
+            places = np.concatenate([places, np.full(len(truncate_lsns), NONE)])[change_indices]
         commit_numbers = commits.find_numbers(lsns)
-        truncate_commit = int(commits.find_numbers(truncate_lsns[:1])[0]) if len(truncate_lsns) else None
         is_left, lost_places, left_rows = changes.operations == LEAVE, places[:0], None
         if is_left.any():
             lost_places = places[find_moves_without_row(changes, has_version)]
@@ -76,10 +78,13 @@ class VersionOutcome:
         With `are_present`, these are the versions that the batch does not end, otherwise those that it ends.
         """
         versions = self.versions
-        version_indices = np.flatnonzero((versions.end_commits == NONE) == are_present)
+        is_selected = (versions.end_commits == NONE) == are_present
+        # Mostly all versions are selected, and are in order. A slice copies nothing.
+        version_indices: slice | Numbers = slice(None) if is_selected.all() else np.flatnonzero(is_selected)
         places = self.places[versions.last_changes[version_indices]]
-        order = np.argsort(places, kind="stable")  # This kind is fast if they are in order already.
-        version_indices, places = version_indices[order], places[order]
+        if (places[1:] < places[:-1]).any():
+            order = np.argsort(places, kind="stable")
+            version_indices, places = np.flatnonzero(is_selected)[order], places[order]
         sent_places = {
             name: find_places(self.places, changes[version_indices])
             for name, changes in versions.changes_by_column.items()

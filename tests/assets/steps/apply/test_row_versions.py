@@ -18,7 +18,7 @@ import pytest
 from pgsieve.assets.steps.apply import part_files
 from pgsieve.assets.steps.apply.batch import AppliedChanges
 from pgsieve.assets.steps.apply.by_files import FilesWriter, find_many_changes
-from pgsieve.assets.steps.apply.row_versions import VersionsWriter
+from pgsieve.assets.steps.apply.row_versions import VersionsWriter, read_commits
 from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.apply.versions_by_parts import VersionPartsWriter
 from pgsieve.assets.steps.history import versions
@@ -27,6 +27,7 @@ from pgsieve.assets.steps.history.versions import VersionTable
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
+from pgsieve.decoding.changes.versions import Commits
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
@@ -288,6 +289,33 @@ def test_rows_that_the_replica_had_are_not_read_again(
     assert len(world.rows()) == len(before) + 1
     assert world.at(100) == before
     assert world.at(120) == {key: row for key, row in before.items() if key != 5} | {3: {"b": "4", "c": "x"}}
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [],
+        [[(110, 1)] * 3],
+        [[(110, 1), (110, None)], [(110, 1)], [(120, 2)]],
+        [[(110, 1)], [(120, 2), (130, 2)]],
+        [[(110, 1)], [(120, None)], [(110, 1), (110, 1)]],
+        [[(110, None), (120, None)]],
+    ],
+    ids=str,
+)
+def test_commits_are_those_of_all_changes(groups: list[list[tuple[int, int | None]]], tmp_path: Path) -> None:
+    """The statistics of row groups say which commits they have, if each has a single one."""
+    schema = pa.schema({"commit_lsn": pa.int64(), "commit_time": pa.timestamp("us", "UTC")})
+    file = str(tmp_path / "changes.parquet")
+    with pq.ParquetWriter(file, schema) as writer:
+        for group in groups:
+            writer.write_table(
+                pa.table([pa.array(values) for values in zip(*group, strict=True)], schema=schema)
+            )
+    commits, expected = (
+        Commits.from_changes(changes) for changes in (read_commits(Store(), file), pq.read_table(file))
+    )
+    assert (commits.lsns, commits.times) == (expected.lsns, expected.times)
 
 
 def test_rows_that_are_too_many_or_went_to_executors_are_read_again() -> None:
