@@ -26,7 +26,7 @@ from pgsieve.resources.lake.session import SparkEngine
 
 
 class PgsieveLake(LakeResource):
-    """The lake of a pgsieve.yaml. The steps use it, and so may assets of the user's that read the replicas."""
+    """The lake of a pgsieve.yaml. The steps use it. A user's own assets may use it to read the replicas."""
 
     def read_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DataFrame]:
         """The replicas of a subscription as they were at one LSN, in the same form as `pgsieve.read_at_cut` returns them.
@@ -47,7 +47,7 @@ class PgsieveLake(LakeResource):
     def read_at(
         self, subscription: str, moment: str | datetime, scratch: str | None = None
     ) -> dict[str, DataFrame]:
-        """The replicas of a subscription as they were at any moment, in the same form as `pgsieve.read_at` returns them."""
+        """The replicas of a subscription as they were at any moment. The parameters are those of `pgsieve.read_at`."""
         return read_frames(Moment.from_user_input(self.open(), subscription, moment), scratch)
 
     def tables_at(self, subscription: str, moment: str | datetime) -> dict[str, DeltaTable]:

@@ -155,7 +155,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     ) -> dg.Definitions:
         """Build the definitions for the tables of the state.
 
-        If there is no state yet, the tables are taken from the file of `pgsieve.pipelines.published` and from the lake.
+        If there is no state yet, the tables come from the file of `pgsieve.pipelines.published`, or from the lake.
         """
         del context
         config = load_config(self.config)

@@ -29,7 +29,7 @@ COMMIT_TIME = pa.timestamp("us", "UTC")
 
 def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
     """Return the schema of the changes of a table, for a replica with these columns (name, Arrow type)."""
-    row = pa.struct([pa.field(name, kind) for name, kind in columns])
+    row = pa.struct([pa.field(name, arrow_type) for name, arrow_type in columns])
     return pa.schema(
         [
             ("slice", pa.int64()),

@@ -43,7 +43,7 @@ VALIDITY_SCHEMA = pa.schema(
 
 def versions_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
     """Return the schema of versions of rows with these columns (name, Arrow type)."""
-    return pa.schema([*(pa.field(name, kind) for name, kind in columns), *VALIDITY_SCHEMA])
+    return pa.schema([*(pa.field(name, arrow_type) for name, arrow_type in columns), *VALIDITY_SCHEMA])
 
 
 def version_encodings(schema: pa.Schema, key: Iterable[str]) -> dict[str, str]:

@@ -16,9 +16,9 @@ corresponds to the struct that _PG_output_plugin_init fills, with None for NULL.
 - filter_by_origin before a transaction begins, filter_prepare before a transaction is prepared
 
 A plugin must have begin, change and commit. The callbacks for streaming and those for two-phase commit are two
-groups. If a plugin has any callback of a group, the group is on. The plugin may still lack a callback that the group
-requires: the error is raised only when the driver should call it. All errors are subclasses of OutputPluginError,
-with the server's messages and codes (src/backend/replication/logical/logical.c).
+groups. If a plugin has any callback of a group, the group is on. If the plugin lacks a callback that the group
+requires, the error is raised only when the driver has to call it. All errors are subclasses of OutputPluginError, with
+the server's messages and codes (src/backend/replication/logical/logical.c).
 
 PostgreSQL documentation, Logical Decoding Output Plugins.
 """
@@ -56,7 +56,7 @@ class OutputTypeError(OutputPluginError):
 
 
 class OutputType(Enum):
-    """The type of a plugin's output: text in the encoding of the values, or any bytes."""
+    """The type of a plugin's output: text in the encoding in which the values were sent, or any bytes."""
 
     BINARY = "binary"
     TEXT = "text"
@@ -129,7 +129,7 @@ class DecodingContext:
         self.server_version = server_version
         self.out = bytearray()
         self.can_write = False
-        self._is_last_prepared_write: bool | None = None
+        self._last_of_prepared_write: bool | None = None
         self._output: list[Output] = []
 
     def prepare_write(self, *, last: bool) -> None:
@@ -139,18 +139,18 @@ class DecodingContext:
                 "writes are only accepted in commit, begin and change callbacks", sqlstate="XX000"
             )
         self.out.clear()
-        self._is_last_prepared_write = last
+        self._last_of_prepared_write = last
 
     def write(self, *, last: bool) -> None:
         """Write the contents of `out`; `last` must be the same as in `prepare_write` (OutputPluginWrite)."""
-        if self._is_last_prepared_write is not last:
+        if self._last_of_prepared_write is not last:
             raise OutputNotAcceptedError(
                 "OutputPluginPrepareWrite needs to be called before OutputPluginWrite",
                 hint="call prepare_write before each write, with the same `last`",
                 sqlstate="XX000",
             )
         self._output.append(Output(bytes(self.out), last))
-        self._is_last_prepared_write = None
+        self._last_of_prepared_write = None
 
     def take_output(self) -> list[Output]:
         """Return the output since the last call of this method, and remove it."""

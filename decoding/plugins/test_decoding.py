@@ -20,8 +20,8 @@ ignores publications.
 - Rewrites of tables by DDL are missing. The server prints these with include-rewrites.
 - Names of types that are not built in can differ if they come from Type messages
   (`pgsieve.decoding.protocol.relations` says how).
-- Single changes, messages that are not transactional, and streamed transactions have no origin. So only-local
-  drops only whole transactions.
+- The origin is not known for single changes, messages that are not transactional, and streamed transactions. So
+  only-local drops only whole transactions that are not streamed.
 - With stream-changes, a transaction or subtransaction may have aborted before the server decoded it. Then its blocks
   can differ. A server notices such an abort when its plugin looks up the catalog, and then stops decoding the
   transaction. pgoutput and the server's test_decoding look up the catalog at different changes.

@@ -101,14 +101,14 @@ class HeaderScanner:
         _require(sizes[begins] == _BEGIN_BYTES, kind[begins], f"does not have {_BEGIN_BYTES} bytes")
         _require(sizes[commits] == _COMMIT_BYTES, kind[commits], f"does not have {_COMMIT_BYTES} bytes")
         _require(first_integers[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
-        positions = starts[begins]
+        begin_starts = starts[begins]
         # Element 0 of these arrays is the transaction that the previous batch left open. Element n is the n-th
         # transaction that begins in this batch.
-        lsns = np.append(self._open_lsn, _to_signed(octets.read_integers(positions + 1)))
+        lsns = np.append(self._open_lsn, _to_signed(octets.read_integers(begin_starts + 1)))
         commit_times = np.append(
-            self._open_time, _to_signed(octets.read_integers(positions + 9)) + _POSTGRES_EPOCH_MICROS
+            self._open_time, _to_signed(octets.read_integers(begin_starts + 9)) + _POSTGRES_EPOCH_MICROS
         )
-        xids = np.append(self._open_xid, _to_signed(octets.read_integers(positions + 17) >> np.uint64(32)))
+        xids = np.append(self._open_xid, _to_signed(octets.read_integers(begin_starts + 17) >> np.uint64(32)))
         _require(lsns[1:] > 0, kind[begins], "has no final LSN")
         transaction_index = np.cumsum(kind == _BEGIN)
 
@@ -125,10 +125,10 @@ class HeaderScanner:
 
         commit_lsn, commit_time, xid = (values[transaction_index] for values in (lsns, commit_times, xids))
         end_lsn = np.zeros(len(kind), np.int64)
-        positions = starts[commits]
-        begin_lsn = _to_signed(octets.read_integers(positions + 2))
+        commit_starts = starts[commits]
+        begin_lsn = _to_signed(octets.read_integers(commit_starts + 2))
         _require(begin_lsn == commit_lsn[commits], kind[commits], "does not match its Begin")
-        end_lsn[commits] = _to_signed(octets.read_integers(positions + 10))
+        end_lsn[commits] = _to_signed(octets.read_integers(commit_starts + 10))
 
         is_change = _IS_CHANGE[kind]
         change_counts = np.cumsum(is_change)

@@ -240,7 +240,7 @@ def print_fault(error: BaseException, prefix: str = "", *, verbose: bool) -> Non
 
 
 def print_interrupt(explanation: str | None) -> None:
-    """Print that Ctrl-C, or a signal like it, ended the command. `explanation` says what it leaves, and what to do then."""
+    """Print that Ctrl-C, or a signal like it, ended the command. `explanation` says what the command leaves, and what to do."""
     message = f"interrupted: {explanation}" if explanation else "interrupted"
     if _json_log is not None:
         _json_log.write("warning", message=message)

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 from pgsieve.pipelines.commands.validation_results import ValidationReport
 
-#: Stands for a value that only a source knows, if the source does not answer.
+#: The value of a field that only a source could tell, if the source does not answer.
 UNKNOWN: Literal["unknown"] = "unknown"
 
 
@@ -226,7 +226,7 @@ class SlotStatus:
     The slot's messages are stored in the lake's change log.
 
     - `subscription`: the subscription that has the slot for itself (`row_filter: publisher`); None for a shared slot
-    - `exists`, `active`: unknown if the source has a `problem`
+    - `exists`, `active`: `unknown` if the `problem` is that of the source
     - `lag_bytes`: the bytes of WAL between the LSN that the slot has confirmed and the server's current LSN
     - `lag_seconds`: how long the oldest commit that the change log does not have yet has been waiting
     - `retained_bytes`: the bytes of WAL that the server retains for the slot

@@ -66,7 +66,7 @@ def resync(
     if names_to_copy and (is_followed := _is_slot_in_use(slot_stream)):
         states.leave_to_next_copy(names_to_copy)
     elif names_to_copy:
-        # Otherwise a run would only complete a copy that was killed after its commit, and not copy the table again.
+        # Otherwise, if a former copy was killed after its commit, a run would complete it instead of copying again.
         states.leave_to_next_copy(names_to_copy)
         with open_instance(config) as instance:
             materializer = Materializer(project, subscription, instance, progress)

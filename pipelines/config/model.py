@@ -115,7 +115,7 @@ class SparkConfig(_Section):
     def _require_thread_count(cls, master: str) -> str:
         if master.startswith("threads") and parse_thread_count(master) is None:
             raise make_refusal(
-                "does not say how many threads", "write threads[4], or threads[*] for one a core"
+                "does not say how many threads", "write threads[4], or threads[*] for one per core"
             )
         return master
 
@@ -257,11 +257,11 @@ class Config(_Section):
         return lake.rstrip("/") or lake
 
     @model_validator(mode="after")
-    def _check_references(self) -> Self:
+    def _refuse_contradictions(self) -> Self:
         """Refuse sections that contradict each other. This check also applies to a `Config` that was made in Python."""
-        broken_references = list(_find_broken_references(self))
-        if broken_references:
-            raise _BrokenReferencesError(broken_references)
+        contradictions = list(_find_contradictions(self))
+        if contradictions:
+            raise _ContradictionsError(contradictions)
         return self
 
     @property
@@ -287,23 +287,23 @@ class Config(_Section):
         )
 
 
-class _BrokenReferencesError(PgsieveError):
+class _ContradictionsError(PgsieveError):
     """Sections of the file contradict each other.
 
-    `broken_references` has the location, the message and the hint of each contradiction. An error of pydantic could have only one
+    `contradictions` has the location, the message and the hint of each contradiction. An error of pydantic could have only one
     location.
     """
 
-    def __init__(self, broken_references: Sequence[tuple[Location, str, str]]) -> None:
-        self.broken_references = tuple(broken_references)
-        location, message, hint = self.broken_references[0]
+    def __init__(self, contradictions: Sequence[tuple[Location, str, str]]) -> None:
+        self.contradictions = tuple(contradictions)
+        location, message, hint = self.contradictions[0]
         super().__init__(f"{format_location(location)}: {message}", hint=hint)
 
 
 _UNKNOWN_SOURCE_MESSAGE = "is not a source of this file"
 
 
-def _find_broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
+def _find_contradictions(config: Config) -> Iterator[tuple[Location, str, str]]:
     """Yields the location, the message and the hint of each contradiction between sections that are valid by themselves.
 
     For example, a subscription may name a source that the file does not have.
@@ -312,18 +312,18 @@ def _find_broken_references(config: Config) -> Iterator[tuple[Location, str, str
         yield ("storage", name), message, hint
     yield from _find_names_differing_in_case("sources", config.sources)
     yield from _find_names_differing_in_case("subscriptions", config.subscriptions)
-    owners_by_folder = {name.lower(): f"source {name}" for name in config.sources}
-    sources_by_slot: dict[tuple[str, str], str] = {}
+    owner_by_folder = {name.lower(): f"source {name}" for name in config.sources}
+    source_by_slot: dict[tuple[str, str], str] = {}
     for name, source in config.sources.items():
         location: Location = ("sources", name, "slot")
         slot_address = (source.conninfo.get_secret_value(), source.slot)
-        if slot_address in sources_by_slot:
+        if slot_address in source_by_slot:
             yield (
                 location,
-                f"is the slot of source {sources_by_slot[slot_address]} too",
+                f"is the slot of source {source_by_slot[slot_address]} too",
                 "only one source can read a slot: give one of them another slot",
             )
-        sources_by_slot.setdefault(slot_address, name)
+        source_by_slot.setdefault(slot_address, name)
     for name, subscription in config.subscriptions.items():
         location = ("subscriptions", name)
         subscribed_source = config.sources.get(subscription.source)
@@ -341,20 +341,17 @@ def _find_broken_references(config: Config) -> Iterator[tuple[Location, str, str
                     "use row_filter: pipeline, or create the publication on the server",
                 )
         slot = subscription.slot
-        if (
-            slot in owners_by_folder
-            or (subscribed_source.conninfo.get_secret_value(), slot) in sources_by_slot
-        ):
+        if slot in owner_by_folder or (subscribed_source.conninfo.get_secret_value(), slot) in source_by_slot:
             owner = (
-                owners_by_folder.get(slot)
-                or f"source {sources_by_slot[subscribed_source.conninfo.get_secret_value(), slot]}"
+                owner_by_folder.get(slot)
+                or f"source {source_by_slot[subscribed_source.conninfo.get_secret_value(), slot]}"
             )
             yield (
                 location,
                 f"needs the slot and folder {slot}, which {owner} has",
                 "give one of them another name",
             )
-        owners_by_folder.setdefault(slot, f"subscription {name}")
+        owner_by_folder.setdefault(slot, f"subscription {name}")
 
 
 def _find_names_differing_in_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
@@ -406,7 +403,7 @@ _MESSAGES_BY_ERROR_TYPE = {
     "bool_parsing": "should be true or false",
 }
 _HINTS_BY_ERROR_TYPE = dict.fromkeys(
-    ("tuple_type", "frozen_set_type"), "in brackets, also a single entry: `[…]`"
+    ("tuple_type", "frozen_set_type"), "write it in brackets, even a single entry: `[…]`"
 )
 
 
@@ -444,7 +441,7 @@ def _convert_error(error: ErrorDetails, document: Document) -> Problem:
 def _find_missing_sources(document: Document) -> Iterator[Problem]:
     """Yields a problem for each subscription that names a source which the file does not have.
 
-    `_find_broken_references` finds these contradictions, too, but pydantic calls it only if all sections are valid.
+    `_find_contradictions` finds these contradictions, too, but pydantic calls it only if all sections are valid.
     """
     sources, subscriptions = (document.content.get(section) for section in ("sources", "subscriptions"))
     if not isinstance(sources, dict) or not isinstance(subscriptions, dict):
@@ -477,7 +474,7 @@ def _refuse_model_fields(document: Document, path: Path) -> dict[str, Any]:
         if isinstance(mapping, dict) and forbidden_key in mapping:
             key_location, allowed = (*location, forbidden_key), _list_allowed_keys(location)
             hint = (
-                f"the key above it is its name; {suggest_name(None, allowed)}"
+                f"the key above it is the name already; {suggest_name(None, allowed)}"
                 if location
                 else suggest_name(None, allowed)
             )
@@ -512,10 +509,10 @@ def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ)
             ),
             *_find_missing_sources(document),
         ]
-    except _BrokenReferencesError as error:
+    except _ContradictionsError as error:
         problems = [
             Problem(format_location(location), document.find_line(location), message, hint)
-            for location, message, hint in error.broken_references
+            for location, message, hint in error.contradictions
         ]
     # The exceptions of pydantic contain values of the file. If ConfigError were raised within a handler, Python would
     # add such an exception to it as its context, and print both.

@@ -256,7 +256,7 @@ def _make_table_error(path: str, error: Exception) -> LakeError:
         return make_damaged_table_error(path, f"{subject} cannot be read: it is not a complete Parquet file")
     message = describe_spark_error(error) if is_spark_error else get_first_message_line(error)
     if is_arrow_error(error):
-        message = message.partition(":")[0]  # After the colon the message shows a cell.
+        message = message.partition(":")[0]  # The part after the colon shows a value of a row.
     if (code := find_refusal_code(error)) is not None:
         message = os.strerror(code)
     log_hint = "see Spark's log, above or of its server; " if is_spark_error else ""

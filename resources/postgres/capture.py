@@ -49,8 +49,8 @@ def ensure_capture_publications(
     call removes it.
     """
     # Before PostgreSQL 18, pgoutput refuses to decode WAL from before the commit that creates a requested publication. So
-    # the caller first reads the WAL up to the flush position without the new publications. That position must be after
-    # the commits that create them. So each of these commits waits until it is flushed, whatever the role's setting is.
+    # the caller first reads the WAL up to the flush position without the new publications. This WAL must contain the
+    # commits that create them. So each of these commits waits until it is flushed, whatever the role's setting is.
     connection.execute("set synchronous_commit = local")
     has_capture = any(capture_name + suffix in catalog.publications for suffix in list_capture_suffixes())
     existing_names, refused_oids = [], set[int]()
@@ -103,7 +103,7 @@ def _add_permitted_tables(
     planned_publication: CapturePublication,
     catalog: Catalog,
 ) -> None:
-    """Add the tables one by one that pgsieve may add, after it was refused to add all of them with one statement."""
+    """Add one by one the tables that pgsieve may add. The server has refused one statement for all tables."""
     for table in planned_publication.tables:
         if _can_be_added(name, table, catalog):
             with suppress(SourcePermissionError):
@@ -113,7 +113,7 @@ def _add_permitted_tables(
 
 
 def _can_be_added(name: str, table: Table, catalog: Catalog) -> bool:
-    """True if a capture publication exists and does not list the table with a row filter or columns, which SET removes."""
+    """True if a table needs no CREATE, and no SET TABLE, which removes the row filter and the column list of a table."""
     publication = catalog.publications.get(name)
     entry = None if publication is None else publication.find_table_entry(table.oid)
     return publication is not None and (entry is None or (entry.where is None and entry.columns is None))
@@ -124,7 +124,8 @@ def find_unplanned_oids(
 ) -> set[int]:
     """The oids of the tables for which the capture publications differ from the plan, so that changes may be missing.
 
-    A table that a publication lists in vain does not count, unless it is a root, as which its leaves would be captured.
+    A table that is published without need does not count. The exception is a partitioned table in a publication with
+    publish_via_partition_root, because the changes of its partitions would be captured as changes of this table.
     """
     planned_oids = {capture_name + p.suffix: {t.oid for t in p.tables} for p in planned_publications}
     unplanned_oids = set[int]()
@@ -140,8 +141,8 @@ def find_unplanned_oids(
         elif publication.all_tables:
             unplanned_oids |= {t.oid for t in planned_publication.tables if not publication.contains(t)}
         else:
-            whole_oids = {t.oid for t in publication.tables if t.where is None and t.columns is None}
-            unplanned_oids |= planned_oids[name] - whole_oids
+            unrestricted_oids = {t.oid for t in publication.tables if t.where is None and t.columns is None}
+            unplanned_oids |= planned_oids[name] - unrestricted_oids
     for name in (capture_name + suffix for suffix in list_capture_suffixes()):
         publication = catalog.publications.get(name)
         if publication is not None and publication.via_root:
@@ -159,7 +160,7 @@ def make_table_statements(
     server_version: int,
     replicated_table: Table,
 ) -> list[str]:
-    """The SQL after which the capture publications send all changes of one table as planned, and no table less than before."""
+    """The SQL after which the capture publications send all changes of one table as planned."""
     tree_oids = {replicated_table.oid, *replicated_table.ancestors, *replicated_table.leaves}
     statements = []
     for publication in planned_publications:
@@ -167,7 +168,7 @@ def make_table_statements(
         if not tables:
             continue
         name = capture_name + publication.suffix
-        # CREATE and SET have to list all tables of the plan.
+        # CREATE and SET TABLE have to list all tables of the plan, since the publication gets no other tables.
         is_addition = all(_can_be_added(name, table, catalog) for table in tables)
         statements += make_capture_statements(
             name, replace(publication, tables=tables) if is_addition else publication, catalog, server_version
@@ -260,7 +261,7 @@ def make_capture_statements(
 
 
 def describe_preparation(name: str) -> str:
-    """The words for the work on a capture publication in error messages."""
+    """What error messages call the work on a capture publication."""
     return f'prepare the capture publication "{name}"'
 
 

@@ -170,7 +170,7 @@ def _read_mapping(
         if initcap_rules is None:
             return CaseMapping(refusal=_CONTEXT_REASON)
         mapping = replace(mapping, words=initcap_rules)
-    return mapping if _has_expected_blocks(mapping, blocks) else CaseMapping(refusal=_CONTEXT_REASON)
+    return mapping if _agrees_with_server(mapping, blocks) else CaseMapping(refusal=_CONTEXT_REASON)
 
 
 def _make_expected_forms(character: str, letter: str) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _make_expected_forms(character: str, letter: str) -> Iterator[str]:
     yield f" {character}{letter}"
 
 
-def _has_expected_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
+def _agrees_with_server(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
     """True if the mapping changes each block of characters exactly as the server does."""
     for _, characters, lowered, uppered, capitalized in blocks:
         if (mapping.change("lower", characters), mapping.change("upper", characters)) != (lowered, uppered):

@@ -210,7 +210,7 @@ def _read_catalog(
         }
         if version >= 190000:
             types |= PADDED_LSN
-        names = dict(
+        name_digests = dict(
             cursor.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()
         )
     oids_with_expressions = {t.oid for t in tables.values() if any(a.generated for a in t.attributes)}
@@ -218,7 +218,7 @@ def _read_catalog(
     lock_holders_by_oid = {
         oid: holders for oid, holders in lock_holders_by_oid.items() if oid in oids_with_expressions
     }
-    return Catalog(tables, publications, types, version, names, lock_holders_by_oid)
+    return Catalog(tables, publications, types, version, name_digests, lock_holders_by_oid)
 
 
 def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) -> dict[int, Table]:
@@ -270,8 +270,7 @@ def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) ->
 def _make_attribute(*values: Any) -> Attribute:
     """A column from its JSON array. In the array, attmissingval is an array of one element.
 
-    A box prints commas, and arrays of boxes have semicolons between the elements. The text was split at the commas, so
-    join it.
+    The query splits the text of this array at commas. The value of a box contains commas, so its parts are joined again.
     """
     attribute = Attribute(*values)
     return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))

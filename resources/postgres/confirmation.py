@@ -8,8 +8,8 @@ Out: the slot is confirmed up to the LSN, and the server can remove WAL that the
 A slot is confirmed by pg_replication_slot_advance(). If this function would have to decode much WAL, the slot is
 confirmed by a status update of the streaming replication protocol instead.
 
-Raises SlotInUseError, SourceError, and the errors of the function. After an error the slot is unchanged, or possibly
-confirmed if the connection was lost before the server's answer.
+Raises SlotInUseError, SourceError, and the errors of the given function. After an error the slot is unchanged, or
+possibly confirmed if the connection was lost before the server's answer.
 """
 
 from collections.abc import Callable

@@ -22,8 +22,8 @@ from pgsieve.resources.postgres.ddl import execute_ddl
 from pgsieve.resources.postgres.source import quote, quote_literal
 
 #: pgoutput logs a message before it evaluates the filter of a row, and one after each successful evaluation, at the level
-#: DEBUG3 (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c). The first constant has the last words
-#: of the message before, the second the first words of the messages after.
+#: DEBUG3 (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c). The constants are how the first
+#: message ends, and how the second one begins.
 _START_MESSAGE_END, _RESULT_MESSAGE_START = '" has row filter', "row filter evaluates to "
 #: The SQLSTATEs of the data exceptions that the server may also raise while it sends a row: those of encodings and
 #: of output functions.
@@ -34,8 +34,8 @@ def find_failing_table(connection: psycopg.Connection[Any], query: str) -> str |
     """The `schema.table` whose row filter fails in a peek; None if this is not certain.
 
     For an UPDATE, pgoutput evaluates the filter up to twice: for the old and for the new row. Only one message precedes
-    both. So if the last message is about a successful evaluation, it may be the other evaluation that failed, or the
-    sending of the row. Then only an error that is not among `_SENDING_SQLSTATES` is certain to come from the filter.
+    both. After a message about a successful evaluation, either the other evaluation or the sending of the row has failed.
+    Then only an error that is not among `_SENDING_SQLSTATES` is certain to come from the filter.
     """
     messages: list[str] = []
 

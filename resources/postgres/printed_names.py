@@ -21,17 +21,17 @@ PRINTED_NAMES = f"""
 printing as (
   select exists (select from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid in ({_PRINTING_TYPE_OIDS}))
       or exists (select from pg_type where typbasetype in ({_PRINTING_TYPE_OIDS}))
-      or exists (select from pg_range where rngsubtype in ({_PRINTING_TYPE_OIDS})) as names
+      or exists (select from pg_range where rngsubtype in ({_PRINTING_TYPE_OIDS})) as prints_names
 ), spaces as (
   select oid, nspname, xmin as x from pg_namespace
-   where (select names from printing) and nspname !~ '^pg_(temp|toast)'
+   where (select prints_names from printing) and nspname !~ '^pg_(temp|toast)'
 ), named(kinds, entry) as (
   select array['schema'], concat_ws(' ', oid, nspname, x) from spaces
   union all
-  select array['role'], concat_ws(' ', oid, rolname) from pg_roles where (select names from printing)
+  select array['role'], concat_ws(' ', oid, rolname) from pg_roles where (select prints_names from printing)
   union all
   select array['database'], concat_ws(' ', oid, datname, xmin) from pg_database
-   where (select names from printing) and current_setting('server_version_num')::int >= 190000  -- regdatabase
+   where (select prints_names from printing) and current_setting('server_version_num')::int >= 190000  -- regdatabase
   union all
   select array['relation'], concat_ws(' ', c.oid, relname, nspname, x, t.xmin)
     from pg_class c join spaces n on n.oid = relnamespace left join pg_type t on t.oid = reltype

@@ -5,7 +5,7 @@ table's change history is the Delta table that has all its changes.
 
 In: a batch's changes as an Arrow table, in order. Out: `TableResult`. Raises LakeError. This module is for replicas
 that need a MERGE, for example because they have constraints. `by_files` writes the files of other replicas. `writer`
-does the same by Spark, for any number of changes.
+applies any number of changes by Spark.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, add_costs
 
-#: The changes of a MERGE in this process have a limit of bytes. The replica may have this many times as many.
+#: In a MERGE in this process, the replica may have this many times as many bytes as the changes may have.
 MAX_REPLICA_FACTOR = 4
 
 
@@ -178,10 +178,14 @@ class FewChangesWriter:
         keys = present_keys.take_stored_keys(keyed_changes.keys).take(pa.array(source.keys))
         return pa.table(
             {
-                **{k: keys[name] for name, k in merge.key_source_by_column.items()},
-                **{v: take_values(name) for name, v in merge.value_source_by_column.items()},
+                **{source_column: keys[name] for name, source_column in merge.key_source_by_column.items()},
                 **{
-                    u: source.retains_value_by_column[name] for name, u in merge.unsent_flag_by_column.items()
+                    source_column: take_values(name)
+                    for name, source_column in merge.value_source_by_column.items()
+                },
+                **{
+                    source_column: source.retains_value_by_column[name]
+                    for name, source_column in merge.unsent_flag_by_column.items()
                 },
                 "action": source.actions,
             }

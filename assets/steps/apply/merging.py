@@ -18,7 +18,7 @@ from pgsieve.resources.work import add_costs, name_engine
 
 
 def make_keyless_clauses(source: DataFrame, columns: Sequence[str]) -> Clauses:
-    """Make the clauses for a table without a key. In `source`, the column `action` is delete or insert, `row` the row.
+    """Make the clauses for a table without a key. `source` has the columns `action` (delete or insert) and `row`.
 
     The clauses delete all rows of the table that equal a row with the action delete, and insert the rows with the action
     insert. The caller has decided which rows get an action, by digests (`pgsieve.decoding.changes.digests`) and by counts.
@@ -49,8 +49,8 @@ def merge_by_spark(
 ) -> Mapping[str, int]:
     """Run a MERGE that was planned for the Delta version `base_version`.
 
-    Maps the kinds of changes (inserted, updated, deleted) to numbers of rows. The map is empty if Delta leaves out the
-    MERGE because the table has reached the LSN of the MERGE already. Raises LakeError if a column of the table has one
+    Returns the number of rows of each kind (inserted, updated, deleted). It is empty if Delta leaves out the MERGE
+    because the table has reached the LSN of the MERGE already. Raises LakeError if a column of the table has one
     of the names that the MERGE uses itself.
     """
     refuse_reserved_columns(lake.columns(path))

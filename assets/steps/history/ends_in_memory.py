@@ -74,7 +74,7 @@ class EndsInMemory:
         single_commit_files: Collection[str],
         commits: Commits,
     ) -> "EndsInMemory":
-        """Read when the versions that end now began, from the files of the table of versions in `folder`.
+        """Read the beginnings of the versions that end now, from the files of the table of versions in `folder`.
 
         `ended_versions` has a pair for each file: the versions that end, and an array with a number for each of them, the
         number of the commit that ends it. `single_commit_files` are the names of the files in which all versions began

@@ -28,8 +28,8 @@ from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 
 #: If a transient fault (such as a lost connection) interrupts the reading of a chunk, the chunk is read again. It is
-#: read at most this many times in all. The pause before the second attempt has `_PAUSE_SECONDS`, and each further
-#: pause is twice as long.
+#: read at most this many times in all. The pause before the second attempt takes `_PAUSE_SECONDS`, and each further
+#: pause twice as long as the one before.
 _MAX_ATTEMPTS, _PAUSE_SECONDS = 4, 0.25
 
 

@@ -48,8 +48,8 @@ def _refuse_replicas_of_other_database(
 ) -> None:
     """Raise OtherDatabaseError if the replicas of a subscription are of another database that still exists."""
     subscription, state = record.subscription, record.read_state()
-    states = TableStates(record.lake, subscription)
-    if state.database in {None, str(connected_database)} or not states.may_have_replicas():
+    table_states = TableStates(record.lake, subscription)
+    if state.database in {None, str(connected_database)} or not table_states.may_have_replicas():
         return
     recorded_database = Database.parse(state.database)
     if recorded_database.system_identifier == connected_database.system_identifier:

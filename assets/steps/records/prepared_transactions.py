@@ -72,18 +72,18 @@ class PreparedTransactions:
         return assembler.prepared_transactions
 
     def save(
-        self, assembler: TransactionAssembler, position: int, former_transactions: tuple[Prepare, ...]
+        self, assembler: TransactionAssembler, position: int, stored_transactions: tuple[Prepare, ...]
     ) -> tuple[Prepare, ...]:
-        """Write the prepared transactions of the assembler to the table, with a position; returns them.
+        """Write the assembler's prepared transactions and a position to the table, and return the transactions.
 
-        `former_transactions` are the transactions that the table has now. If they are the same, only the position is
+        `stored_transactions` are the transactions that the table has now. If they are the same, only the position is
         written.
         """
         delta_rs, prepared_transactions = self._require_delta_rs_records(), assembler.prepared_transactions
-        # The change log is synced to disk before. Otherwise this table could be ahead of it after a power cut.
+        # Sync the change log to disk first. Otherwise this table could be ahead of it after a power cut.
         self.lake.access.make_durable()
         with self.lake.access.translate_errors(self.path):
-            if prepared_transactions == former_transactions and delta_rs.exists(self.path):
+            if prepared_transactions == stored_transactions and delta_rs.exists(self.path):
                 delta_rs.append(self.path, PREPARED_SCHEMA.empty_table(), position)
             else:
                 rows = pa.RecordBatchReader.from_batches(PREPARED_SCHEMA, _make_rows(assembler))
@@ -95,8 +95,8 @@ class PreparedTransactions:
         self._require_delta_rs_records().write(
             self.path, PREPARED_SCHEMA.empty_table(), Commit(position, overwrite=True)
         )
-        # The table is synced to disk before the change log begins. Otherwise, after a power cut, the change log could
-        # have a position for which this table is missing. `take_slot` refuses that.
+        # Sync the table to disk before the change log begins. Otherwise there could be a change log without this table
+        # after a power cut. In that case `take_slot` raises SlotError.
         self.lake.access.make_durable()
 
     def _require_delta_rs_records(self) -> DeltaRsRecords:

@@ -52,12 +52,12 @@ from pgsieve.resources.spool import FileSpool
 #: slice.
 SLICE_BYTES = 64 * 1024 * 1024
 SLICE_SECONDS = 1.0
-#: If there is nothing to append, the position is recorded and confirmed once in this time. When a server shuts down, it
+#: If there is nothing to append, the position is recorded and confirmed at this interval. When a server shuts down, it
 #: waits until everything is confirmed (WalSndDone in src/backend/replication/walsender.c).
 IDLE_SECONDS = 10.0
 
-#: The process that follows a slot checks once in this time whether another process waits for the lock of the slot.
-TURN_SECONDS = 1.0
+#: The process that follows a slot checks at this interval whether another process waits for the lock of the slot.
+_LOCK_CHECK_SECONDS = 1.0
 
 _MESSAGES = pa.schema([("data", pa.binary())])
 
@@ -109,7 +109,8 @@ class FollowedSlotStream:
             self._prepared_transactions: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
             #: True if `drain_slot` has to read on: after an alteration, or if the server cannot send a change.
-            self._needs_drain = self._is_ended = False
+            self._needs_drain = False
+            self._is_ended = False
             #: How many bytes of messages have arrived.
             self.received_bytes = 0
             self._has_begun = False
@@ -186,7 +187,7 @@ class FollowedSlotStream:
             yield from self._end_slice()
 
     def _end_slice(self) -> Iterator[int]:
-        """Yields the end of the slice that is due. If nothing has committed, the position is confirmed instead."""
+        """Yields the end of the slice that is due. If nothing has committed and no drain is due, confirms the position instead."""
         try:
             with self._slot_stream.source.connect() as connection:
                 catalog_validity = Catalogs(self._lake, self._slot_stream).find_validity(
@@ -263,7 +264,7 @@ class FollowedSlotStream:
 
     def _is_lock_awaited(self) -> bool:
         """True if another process waits for the lock of the slot. This is checked every second."""
-        if time.monotonic() - self._checked_at < TURN_SECONDS:
+        if time.monotonic() - self._checked_at < _LOCK_CHECK_SECONDS:
             return False
         self._checked_at = time.monotonic()
         return self._lock.is_awaited()

@@ -2,8 +2,8 @@
 
 A table whose filter has failed is set aside: it gets no more changes until it is copied again. But pgoutput would still
 evaluate its filter, and fail again. So pgsieve creates a publication that lists these tables without a filter. If a
-session requests this publication, too, pgoutput sends all changes of the tables and evaluates no filter. The query
-leaves these changes out. Before such a table is copied again, it is removed from the publication.
+session requests this publication, too, pgoutput sends all changes of the tables and evaluates no filter. pgsieve's
+query of the slot leaves these changes out. Before such a table is copied again, it is removed from the publication.
 
 In: the states of the tables of a stream (a slot with its subscriptions), and how its slot is read
 Out: the publication, and a `Peek` (a reading of the slot that confirms nothing) with it

@@ -50,8 +50,8 @@ from pgsieve.resources.parts import Guard
 #: The place of a TRUNCATE among the changes: the LSN of its commit, and its number in the transaction. Then its commit
 #: time, if it is known.
 TruncateOrder = tuple[int, int, datetime | None]
-#: Some messages, and how they are transformed.
-_TransformedMessages = tuple[Transformation, MessageSource]
+#: How some messages are transformed, and the messages.
+_MessagesToTransform = tuple[Transformation, MessageSource]
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class WrittenChanges:
 class ReadableChanges:
     """Changes whose messages can be read without Spark.
 
-    `messages_and_transformations` has the messages of each relation version, and how they are transformed. `truncates`
-    has the TRUNCATEs of the table.
+    `transformations_and_messages` says how the messages of each relation version are transformed, and has the messages.
+    `truncates` has the TRUNCATEs of the table.
     """
 
-    messages_and_transformations: Sequence[tuple[Transformation, MessagesWithoutSpark]]
+    transformations_and_messages: Sequence[tuple[Transformation, MessagesWithoutSpark]]
     truncates: Sequence[TruncateOrder]
     table_slice: TableSlice
 
@@ -115,7 +115,7 @@ class ReadableChanges:
         def write_part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             counts = ChangeCounts()
             changes = table_slice.make_changes(
-                _encode_messages(parts[number]), truncates if number == last_part else (), counts
+                _iterate_encoded_messages(parts[number]), truncates if number == last_part else (), counts
             )
             yield from write_files(folder, schema, guard(changes), store)
             yield _make_counts_row(counts)
@@ -130,30 +130,30 @@ class ReadableChanges:
 
         def count_part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             counts = ChangeCounts()
-            for _ in guard(table_slice.make_changes(_encode_messages(parts[number]), (), counts)):
+            for _ in guard(table_slice.make_changes(_iterate_encoded_messages(parts[number]), (), counts)):
                 pass
             yield _make_counts_row(counts)
 
         return _sum_counts(runner.run(count_part, len(parts)))
 
-    def _divide_work(self, runner: Runner) -> list[Sequence[_TransformedMessages]]:
+    def _divide_work(self, runner: Runner) -> list[Sequence[_MessagesToTransform]]:
         """Divide the work into parts.
 
         Few changes are one part. Otherwise each part has some row groups of one relation version.
         """
         pieces = [
             (transformation, source)
-            for transformation, messages in self.messages_and_transformations
+            for transformation, messages in self.transformations_and_messages
             for source in messages.sources(runner.parallelism)
         ]
-        if all(isinstance(messages, FewMessages) for _, messages in self.messages_and_transformations):
+        if all(isinstance(messages, FewMessages) for _, messages in self.transformations_and_messages):
             return [pieces]
         return [[piece] for piece in pieces]
 
 
 @dataclass(frozen=True)
 class SentChanges:
-    """The changes of a table in a slice that one subscription gets, and its TRUNCATEs."""
+    """The changes and TRUNCATEs of a table in a slice, as one subscription gets them."""
 
     readings: Sequence[Reading]
     truncates: Sequence[TruncateOrder]
@@ -162,14 +162,14 @@ class SentChanges:
     @property
     def readable_changes(self) -> ReadableChanges | None:
         """The same changes in the form that a runner takes. None if only Spark can read some of the messages."""
-        transformed_messages = [
+        transformations_and_messages = [
             (reading.transformation, messages)
             for reading in self.readings
             if (messages := reading.messages.without_spark) is not None
         ]
-        if len(transformed_messages) < len(self.readings):
+        if len(transformations_and_messages) < len(self.readings):
             return None
-        return ReadableChanges(transformed_messages, self.truncates, self.table_slice)
+        return ReadableChanges(transformations_and_messages, self.truncates, self.table_slice)
 
     def count_without_writing(
         self, lake: Lake, columns: Sequence[tuple[str, str]], size_bytes: int
@@ -194,10 +194,8 @@ class SentChanges:
         frames = []
         if self.truncates:
             counts = ChangeCounts()
-            truncate_changes = table_slice.make_changes(
-                (), table_slice.make_truncate_changes(self.truncates), counts
-            )
-            rows = pa.Table.from_batches(with_note(truncate_changes, schema, counts.to_json))
+            changes = table_slice.make_changes((), table_slice.make_truncate_changes(self.truncates), counts)
+            rows = pa.Table.from_batches(with_note(changes, schema, counts.to_json))
             frames.append(lake.spark.createDataFrame(rows.to_pylist(), ddl))
         for reading in self.readings:
             messages = reading.messages.frame.select(*ENCODED_COLUMNS)
@@ -233,8 +231,8 @@ def _make_change_function(
     return make_changes
 
 
-def _encode_messages(
-    pieces: Sequence[_TransformedMessages],
+def _iterate_encoded_messages(
+    pieces: Sequence[_MessagesToTransform],
 ) -> Iterator[tuple[Transformation, Iterable[EncodedMessages]]]:
     return ((transformation, source.encoded()) for transformation, source in pieces)
 

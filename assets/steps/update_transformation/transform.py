@@ -106,24 +106,24 @@ class Transformation:
         refuse_put_back_tables(lake, list_subscription_records(lake, subscription.name), [cut])
         self._set_aside_lagging_tables(begin_lsn)
         with subscription.slot_stream.source.connect() as connection:
-            present_catalog = read_present_catalog(connection)
-            current_catalog = make_subscription_catalog(connection, subscription, present_catalog)
+            server_catalog = read_present_catalog(connection)
+            full_catalog = make_subscription_catalog(connection, subscription, server_catalog)
             lsn = read_current_lsn(connection)
-        if hold_back_tables(subscription, lake, find_table_problems(subscription, current_catalog)):
+        if hold_back_tables(subscription, lake, find_table_problems(subscription, full_catalog)):
             return
-        if SchemaChanges(subscription, lake, lsn, begin_lsn, self.log).follow(current_catalog):
-            # The definitions have changed. So this process begins again, as any other that transforms now does.
+        if SchemaChanges(subscription, lake, lsn, begin_lsn, self.log).follow(full_catalog):
+            # The definitions have changed, so begin again with the new ones.
             self.run(results)
             return
-        for end, reader, catalog in slices_to_read(lake, subscription, current_catalog, since_lsn=begin_lsn):
-            if reader is None:
+        for end, slice_subscription, catalog in slices_to_read(lake, subscription, full_catalog, begin_lsn):
+            if slice_subscription is None:
                 transformed_slices.append(end, [], base_version)
                 begin_lsn, base_version = end, base_version + 1
-            while reader is not None and begin_lsn < end:
+            while slice_subscription is not None and begin_lsn < end:
                 window = next_window(skip_lsn, begin_lsn, end)
-                slice_reader = SliceReader(reader, lake, catalog)
+                slice_reader = SliceReader(slice_subscription, lake, catalog)
                 work = slice_reader.read_work(window)
-                search = FailureSearch(reader, lake, work)
+                search = FailureSearch(slice_subscription, lake, work)
                 failure = search.find_first() if subscription.disable_on_error else None
                 if failure is not None:
                     commit_lsn, problem = failure
@@ -132,7 +132,7 @@ class Transformation:
                         return
                     window = replace(window, end=commit_lsn)
                     work = slice_reader.read_work(window)
-                if reader is not subscription or window.skipped_lsn is not None:
+                if slice_subscription is not subscription or window.skipped_lsn is not None:
                     self._note_altered_replicas(end, is_skipping=window.skipped_lsn is not None)
                 try:
                     changes = _SliceTransformation(
@@ -166,8 +166,8 @@ class Transformation:
     def _note_altered_replicas(self, end: int, *, is_skipping: bool) -> None:
         """Record that replicas may have other rows than a new copy would have.
 
-        There are two reasons. A transaction of the slice was skipped. Or the publisher has filtered the slice, because
-        publications were altered during it, so pgsieve does not know what became of the rows.
+        There are two reasons. A transaction of the slice was skipped. Or publications were altered within the slice. In
+        that case the publisher has filtered it, and pgsieve does not know which rows it left out.
         """
         contents = read_slice_contents(self.lake, self.subscription.slot_stream, end)
         truncated_relations = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
@@ -200,8 +200,8 @@ class Transformation:
 class _Progress:
     """The LSN up to which slices are transformed, and the newest cut.
 
-    A cut is an LSN. It records the Delta version of each replica and the position of each change history (a table of
-    changes) at this LSN.
+    A cut records the Delta version of each replica, and the position of each change history (a table of changes), at
+    one LSN.
     """
 
     transformed_lsn: int
@@ -314,7 +314,7 @@ class _SliceTransformation:
             committer = lake.policy.choose_file_committer(path, schema)
         if self.progress.cut is not None:
             self.progress.cut.refuse_earlier_history(path, state, position)
-        # A history that begins with the copied rows has at least the position of the copy.
+        # If the history begins with the copied rows, its position is at least that of the copy (`state.lsn`).
         if max(self.progress.transformed_lsn, state.lsn) < position < contents.end:
             raise SchemaChangedError(
                 f"a run ended amid a slice, and wrote its changes only up to {format_lsn(position)}"

@@ -65,7 +65,8 @@ class Files(Protocol):
     def create(self, name: str, content: bytes) -> None:
         """Create a file, atomically.
 
-        No other writer may write the same bytes. Raises FileExistsError if another file has this name.
+        No other writer may write the same bytes (`Log.commit` says why). Raises FileExistsError if another file has this
+        name.
         """
 
 
@@ -213,11 +214,11 @@ class Log:
         Otherwise -1. In that case all entries are read, which is possible if none of them was removed.
         """
         try:
-            hint = json.loads(self.files.read(f"_delta_log/{_LAST_CHECKPOINT}") or b"{}")
+            last_checkpoint = json.loads(self.files.read(f"_delta_log/{_LAST_CHECKPOINT}") or b"{}")
         except ValueError:
             return -1
-        checkpoint_version = int(hint.get("version", -1))
-        is_classic = not (hint.get("parts") or hint.get("v2Checkpoint"))
+        checkpoint_version = int(last_checkpoint.get("version", -1))
+        is_classic = not (last_checkpoint.get("parts") or last_checkpoint.get("v2Checkpoint"))
         return checkpoint_version if is_classic and checkpoint_version <= version else -1
 
     def _read_checkpoint_actions(

@@ -3,11 +3,11 @@
 In: the path of the table, and its store.
 Out: maps versions to stamps. If an entry is replaced by another one with the same name, the stamp differs.
 
-In a folder, and on a store that only delta-rs can reach, the entry of the known version and the next one are looked
-for. On other object stores one request lists the entries, and other threads can work meanwhile. A listing may be
-outdated. So if an entry must exist and is not listed, it is requested by its name. Raises OSError, and
-DamagedTableError if an entry is incomplete. An object store stores an object as a whole or not at all. So an entry
-there is either complete or empty.
+In a folder, and on a store that only delta-rs can reach, the entry of the known version and the next entry are looked
+up by name. On other object stores one request lists the entries. A listing may be outdated. So if an entry must exist
+and is not listed, it is requested by its name. Raises OSError, and DamagedTableError if an entry is incomplete, or
+has another size than expected. An object store never stores a part of an object, so there only an empty entry counts as
+incomplete.
 """
 
 import re
@@ -79,7 +79,7 @@ class LogEntries:
         if not _read_stamp_bytes(stamp):
             defect: str | None = NO_ACTIONS
         elif entry_bytes is not None:
-            defect = None if _read_stamp_bytes(stamp) == entry_bytes else "is another than was written"
+            defect = None if _read_stamp_bytes(stamp) == entry_bytes else "has another size than was written"
         elif self._is_uri:
             return
         else:

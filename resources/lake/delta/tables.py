@@ -37,7 +37,7 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
-#: Three limits: of the tables in folders that a thread has open, of idle tables, and of tables with cached results. A
+#: The largest number of tables in folders that a thread has open, of idle tables, and of tables with cached results. A
 #: table takes up to a megabyte of memory.
 _MAX_OPEN_TABLES = 512
 #: The number of tables on an object store that are checked at the same time.
@@ -144,19 +144,19 @@ class Tables:
     ) -> Iterator[None]:
         """Within the block this thread checks each table of an object store only once.
 
-        At the start of the block, the tables at `paths` are checked in parallel. `prepare` is called for each
-        table that exists, to cache the results of queries. The block must not write to these tables. What it has
-        decided must be checked again by a later commit. If the check of a table fails, the error is raised when the
-        table is used. Tables in a folder are checked each time they are used, because this takes little time.
+        At the start of the block, the tables at `paths` are checked in parallel. `prepare` is called for each table that
+        exists, to cache the results of queries. The block must not write to these tables. A later commit must check again
+        what the block has decided. If the check of a table fails, the error is raised when the table is used. Tables in a
+        folder are checked each time they are used, because this takes little time.
         """
-        outer_results = self._find_check_results()
-        if outer_results is None:
+        is_nested = self._find_check_results() is not None
+        if not is_nested:
             self._thread_state.checked = {}
         try:
             self._check_tables([path for path in dict.fromkeys(paths) if is_uri(path)], prepare)
             yield
         finally:
-            if outer_results is None:
+            if not is_nested:
                 self._thread_state.checked = None
 
     def _check_tables(
@@ -211,7 +211,7 @@ class Tables:
         return None
 
     def expect_creation(self, path: str) -> None:
-        """Remember that a table is about to be created at a path. The last check may have found no table."""
+        """Forget that the last check found no table at a path, because a table is about to be created there."""
         self._absent_paths.discard(path)
 
     def open(self, path: str) -> DeltaTable:

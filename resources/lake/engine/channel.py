@@ -15,7 +15,7 @@ from typing import Any
 class EngineChannel:
     """How to reach the engine.
 
-    - `address`: the address for messages
+    - `address`: the address that is printed in messages
     - `target`: the address for gRPC
     - `token`: the token that Spark requires
     """
@@ -25,11 +25,11 @@ class EngineChannel:
     token: str = field(repr=False)
 
     def __str__(self) -> str:
-        """The address for messages, without the token."""
+        """The address that is printed in messages. It contains no token."""
         return self.address
 
     def make_builder(self) -> Any:
-        """A ChannelBuilder for pyspark. Its type is Any, because pyspark's annotations require another subclass."""
+        """A ChannelBuilder for pyspark. Its type is Any, because pyspark's annotations require a DefaultChannelBuilder."""
         import grpc
         from pyspark.sql.connect.client import ChannelBuilder
 

@@ -35,7 +35,7 @@ REFUSED = {
     "threads without a number": (
         LEAST + "spark: {master: threads}\n",
         (6, "spark.master", "does not say how many threads"),
-        "write threads[4], or threads[*] for one a core",
+        "write threads[4], or threads[*] for one per core",
     ),
     "unknown in a source": (
         with_source("slots: x"),
@@ -60,7 +60,7 @@ REFUSED = {
     "a field of the model that is no key": (
         with_source("name: x"),
         (3, "sources.shop.name", "unknown key"),
-        "the key above it is its name; allowed here: conninfo, password, password_command, standby, allow_untested_server, slot, capture, publications",
+        "the key above it is the name already; allowed here: conninfo, password, password_command, standby, allow_untested_server, slot, capture, publications",
     ),
     "the path": (
         "path: /x\n" + LEAST,
@@ -135,12 +135,12 @@ REFUSED = {
     "text for a list": (
         LEAST.replace("[p1]", "p1"),
         (5, "subscriptions.sales.publications", "should be a list"),
-        "in brackets, also a single entry: `[…]`",
+        "write it in brackets, even a single entry: `[…]`",
     ),
     "text for a set": (
         with_published("{tables: [{table: a.b}], publish: insert}"),
         (3, "sources.shop.publications.emea.publish", "should be a list"),
-        "in brackets, also a single entry: `[…]`",
+        "write it in brackets, even a single entry: `[…]`",
     ),
     "text for a mapping": (
         LEAST.replace("{conninfo: dbname=shop}", "dbname=shop"),

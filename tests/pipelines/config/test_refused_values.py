@@ -172,7 +172,7 @@ REFUSED = {
     "a password command for a shell": (
         LEAST.replace("conninfo: ", "password_command: echo secret, conninfo: "),
         (3, "sources.shop.password_command", "should be a list"),
-        "in brackets, also a single entry: `[…]`",
+        "write it in brackets, even a single entry: `[…]`",
     ),
     "a password command without a program": (
         LEAST.replace("conninfo: ", "password_command: [''], conninfo: "),

@@ -124,5 +124,5 @@ def test_an_entry_that_differs_from_the_one_of_a_cut_is_damage(tmp_path: Path) -
     assert not records.is_restored(path, 1, entries)
     entry = Path(path, "_delta_log", f"{1:020d}.json")
     entry.write_text('{"commitInfo": {}}\n')
-    with pytest.raises(DamagedTableError, match="its entry 1 is another than was written"):
+    with pytest.raises(DamagedTableError, match="its entry 1 has another size than was written"):
         records.is_restored(path, 1, entries)
