@@ -1,8 +1,8 @@
 """The assets of the replicas. Their step applies changes to all replicas of a subscription, and then writes a cut.
 
 A replica is the copy of one of the publisher's tables. A cut names a version of each replica of a subscription;
-together these versions equal the publisher at one LSN. The changes of a partition have been routed before, when they
-were decoded and filtered: to the replica of the partition, or to that of the ancestor as which it is published
+together these versions equal the publisher at one LSN. When the changes of a partition were decoded and
+filtered, they were routed: to the replica of the partition, or to that of the ancestor as which it is published
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
 If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the cut, and report the
@@ -13,8 +13,8 @@ materialises the cut, even if there were no changes.
 
 Each run of the cut evaluates its checks `sync_state` and `freshness`, which cover all tables. The checks of a single
 table are reported only if the run has materialised the table, or if the table has a new problem. If a table is set
-aside or a subscription is disabled, one run fails for that, at its end. If a user selects the table for a run, it also
-fails that run.
+aside or a subscription is disabled, one run fails for that, at its end. A run for which a user
+selects the table fails, too.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -262,9 +262,9 @@ class _RunReport:
         self._reported_problems = (
             read_reported_problems(instance, self._assets.cut_key) if self._problems else set[str]()
         )
-        former_problems = self._reported_problems if request.has_all_tables else None
+        reported_problems = self._reported_problems if request.has_all_tables else None
         self._failing_problems = (
-            _select_failing_problems(self._problems, request.selected_tables, former_problems)
+            _select_failing_problems(self._problems, request.selected_tables, reported_problems)
             if request.has_assets
             else {}
         )
@@ -280,7 +280,7 @@ class _RunReport:
     ) -> dict[TableName, TableState]:
         """Choose the ready tables that have changed; returns their states.
 
-        Also choose ready tables that the run has selected, if it has not selected all tables, or if it fails.
+        If the run fails, or has not selected all tables, its selected tables that are ready are chosen, too.
         `keys_with_failed_check` has the assets with a failed check `sync_state`. If such a table is ready by now, it is
         chosen, too, so that Dagster no longer shows the failure.
         """
@@ -462,7 +462,7 @@ def _describe_state(state: TableState | None) -> str:
 
 
 def _describe_reason(state: TableState | None) -> str:
-    return (state.reason if state else None) or "the next copy brings it"
+    return (state.reason if state else None) or "the next copy makes it ready"
 
 
 def _make_replica_metadata(

@@ -2,7 +2,7 @@
 
 A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 
-If a run fails, Dagster shows those assets as failed that it has planned and not materialised. A run that applies
+If a run fails, Dagster shows the assets as failed that the run has planned and not materialised. A run that applies
 changes learns only at its end which tables it has changed. So it plans no tables, and reports the changed tables by
 events of this module. A Dagster run costs 0.2 seconds, and an event without a run only some milliseconds.
 
@@ -52,8 +52,8 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import Work
 
-#: How often an unchanged cut is reported within the time that a subscription's `freshness` allows. A Dagster freshness
-#: policy that allows this time does not fail, because there is more than one report in this time.
+#: How many times an unchanged cut is reported within the time that a subscription's `freshness` allows. So a Dagster
+#: freshness policy that allows this time finds a report that is recent enough.
 _REPORTS_PER_FRESHNESS = 4
 #: A run repeats the recorded versions of inputs that it does not materialise, but only if there are at most this many.
 _MAX_INPUTS = 100
@@ -124,7 +124,7 @@ def find_assets_with_failed_check(
 ) -> set[dg.AssetKey]:
     """Find the assets among `keys` with a failed check `sync_state`. Only the last result of the check counts.
 
-    The table of such an asset may be ready by now. For example, a run of another Dagster instance may have copied it.
+    The reason for the failure may be gone. For example, a run of another Dagster instance may have copied the table.
     """
     checks = [dg.AssetCheckKey(key, SYNC_STATE) for key in sorted(keys)]
     records = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks) if checks else {}
@@ -155,11 +155,11 @@ def report_cut(
     key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
     version = cut_data_version(cut)
     problems = find_subscription_problems(subscription.name, lake, states, subscription_state)
-    # The next run has to fail for each problem for which no run has failed yet. So such problems are not reported here.
-    former_problems = (
+    # A run fails for each problem that is not reported yet. So only problems for which a run has failed are reported here.
+    reported_problems = (
         read_reported_problems(dagster, key).intersection(problems.values()) if problems else set()
     )
-    state_result = cut_sync_state_result(key, states, subscription_state, former_problems)
+    state_result = cut_sync_state_result(key, states, subscription_state, reported_problems)
     if _is_reported(dagster, subscription, state_result, version):
         return
     measured_freshness = measure_freshness(subscription, lake) if known_freshness is None else known_freshness
@@ -181,9 +181,9 @@ def report_cut(
 def report_if_disabled(
     dagster: dg.DagsterInstance, subscription: Subscription, lake: Lake, dagster_names: DagsterNames
 ) -> bool:
-    """If a subscription is disabled, report its check `sync_state`. Returns True if a run has already failed for that.
+    """If a subscription is disabled, report that by its check `sync_state`.
 
-    Returns False if the subscription is enabled, or if no run has failed for that yet.
+    Returns True if it is disabled, and a run has already failed for that.
     """
     subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
     if subscription_state.enabled:
@@ -262,8 +262,8 @@ def make_unplanned_event(
 ) -> dg.AssetMaterialization:
     """Make the materialization of an asset that a step has made, although its run did not plan the asset.
 
-    `inputs` are the inputs of the asset. If Dagster shows an asset as failed, it does so until a run that has planned the
-    asset materialises it. So in this case the asset is added to the plan of this run.
+    `inputs` are the inputs of the asset. Dagster shows an asset as failed until a run that has planned the asset
+    materialises it. So such an asset is added to the plan of this run.
     """
     assert result.asset_key is not None
     assert result.data_version is not None

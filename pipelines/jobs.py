@@ -73,18 +73,16 @@ def _make_increments_job(
     slot_stream: SlotStream,
     subscriptions: Sequence[Subscription],
     dagster_names: DagsterNames,
-    subscription_name: str = "",
+    name_part: str = "",
 ) -> UnresolvedAssetJobDefinition:
     """Make the job that reads the slot of a stream and applies the changes to the replicas of some of its subscriptions.
 
-    The job's name contains `subscription_name` if the job is for that subscription only.
+    If the job is for one subscription of several, `name_part` sets its name apart.
     """
     names = ", ".join(subscription.name for subscription in subscriptions)
     return dg.define_asset_job(
         dagster_names.prefixed_name(
-            f"{slot_stream.name}_{subscription_name}_increments"
-            if subscription_name
-            else f"{slot_stream.name}_increments"
+            f"{slot_stream.name}_{name_part}_increments" if name_part else f"{slot_stream.name}_increments"
         ),
         _select_increments(slot_stream, subscriptions, dagster_names),
         description=f"Reads slot {slot_stream.slot}, and applies the changes to the replicas of {names}.",

@@ -25,7 +25,7 @@ class _DataFrameBlocker:
 def hide_data_frame_libraries() -> None:
     """Make pyarrow and ADBC search for pandas and Polars now, while neither can be found.
 
-    Only pgsieve's own processes should call this. A later import of either library still works. So until pyarrow makes
+    Only pgsieve's own processes should call this. A later import of either library still works. But until pyarrow makes
     its first data frame, it treats a pandas Series like any other sequence.
     """
     finder = _DataFrameBlocker()

@@ -25,10 +25,10 @@ class MergeSource:
     - `last_changes` is, for each key, the change that has the new row.
     - `changes_by_column` has the columns that some change did not send. For each key, such a column has the number of
       the change with the column's value, or `NONE` if no change has it.
-    - `base_keys` is set if an UPDATE moved the row from another key, and the row lacks values that no change sent. Then
-      it is the key of the replica's row with these values. Otherwise it is `NONE`.
-    - `retains_value_by_column` maps each such column to a mask of keys: their rows in the replica keep the present
-      value.
+    - `base_keys` is the key of the replica's row with the values that no change sent, if there are such values and an
+      UPDATE moved the row from another key. Otherwise it is `NONE`.
+    - `retains_value_by_column` maps each column of `changes_by_column` to a mask of the keys whose rows in the replica
+      keep its present value.
     - If the replica retains a row that a change ended, `end_changes` has that change.
     """
 

@@ -112,7 +112,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Layout:
-        """Return the layout in a JSON document, in which `to_json_field` named the fields."""
+        """Return the layout from a JSON document, whose fields have the names of `to_json_field`."""
         columns = (
             LayoutColumn(
                 number=column["number"],
@@ -268,7 +268,7 @@ def _find_column_source(
     former_column = former.find_column_by_number(column.number)
     if former_column is None:
         if has_column_list:
-            raise SchemaChangedError(f'column "{name}" was added beside a column list')
+            raise SchemaChangedError(f'column "{name}" was added, and a publication has a column list')
         return ColumnSource(name, None, find_missing_value(column, former, present))
     if former_column.name not in former_columns:
         raise SchemaChangedError(f'column "{name}" is published now')
@@ -277,7 +277,9 @@ def _find_column_source(
     ):
         raise SchemaChangedError(f'column "{name}" has another type')
     if _is_altered(former_column.type_parts, column.type_parts):
-        raise SchemaChangedError(f'the type of column "{name}" was altered, or a name that its values print')
+        raise SchemaChangedError(
+            f'the type of column "{name}", or a name that its values can show, was altered'
+        )
     if column.changed_xid != former_column.changed_xid and _has_other_files(former, present):
         raise SchemaChangedError(f'column "{name}" was altered and the table rewritten')
     return ColumnSource(name, former_column.name)
@@ -337,18 +339,18 @@ def find_present_names(
     for name, type_oid in columns:
         column = present.find_column_by_name(name) or former.find_column_by_name(name)
         if column is None:
-            raise SchemaChangedError(f'column "{name}" had another name before and after')
+            raise SchemaChangedError(f'column "{name}" had this name only between two schema changes')
         present_column, former_column = (
             present.find_column_by_number(column.number),
             former.find_column_by_number(column.number),
         )
         if type_oid not in {c.type_oid for c in (present_column, former_column) if c}:
-            raise SchemaChangedError(f'column "{name}" had another type before and after')
+            raise SchemaChangedError(f'column "{name}" had this type only between two schema changes')
         names.append(present_column.name if present_column else name)
         numbers.append(column.number)
     if relation_id != present.oid:
         # The message comes from a leaf. Its columns may be numbered differently from the root's, so the check of the
-        # order below would prove nothing. So this is only possible if no column was altered.
+        # order below would prove nothing. So the names are certain only if no column was altered.
         for column in present.columns:
             former_column = former.find_column_by_number(column.number)
             if former_column is not None and former_column.changed_xid != column.changed_xid:

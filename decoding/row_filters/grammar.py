@@ -256,7 +256,9 @@ def unwrap_operand(parent: exp.Expr, part: exp.Expr, *, is_right: bool = False) 
     """
     precedence = _PRECEDENCE.get(type(part), _PRIMARY_PRECEDENCE)[0]
     if precedence < _PRECEDENCE.get(type(parent), _PRIMARY_PRECEDENCE)[2 if is_right else 1]:
-        raise RefusedError("its precedence is not clear, put parentheses around the operands")
+        raise RefusedError(
+            "the precedence of its operators is not clear, put parentheses around the operands"
+        )
     return strip_parentheses(part)
 
 
@@ -274,10 +276,12 @@ def function_name(part: exp.Anonymous) -> str:
     return part.name if isinstance(part.this, exp.Identifier) and part.this.quoted else part.name.lower()
 
 
-def is_call(part: exp.Expr, name: str, *arguments: int) -> bool:
-    """Whether a part calls the function of this name with one of these numbers of arguments."""
+def is_call(part: exp.Expr, name: str, *argument_counts: int) -> bool:
+    """Whether a part calls the function of this name, with as many arguments as one of `argument_counts`."""
     return (
-        isinstance(part, exp.Anonymous) and function_name(part) == name and len(part.expressions) in arguments
+        isinstance(part, exp.Anonymous)
+        and function_name(part) == name
+        and len(part.expressions) in argument_counts
     )
 
 

@@ -31,8 +31,8 @@ _BASE = 10_000
 _MAX_DECIMAL_DIGITS = 38  # The greatest precision of a decimal.
 _WORD_DIGITS = 18  # Any number with this number of decimal digits fits in a signed 64-bit word.
 _POWERS = _BASE ** np.arange(5, dtype=np.int64)  # The powers of 10000 that fit in a word.
-#: A number has at most 18 decimal digits if its first digit is below this limit. Element n is the limit if the first
-#: digit has the power n of 10000.
+#: Element n is the limit for a first digit with the power n of 10000. If the digit is below it, the number has at most 18
+#: decimal digits.
 _FIRST_DIGIT_LIMITS = 10**_WORD_DIGITS // _POWERS
 
 Digits: TypeAlias = npt.NDArray[np.uint8]
@@ -59,12 +59,12 @@ def parse_decimal(text: pa.Array, target_type: pa.DataType) -> pa.Array:
         # number of digits itself.
         digits = pc.ascii_ltrim(pc.replace_substring(pc.ascii_ltrim(text, "-"), ".", ""), "0")
         if pc.max(pc.binary_length(digits)).as_py() > _MAX_DECIMAL_DIGITS:
-            raise ValueError("a decimal has too few digits")
+            raise ValueError("the decimal type has too few digits")
     return text.cast(target_type)
 
 
 def _count_excess_places(target_type: pa.DataType) -> int:
-    """The last base-10000 digit may have more decimal places than the decimal's scale. Return how many (0 to 3)."""
+    """Return how many decimal places (0 to 3) of the last base-10000 digit are beyond the decimal's scale."""
     return int(-target_type.scale % 4)
 
 
@@ -74,8 +74,8 @@ def _decode_valid_decimals(binary: pa.Array, target_type: pa.DataType) -> pa.Arr
     if ((signs != 0) & (signs != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     digit_counts = (headers >> 48).astype(np.int64)
-    # The power of 10000 of each value's first digit. Here the power 0 is that of the last digit within the decimal's
-    # scale. In numeric_send it is that of the last digit before the decimal point.
+    # The power of 10000 of each value's first digit. Here the last digit within the decimal's scale has the power 0. In
+    # numeric_send it is the last digit before the decimal point.
     first_powers = (headers >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(
         -target_type.scale // 4
     )
@@ -83,18 +83,18 @@ def _decode_valid_decimals(binary: pa.Array, target_type: pa.DataType) -> pa.Arr
     for digit_index, digits in enumerate(
         _iterate_digits(octets, octets.starts, int(digit_counts.max(initial=0)))
     ):
-        digit = np.where(digit_counts > digit_index, digits, 0)
-        exponent = np.clip(first_powers - digit_index, 0, len(_POWERS) - 1)
+        present_digits = np.where(digit_counts > digit_index, digits, 0)
+        powers = np.clip(first_powers - digit_index, 0, len(_POWERS) - 1)
         # Later digits are less than 10000. So the sum fits in a word if the first digit is below its limit.
-        is_out_of_range = (first_powers - digit_index != exponent) & (digit > 0)
+        is_out_of_range = (first_powers - digit_index != powers) & (present_digits > 0)
         if (
-            is_out_of_range | (digit >= (_FIRST_DIGIT_LIMITS[exponent] if digit_index == 0 else _BASE))
+            is_out_of_range | (present_digits >= (_FIRST_DIGIT_LIMITS[powers] if digit_index == 0 else _BASE))
         ).any():
-            raise ValueError("a decimal has too few digits")
-        totals += digit * _POWERS[exponent]
+            raise ValueError("the decimal type has too few digits")
+        totals += present_digits * _POWERS[powers]
     unscaled_values, remainder = np.divmod(totals, 10 ** _count_excess_places(target_type))
     if (unscaled_values >= 10**target_type.precision).any() or remainder.any():
-        raise ValueError("a decimal has too few digits")
+        raise ValueError("the decimal type has too few digits")
     unscaled_values[signs == _NEGATIVE] *= -1
     words = np.stack([unscaled_values, unscaled_values >> 63], axis=1)
     return pa.Array.from_buffers(target_type, len(binary), [None, pa.py_buffer(words)])

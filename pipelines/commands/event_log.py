@@ -88,10 +88,10 @@ class CachedEventLog(SqliteEventLogStorage):
     #: The tables, columns and migrations that are known to exist. Dagster looks for them at each event. It never removes
     #: one, so what was found once need not be looked for again.
     _existing_entries: set[tuple[str, ...]]
-    #: Events that are not stored yet, because Dagster reports another event right after them. They are stored together
-    #: with it, and before anything is read.
+    #: Events that are stored together with the event that Dagster reports right after them, at the latest before anything
+    #: is read.
     _unstored_events: list[EventLogEntry]
-    #: True if the work of the steps is done already, and they only report it. See `reports_together`.
+    #: True if the work of the steps is done already, and they only report it. See `store_reports_together`.
     _is_work_done: bool
     #: Maps assets to their records as they were read last; None if an asset has no record.
     #:
@@ -209,7 +209,7 @@ class CachedEventLog(SqliteEventLogStorage):
     def _get_asset_entry_values(
         self, event: EventLogEntry, event_id: int, has_asset_key_index_cols: bool
     ) -> dict[str, Any]:
-        """Return the values that an event changes in an asset's record. A materialization is one of them, as JSON."""
+        """Return the values that an event changes in an asset's record, by column. One is the materialization, as JSON."""
         assert event.dagster_event is not None
         if not event.dagster_event.is_step_materialization:
             return super()._get_asset_entry_values(event, event_id, has_asset_key_index_cols)
@@ -270,7 +270,7 @@ class CachedEventLog(SqliteEventLogStorage):
         cursor: str | None = None,
         ascending: bool = False,
     ) -> EventRecordsResult:
-        """The observations of an asset. In each step, Dagster reads those of each input that was never materialised."""
+        """The observations of an asset. Each step reads the observations of its inputs that were never materialised."""
         if not isinstance(records_filter, dg.AssetKey) or cursor is not None:
             return super().fetch_observations(records_filter, limit, cursor, ascending)
         with self._lock:
@@ -430,7 +430,7 @@ def cache_event_log(storage: EventLogStorage) -> Iterator[None]:
 
 
 @contextmanager
-def reports_together(storage: EventLogStorage) -> Iterator[None]:
+def store_reports_together(storage: EventLogStorage) -> Iterator[None]:
     """Within the block, steps only report work that was done before, so their events follow each other quickly.
 
     What a step reports is stored together, at the latest when the next step begins.

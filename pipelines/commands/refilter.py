@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.operations.refilter import Refilter, Refiltering, find_applied_lsn
+from pgsieve.assets.steps.operations.refilter import Refilter, RefilterPlan, find_applied_lsn
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
@@ -146,5 +146,5 @@ def _bring_up_to_date(subscription: Subscription, lake: Lake, progress: Progress
         progress.finish(task)
 
 
-def _make_refiltered_table(plan: Refiltering) -> RefilteredTable:
+def _make_refiltered_table(plan: RefilterPlan) -> RefilteredTable:
     return RefilteredTable(*plan.name, plan.source, plan.reason, plan.rows)

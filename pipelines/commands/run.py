@@ -31,7 +31,7 @@ from pgsieve.assets.steps.slot_consumption.slot import claim_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.wording import quantity
 from pgsieve.pipelines.commands.dagster_runs import COMMAND_TAG
-from pgsieve.pipelines.commands.event_log import reports_together
+from pgsieve.pipelines.commands.event_log import store_reports_together
 from pgsieve.pipelines.commands.failures import Failures, is_never_fatal
 from pgsieve.pipelines.commands.in_process import (
     DEFAULT_NAMES,
@@ -310,7 +310,7 @@ def _materialize_each(
             first_materializer.lake,
             {materializer: partial(do_work, materializer) for materializer in asset_makers},
         ) as prefetched_work_by_materializer,
-        reports_together(first_materializer.instance.event_log_storage)
+        store_reports_together(first_materializer.instance.event_log_storage)
         if prefetched_work_by_materializer
         else nullcontext(),
     ):

@@ -53,7 +53,7 @@ def is_location_of(location: str | None, path: str) -> bool:
     """True if a location in Spark's catalog is this path of the lake.
 
     Catalogs write `file:` before the path of a folder. Spark writes the path as it is, and some catalogs encode it as a
-    URI. The lake's path is encoded only if it is a URI; Spark decodes such a path.
+    URI. A path of the lake that is a URI is encoded, too, and Spark decodes it.
     """
     if location is None:
         return False

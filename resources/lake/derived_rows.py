@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
-from pgsieve.resources.lake.delta.key_lookup import list_all_files
+from pgsieve.resources.lake.delta.key_lookup import list_table_files
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import Store, join_path
@@ -60,7 +60,7 @@ def list_file_rows(
     """The rows of each file of a table, changed by a function of batches."""
     return [
         FileRows(delta_rs.store, join_path(path, file.name), schema, file.deleted_row_numbers, change_batch)
-        for file in list_all_files(delta_rs.open_table(path))
+        for file in list_table_files(delta_rs.open_table(path))
     ]
 
 

@@ -4,14 +4,14 @@ In: - the lake's folder
     - a time: later writes may not have reached the disk
 Out: each Delta log ends before its first incomplete version.
 
-A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. This also
-removes incomplete checkpoints and all checksums that were written since this time, and a log without any version.
+A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. Incomplete
+checkpoints and all checksums that were written since this time are removed, too. A log without any version is deleted.
 pgsieve acts on a commit only after it is on disk. So the commits that are removed here are commits that pgsieve never
 acted on. Raises OSError.
 
-Writers give log entries and files their names only once they are complete. So a process that was killed leaves no
-incomplete file, and a process that is still writing shows none. But a running process may remove a file while this
-module checks the file. So if a version seems to be incomplete, it is checked a second time.
+Writers give log entries and files their names only once they are complete. So neither a killed process nor a running
+one makes a version look incomplete by what it writes. But a running process may remove a file while this module checks
+the file. So if a version seems to be incomplete, it is checked a second time.
 """
 
 import json

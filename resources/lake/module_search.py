@@ -1,9 +1,9 @@
 """Caches a slow search of the library cloudpickle, with which pyspark sends functions to executors.
 
-If a function uses `pa.compute`, its code only names `pa`. cloudpickle must find out that the executor has to
-import the submodule `pyarrow.compute`, too. For each function that it sends by value, and for each module that the
-function names, it searches all loaded modules. A query plan of Spark has some thousand functions, so this search
-takes most of the time to send the plan.
+The code of a function that uses `pa.compute` has only the names `pa` and `compute`. cloudpickle must find out that
+the executor has to import the submodule `pyarrow.compute`, too. For each function that it sends by value, and for each
+module that the function names, it searches all loaded modules. A query plan of Spark has some thousand functions, so
+this search takes most of the time to send the plan.
 
 In: the code of a function, and the objects that the code names.
 Out: the submodules that the code may reach. The result is the same as that of cloudpickle itself.

@@ -49,8 +49,7 @@ class DeletedRows:
 class RowDeletion:
     """Decides how to delete rows of the table at `path`, which has `columns`. `change_bytes` are the bytes of the changes.
 
-    If rows of a table can be marked, and the table has more than `max_table_bytes`, no file of it is rewritten. None
-    means that the lake's setting `Policy.rewritten_bytes` decides.
+    With `max_table_bytes`, no file of a larger table is rewritten if its rows can be marked. None means no such limit.
     """
 
     lake: Lake

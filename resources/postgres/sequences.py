@@ -109,7 +109,7 @@ def read_sequences(
 def _list_sequences(
     connection: psycopg.Connection[Any], query: str, parameters: dict[str, object]
 ) -> tuple[list[tuple[Any, ...]], set[str]]:
-    """The rows of a query that lists sequences, and those names in the rows that are illegible."""
+    """The rows of a query that lists sequences, and the illegible names in these rows."""
 
     def read_rows(as_bytes: bool) -> tuple[list[tuple[Any, ...]], set[str]]:
         with connection.transaction():

@@ -48,8 +48,8 @@ from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups, join_path
 from pgsieve.resources.parts import Guard
 
-#: The most memory for the changes of a batch by key: the keys, and a few numbers for each change. If a table's changes
-#: need more, Spark applies them.
+#: The most memory for the `KeyedChanges` of a batch: the key and a few numbers of each change. If a table's changes need
+#: more, Spark applies them.
 KEY_BYTES = 1024 * 1024 * 1024
 
 
@@ -184,7 +184,7 @@ def find_stored_changes(
 class _NetChangeComputation:
     """Computes the net change of a batch.
 
-    Its methods return None if the rows to remove can neither be left out of rewritten files nor be marked as deleted.
+    Its methods return None if the files with the rows to remove can neither be rewritten nor get deletion vectors.
     """
 
     lake: Lake

@@ -84,17 +84,17 @@ class RowEndings:
 
     @property
     def truncated_key(self) -> int:
-        """The number that stands for the keys of all rows that only a TRUNCATE ends: the one after the last key's.
+        """The key number of all rows that only a TRUNCATE ends: the number after that of the last key.
 
-        These keys are not among those of the changes.
+        The changes do not have the keys of these rows.
         """
         return int(self.keyed_changes.keys.num_rows)
 
     def split_rows(self, removed_rows: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
         """Return the rows to remove from their files, and those of these rows that are written again as ended rows.
 
-        `removed_rows` are the replica's rows in whose place the batch writes another row of the same key. For a row
-        that ends, it writes the same row with new metadata.
+        `removed_rows` are the replica's rows in whose place the batch writes another row of the same key or, if the row
+        ends, the same row with new metadata.
         """
         metadata, metadata_by_key = self.metadata, self.find_metadata_rows()
         matches, ended_rows = (

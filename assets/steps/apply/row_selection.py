@@ -3,9 +3,9 @@
 A batch is the changes that one commit applies. The place of a change is a number that orders the changes of a batch
 (`pgsieve.decoding.changes.extent`).
 
-In: columns of a change history (the Delta table with all changes of a table), from a row group of a file or from a
-batch of Spark. Out: the rows of the changes at chosen places. If a change does not send an unchanged TOAST value, the
-row gets this value from an earlier change or from the replica. Raises Arrow's errors.
+In: columns of a change history (the Delta table with all changes of a table), from a row group of a file or from Spark.
+Out: the rows of the changes at chosen places. If a change does not send an unchanged TOAST value, the row gets this
+value from an earlier change or from the replica. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ class RowSelection:
     """Chooses rows from the changes of a batch. Executors get a copy.
 
     - `extent`: tells which changes of the history belong to the batch
-    - `stamp`: sets the time at which the rows are applied
+    - `stamp`: sets the column `applied_at` of the rows, if there is one
     - `places`: the ascending places of the chosen changes; if it is None, all INSERTs are chosen except those that a later
       TRUNCATE removes
     - `completions`: values that are in memory already, and are put into columns of the chosen rows

@@ -82,7 +82,7 @@ def copy_tables(
 def _list_refused_tables(
     subscription: Subscription, lake: Lake, catalog: Catalog, tables: Collection[Name]
 ) -> list[CopyResult]:
-    """The results of those tables that have to wait, because pgsieve may not alter its capture publications."""
+    """The results of those tables that have to wait, because pgsieve may not add them to the slot's publications."""
     states = TableStates(lake, subscription.name).read_newest()
     problem_by_table = find_held_back_tables(subscription.slot_stream, subscription.name, catalog, states)
     return [

@@ -7,7 +7,7 @@ In: - a subscription that is new, or that has other publications, row filters or
 Out: - for each table, the subscription from whose replica it can be made, or the reason why there is none
      - the new replicas. Each has the same rows as a copy at the LSN of the replicas from which they are made
 
-A replica is used only if it is certain that it has all rows of a copy (`Definition.unaltered`). Raises PgsieveError.
+A replica is used only if it is certain that it has all rows that a copy would have. Raises PgsieveError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ from pgsieve.resources.lake.rewriting import RowChange
 
 
 @dataclass(frozen=True)
-class Refiltering:
+class RefilterPlan:
     """The plan for a table.
 
     - `source`: the subscription from whose replica the table is made; None if there is none
@@ -103,11 +103,11 @@ class Refilter:
     lake: Lake
     catalog: Catalog
 
-    def plan(self, names: Sequence[Name]) -> list[Refiltering]:
+    def plan(self, names: Sequence[Name]) -> list[RefilterPlan]:
         """The plans for these tables; without names, for all published tables."""
         return [plan for plan, _ in self._plan_tables(names)]
 
-    def make_replicas(self, names: Sequence[Name]) -> list[Refiltering]:
+    def make_replicas(self, names: Sequence[Name]) -> list[RefilterPlan]:
         """Make the replicas that can be made. Returns the plans, with the numbers of rows."""
         plans = []
         for plan, usable_replica in self._plan_tables(names):
@@ -118,7 +118,7 @@ class Refilter:
             )
         return plans
 
-    def _plan_tables(self, names: Sequence[Name]) -> Iterator[tuple[Refiltering, _UsableReplica | None]]:
+    def _plan_tables(self, names: Sequence[Name]) -> Iterator[tuple[RefilterPlan, _UsableReplica | None]]:
         """Yields the plan for each table, and the replica from which it is made."""
         tables = self.subscription.tables(self.catalog)
         states_by_source = {
@@ -133,10 +133,10 @@ class Refilter:
                 except PgsieveError as error:
                     reasons.append(f"{source.name}: {error.message}")
                     continue
-                yield Refiltering(name, source.name), usable_replica
+                yield RefilterPlan(name, source.name), usable_replica
                 break
             else:
-                yield Refiltering(name, None, "; ".join(reasons)), None
+                yield RefilterPlan(name, None, "; ".join(reasons)), None
 
     def _find_usable_replica(
         self,
@@ -154,7 +154,7 @@ class Refilter:
         if replicated_table.leaves:
             raise PgsieveError("a partition tree can only be copied")
         if not self.subscription.copy_data:
-            raise PgsieveError("`copy_data: false` begins without rows")
+            raise PgsieveError("with `copy_data: false` the new replica begins without rows")
         if state is None or state.state != SyncState.READY or state.definition is None:
             meaning = (state.state if state else SyncState.INITIALIZE).meaning
             raise PgsieveError(f"its replica is not ready: {meaning}")
@@ -164,12 +164,12 @@ class Refilter:
         )
         wanted_definition = self.subscription.definition(replicated_table, self.catalog)
         if wanted_definition.metadata:
-            raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
+            raise PgsieveError("metadata columns and `deletes: soft` can only begin with a copy")
         if source.layout.uses_plain_names != self.subscription.layout.uses_plain_names:
             raise PgsieveError("`names` of the layouts differ, so its columns have other names")
         history_choice = self.subscription.histories.find_choice(state.name)
         if history_choice.initial or history_choice.scd2:
-            raise PgsieveError("`history` begins with the rows of a copy")
+            raise PgsieveError("a `history` can only begin with a copy")
         if source_definition.layout != wanted_definition.layout:
             raise PgsieveError("its replica does not follow the table's present definition yet")
         if missing_columns := [
@@ -218,7 +218,7 @@ class Refilter:
             <= source.slot_stream.defined_publications.keys()
         ):
             raise PgsieveError(
-                "its publications are those of the server, not of pgsieve.yaml; it may still get changes that these send"
+                "its publications are those of the server, not of pgsieve.yaml, so it may still get changes that they send"
             )
         if source_definition.published.row_filters is not None and replica_identity != "f":
             self._refuse_unsent_values(source, state, source_definition)
@@ -235,7 +235,7 @@ class Refilter:
         path = self.lake.paths.change_history(source.name, *state.name, source_definition.history.generation)
         if deleted_up_to is None or deleted_up_to > state.lsn or source_definition.history.generation:
             raise PgsieveError(
-                "it is no longer known whether UPDATEs became INSERTs without their unchanged values"
+                "it is no longer known whether UPDATEs became INSERTs that lack unchanged values"
             )
         if not self.lake.records.exists(path):
             return
@@ -276,8 +276,8 @@ class Refilter:
         """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table.
 
         Raises OvertakenError if another process has decoded and filtered changes meanwhile, or has recorded that
-        the source's or the new table has to be copied. For example, a process that reads the slot records this if the
-        server cannot send a transaction of the table.
+        the source's or the new table has to be copied. A process that reads the slot does that if the server cannot send
+        a transaction of the table.
         """
         lake, source = self.lake, usable_replica.source
         states, record = (
@@ -375,8 +375,8 @@ class Refilter:
         slot_begin = ChangeLog(self.lake, slot_stream).read_position()
         if slot_begin is None or slot_begin > lsn or TransformedSlices(self.lake, name).read_position() > lsn:
             raise PgsieveError(
-                f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, the LSN of the replica',
-                hint="`pgsieve run` reads the other subscription on; or `pgsieve run` of this one copies its tables",
+                f'subscription "{name}": its slot begins, or was read, beyond the LSN {format_lsn(lsn)} of the existing replica',
+                hint="`pgsieve run` of the other subscription advances this LSN; or `pgsieve run` of this one copies its tables",
                 sqlstate="55000",
             )
 

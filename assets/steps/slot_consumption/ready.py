@@ -61,10 +61,10 @@ def prepare_slot(
 
     Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
 
-    Tables wait that pgsieve may not capture. A lock of another session may prevent a table from being captured, or its row
-    filter from being read. Meanwhile the publisher filters: it decodes each slice again for each subscription. It cannot do
-    so for a subscription that is about to copy tables (`copier`) and has a publication that pgsieve.yaml defines. Raises
-    SlotError if the slot does not fit the change log, and OpenTransactionsError or LockedTableError if it cannot filter.
+    Tables that pgsieve may not capture have to wait. A lock of another session may prevent a table from being captured,
+    or its row filter from being read. Meanwhile the publisher decides: it filters each slice again for each subscription.
+    For `copier`, the subscription that is about to copy, it cannot do so if pgsieve.yaml defines a publication of it. Raises
+    SlotError if the slot does not fit the change log, and OpenTransactionsError or LockedTableError if it cannot decide.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
     sound_stream, server_catalog = select_sound_subscriptions(connection, slot_stream, catalog)
@@ -200,11 +200,11 @@ def ensure_publications(
     names = ensure_capture_publications(
         connection, slot_stream.source.name, slot_stream.capture, [empty_publication], catalog
     )
-    # As in `_read_older_wal`, WAL from before a publication existed is read without it.
+    # WAL from before a publication existed has to be read without it, as in `_read_older_wal`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, slot_stream, lake, ())
         read_slot_to(slot, read_flushed_lsn(connection), no_log, must_record_position=True)
-    # If pgsieve may not create the empty one, a former capture publication will do.
+    # If pgsieve may not create the empty publication, the slot is read with a former capture publication.
     return names or tuple(name for name in slot_stream.capture_names() if name in catalog.publications)
 
 
@@ -218,7 +218,7 @@ def _make_capture(
 ) -> tuple[tuple[str, ...], Sequence[CapturePublication] | None]:
     """Create or alter the capture publications as planned. Returns those of the names that exist then, and the plan.
 
-    If a lock prevents that, and the publisher can filter meanwhile, None is returned instead of the plan.
+    If a lock prevents that, and the publisher can decide meanwhile, None is returned instead of the plan.
     """
     plan = slot_stream.planned_capture(catalog)
     try:
@@ -256,8 +256,7 @@ def _read_older_wal(
     """Read WAL from before some of the capture publications existed, without these publications.
 
     Before PostgreSQL 18, pgoutput refuses to decode it with them (`find_missing_publications`). A transaction that is
-    open now may have changes from before that. When it commits, `unsendable_changes` reads it, also without these
-    publications.
+    open now may have made changes before they existed. When it commits, `unsendable_changes` reads it, also without them.
     """
     target_lsn, version = read_flushed_lsn(connection), connection.info.server_version
 

@@ -84,8 +84,8 @@ def take_slot(
         )
     if log_position is not None and not newest_row and _has_copies(lake, slot_stream):
         raise SlotStreamLostError(
-            f'source "{slot_stream.source.name}": "{SlotStreamRecord(lake, slot_stream).path}" is gone, the record of the'
-            " change log's cluster and of its deleted slices",
+            f'source "{slot_stream.source.name}": "{SlotStreamRecord(lake, slot_stream).path}" is gone, which records the'
+            " change log's cluster and its deleted slices",
             hint=_make_recovery_hint(slot_stream),
             sqlstate="55000",
         )
@@ -189,9 +189,9 @@ def refuse_slot_of_another_lake(
     if read_slot_state(connection, slot_stream.slot) is None:
         return
     raise SlotNotOwnedError(
-        f'source "{slot_stream.source.name}": replication slot "{slot_stream.slot}" exists, and the lake "{lake.uri}" has nothing of it: another lake'
-        " may read it, and would lack every change that this one confirms",
-        hint=f"give the source a `slot` of its own in pgsieve.yaml; or, where no other lake needs this one, take it over:"
+        f'source "{slot_stream.source.name}": replication slot "{slot_stream.slot}" exists, and the lake "{lake.uri}" has no changes of it: another'
+        " lake may read it, and would lack every change that this lake confirms",
+        hint=f"give the source a `slot` of its own in pgsieve.yaml; or, if no other lake needs the slot, take it over:"
         f" `pgsieve run {' '.join(slot_stream.subscriptions)} --take-over`",
         sqlstate="55006",
     )
@@ -275,7 +275,7 @@ def refuse_other_cluster(
     )
     raise OtherClusterError(
         f'source "{slot_stream.source.name}": the server is the cluster with system identifier {present_identifier}, but Delta holds changes'
-        f" up to {format_lsn(ChangeLog(lake, slot_stream).read_position() or 0)} of the cluster {recorded_identifier}: their LSNs do not compare",
+        f" up to {format_lsn(ChangeLog(lake, slot_stream).read_position() or 0)} of the cluster {recorded_identifier}: LSNs of two clusters cannot be compared",
         hint=f"replicate it into another `lake`, or begin from scratch: {drop_commands}, then `pgsieve run`",
         sqlstate="55000",
     )
@@ -359,7 +359,7 @@ def replace_lost_slot(slot_stream: SlotStream, lake: Lake, *, take_over: bool = 
 
     Returns the error about the replaced slot; None if the slot was not replaced.
 
-    After a crash this can be repeated: in that case the slot is missing, or ahead of the change log. The caller has made
+    After a crash this can be repeated, because the slot is then missing, or ahead of the change log. The caller has made
     sure, by `refuse_other_publisher`, that the slot is this lake's. Raises OtherClusterError and OtherDatabaseError; and
     SlotNotOwnedError if another lake has created the slot meanwhile. Raises SlotAheadError without `take_over`, since
     another lake may read the slot.

@@ -3,8 +3,8 @@
 In: the subscriptions of a stream (the readers of the same slot), and their publisher
 Out: - errors of subscriptions: definitions in pgsieve.yaml that CREATE PUBLICATION would refuse; publications that are
        missing or contradict each other; changes that the publisher would refuse because of the replica identity
-     - errors of single tables: row filters that cannot be evaluated exactly; rows that UPDATEs and DELETEs would not
-       find; locks
+     - errors of single tables: row filters that cannot be evaluated exactly; replicas that could not find the rows that
+       UPDATEs and DELETEs change; locks
 """
 
 from collections.abc import Iterator
@@ -43,8 +43,7 @@ from pgsieve.resources.postgres.filter_analysis import (
     read_filter_columns,
 )
 
-#: Maps the oid of a table and a row filter of pgsieve.yaml to the columns that the filter reads. The publisher has
-#: found them out.
+#: Maps the oid of a table and a row filter of pgsieve.yaml to the columns that the filter reads, as the publisher says.
 _ColumnsByFilter = dict[tuple[int, str], frozenset[str]]
 
 
@@ -135,9 +134,9 @@ class Examination:
     def find_obstacle(self, subscription: str) -> PgsieveError | None:
         """Find the reason why nothing of a subscription can be replicated.
 
-        None if there is no such reason; single tables may have problems even then. If the publisher's own publications
-        publish UPDATEs and DELETEs that a table's replica identity does not cover, the publisher refuses these changes.
-        For publications that pgsieve.yaml defines, this method finds them.
+        None if there is no such reason; single tables may have problems even then. UPDATEs or DELETEs that a table's
+        replica identity does not cover are such a reason only if a publication of pgsieve.yaml publishes them. If one of
+        the server does, the server itself refuses these changes.
         """
         for name in self._slot_stream.subscriptions[subscription]:
             for refusal in self.problems_by_publication.get(name, ()):

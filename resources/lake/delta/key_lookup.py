@@ -203,7 +203,8 @@ class Flag:
 
     If `is_set`, it selects the rows in which the column is true; otherwise those in which it is false or NULL.
 
-    If `null_column` is given, the selected rows are exactly those with NULL in this column.
+    If the caller knows a column that is NULL in exactly these rows, `null_column` is its name. Then files whose statistics
+    already tell are not read.
     """
 
     column: str
@@ -232,7 +233,7 @@ def find_flagged_rows(
         is_selected: npt.NDArray[np.bool_] = is_set == flag.is_set
         return is_selected
 
-    for match in list_all_files(table, flag.null_column) if candidates is None else candidates:
+    for match in list_table_files(table, flag.null_column) if candidates is None else candidates:
         if candidates is None:
             row_numbers = np.setdiff1d(np.flatnonzero(read_selection(match.name)), match.deleted_row_numbers)
             key_indices = np.zeros(len(row_numbers), np.int64)
@@ -271,7 +272,7 @@ def find_single_value_files(table: DeltaTable, column: str) -> set[str]:
     return {unquote(path) for path in files["path"].filter(pc.fill_null(has_one_value, False)).to_pylist()}
 
 
-def list_all_files(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
+def list_table_files(table: DeltaTable, null_column: str | None = None) -> list[FileMatches]:
     """The files of a table that may have a NULL in `null_column`, as matches without rows. None means all files."""
     deleted_rows, no_rows = find_deleted_rows(table), np.empty(0, np.int64)
     possible_names = None if null_column is None else set(find_files_within(table, {}, null_column))
@@ -328,7 +329,7 @@ def find_files_within(
 
 
 def _make_name_translator(table: DeltaTable) -> Callable[[str], str]:
-    """A function that returns the name of a column in the table's files. Delta's statistics have these names."""
+    """A function that maps the name of a column to its name in the table's files and in Delta's statistics."""
     names = find_column_names(table, "")
     return str if names is None else names.stored_name
 

@@ -1,4 +1,4 @@
-"""Caches the results of queries of a table's newest version, as long as it is the newest.
+"""Caches the results of queries of a table until the table has a newer version.
 
 In: a stamp that distinguishes versions, names of queries, and functions that compute the results.
 Out: the results.
@@ -18,7 +18,7 @@ class QueryCache:
     """The cached results of queries of one table."""
 
     #: A version, and the results for it. They are in one tuple, so that threads that use the cache at the same time
-    #: never see a version with other results.
+    #: never see the results of another version.
     _cached: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
 
     def get(self, version: Hashable, query_name: str, run_query: Callable[[], Result]) -> Result:

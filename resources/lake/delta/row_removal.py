@@ -27,7 +27,7 @@ from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, make_un
 from pgsieve.resources.lake.delta.requirements import can_change_rows, can_have_vectors, has_plain_rows
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: The name of an object may have these characters. delta-rs encodes them twice when it opens a deletion vector, so it
+#: If the path of an object has one of these characters, delta-rs encodes it twice when it opens a deletion vector, and
 #: does not find the vector.
 _ENCODED_TWICE = frozenset('~%{}^`[]"<>#|*?\\')
 
@@ -41,8 +41,8 @@ def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> 
     """True if files of a table may be rewritten with fewer rows.
 
     The rows of the table must be exactly those of its files (`requirements.has_plain_rows`). The table must have exactly
-    the columns `columns`, and `requirements.can_change_rows` must be true. If a user has added columns, only a MERGE
-    would keep their values.
+    the columns `columns`, and `requirements.can_change_rows` must be true. If a user has added columns, only a
+    MERGE keeps their values in updated rows.
     """
     table = commits.open_table(path)
     return (

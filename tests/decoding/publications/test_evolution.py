@@ -228,8 +228,8 @@ def test_messages_before_the_change_are_read_under_the_present_names(connection:
     assert names("id", "x", "b", "c") == ("id", "x", "b", "c")
     assert names("id", "x", "c") == ("id", "x", "c")
     for unexplained, reason in [
-        ([("id", 23), ("y", 25)], "had another name"),
-        ([("id", 20), ("a", 25)], "had another type"),
+        ([("id", 23), ("y", 25)], "had this name"),
+        ([("id", 20), ("a", 25)], "had this type"),
         ([("x", 25), ("id", 23)], "exchanged"),
     ]:
         with pytest.raises(SchemaChangedError, match=reason):

@@ -13,7 +13,7 @@ from dagster._core.storage.event_log.base import AssetRecord
 from sqlalchemy import Connection
 
 from pgsieve.pipelines.commands import event_log
-from pgsieve.pipelines.commands.event_log import cache_event_log, reports_together
+from pgsieve.pipelines.commands.event_log import cache_event_log, store_reports_together
 
 pytestmark = pytest.mark.slow
 
@@ -200,7 +200,11 @@ def test_the_databases_have_the_rows_that_dagster_writes(
     storages = [SqliteEventLogStorage(str(tmp_path / name)) for name in ("dagster", "cached")]
     for storage in storages:
         storage.register_instance(dg.DagsterInstance.get())
-    with dg.DagsterInstance.get() as instance, cache_event_log(storages[1]), reports_together(storages[1]):
+    with (
+        dg.DagsterInstance.get() as instance,
+        cache_event_log(storages[1]),
+        store_reports_together(storages[1]),
+    ):
         runs = [dg.materialize([a, c_and_d], instance=instance).run_id for _ in range(2)]
         for run in runs:
             for event in instance.all_logs(run):
@@ -253,7 +257,7 @@ def test_what_a_step_reports_is_seen_when_the_next_begins_and_by_all_that_read(
         return [entry.message for entry in other.all_logs(run)]
 
     with dg.DagsterInstance.get() as instance, dg.DagsterInstance.get() as other:
-        with cache_event_log(instance.event_log_storage), reports_together(instance.event_log_storage):
+        with cache_event_log(instance.event_log_storage), store_reports_together(instance.event_log_storage):
             run = dg.materialize([first, second], instance=instance).run_id
             assert messages(run) == [entry.message for entry in instance.all_logs(run)]
         types = [
@@ -280,7 +284,7 @@ def test_an_event_that_cannot_be_stored_does_not_keep_others_out(
 
     monkeypatch.setattr(event_log.CachedEventLog, "_insert_event", failing)
     with dg.DagsterInstance.get() as instance, dg.DagsterInstance.get() as other:
-        with cache_event_log(instance.event_log_storage), reports_together(instance.event_log_storage):
+        with cache_event_log(instance.event_log_storage), store_reports_together(instance.event_log_storage):
             result = dg.materialize([a], instance=instance, raise_on_error=False)
             assert not result.success
             assert instance.get_latest_materialization_event(KEY) is None
@@ -302,7 +306,7 @@ def test_a_record_of_what_was_just_stored_is_the_one_that_is_read(
         dg.DagsterInstance.get() as instance,
         dg.DagsterInstance.get() as other,
         cache_event_log(instance.event_log_storage),
-        reports_together(instance.event_log_storage),
+        store_reports_together(instance.event_log_storage),
     ):
         monkeypatch.setattr(event_log, "_MAX_KEPT_MATERIALIZATIONS", 2)
         for step in range(4):
