@@ -16,7 +16,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 HEADER = '''"""PostgreSQL's names for built-in objects; written by scripts/catalog_names.py, not by hand.
 
 `TYPE_NAMES`: the SQL name of each built-in type by its oid, as format_type prints it (format_type.c).
-`KEYWORDS`: the key words that quote_identifier puts in quotes, all but the unreserved ones (ruleutils.c).
+`KEYWORDS`: all key words but the unreserved ones; quote_identifier puts them in quotes (ruleutils.c).
 The names are those of PostgreSQL {version}, and the types also those of 19.
 """
 

@@ -1,6 +1,6 @@
 """Turns the rows of a copy into changes for the change history (the table of all changes of a replica).
 
-In: the rows of a replica that a copy has filled. Out: a change `snapshot`, which ends all rows before the copy, and a
+In: the rows of a replica that a copy has filled. Out: a change `snapshot`, after which no earlier row is left, and a
 change `copy` for each row. All of these changes have the LSN of the copy's snapshot. They precede all changes that
 committed at or after this LSN. Raises Arrow's errors.
 """
@@ -16,7 +16,7 @@ from pgsieve.decoding.changes.columns import repeat_value
 
 #: The operations of a copy. Changes of the publisher never have these operations.
 SNAPSHOT, COPY = "snapshot", "copy"
-#: The ordinals of these operations. Changes that committed at the same LSN have ordinals from 0 on, so they follow.
+#: The ordinals of these operations. Changes of transactions have ordinals from 0 on, so they follow at the same LSN.
 _ORDINAL_BY_OPERATION = {SNAPSHOT: -2, COPY: -1}
 #: Two SQL conditions over rows of a change history: the row is a change of the publisher; the row begins a copy.
 IS_CHANGE, IS_SNAPSHOT = "ordinal >= 0", f"ordinal = {_ORDINAL_BY_OPERATION[SNAPSHOT]}"

@@ -41,8 +41,8 @@ def find_publisher_errors(
 ) -> Iterator[ReplicaIdentityError]:
     """Yield the errors that UPDATE and DELETE of the table would raise because of this publication.
 
-    With publish_via_partition_root, the server compares the root's filter and column list with the names of
-    the leaf's identity columns.
+    With publish_via_partition_root, the server compares the columns of the root's filter and column list with the
+    identity columns of the leaf, by name.
     """
     relation_and_level = find_publish_as_relation(publication, table, catalog)
     operations = [o for o in _COMMAND_AND_ACTIVITY_BY_OPERATION if o in publication.operations]
@@ -71,9 +71,9 @@ def find_publisher_errors(
 def _find_coverage_problem(
     table: Table, publish_as: Table, publication: Publication, server_version: int
 ) -> tuple[str, list[str], str] | None:
-    """Return the reason why a table's replica identity does not fit a publication; None if it fits.
+    """Return why a table's replica identity does not fit a publication; None if it fits.
 
-    Returns the publisher's message, the columns in question, and a hint. The identity does not fit if the row
+    The result is the publisher's message, the columns in question, and a hint. The identity does not fit if the row
     filter reads other columns, or if the publication does not send all identity columns.
     """
     entry = None if publication.all_tables else publication.find_table_entry(publish_as.oid)
@@ -159,7 +159,7 @@ def find_leaves_without_root_key(
 def _find_relations_without_key(
     replicated_table: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """Those relations of a replicated table whose old rows can lack columns by which the row is found."""
+    """The relations of a replicated table whose old rows can lack columns by which a subscriber finds the row."""
     key = set(replicated_table.key)
     return [
         relation

@@ -147,8 +147,8 @@ def _parse_real(text: str) -> float:
     if not isfinite(double):
         return double
     if Fraction(double) != Fraction(decimal):
-        # If the double is exactly halfway between two singles, the decimal is not. In that case the double is moved to
-        # the side on which the decimal lies.
+        # If the double is exactly halfway between two singles, the decimal decides: the double is moved to the side on
+        # which the decimal lies.
         double = _move_off_midpoint(double, towards=inf if Fraction(decimal) > Fraction(double) else -inf)
     return round_to_single(double)
 
@@ -308,7 +308,7 @@ def constant_from_text(text: str | None, type_oid: int) -> Constant:
 
 
 def make_constant(value: ConstantValue, type_oid: int) -> Constant:
-    """Return a constant of this type; a numeric gets the digits of its value."""
+    """Return a constant of this type; a numeric also gets the numbers of its digits (`Digits`)."""
     if type_oid != NUMERIC:
         return Constant(value, type_oid=type_oid)
     if value is None:

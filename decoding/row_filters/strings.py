@@ -1,4 +1,4 @@
-"""The functions `chr`, gcd and lcm, and LIKE if its pattern is a value of the row.
+"""The functions chr, gcd and lcm, and LIKE with a pattern that is a value of the row.
 
 In: values of one row, none of them NULL. Out: the result of the function with the same `prosrc` in PostgreSQL. Raises
 FilterValueError with PostgreSQL's message and SQLSTATE if the server raises an error. No message contains a value
@@ -79,7 +79,7 @@ def _match_after_percent(text: str, text_index: int, pattern: str, pattern_index
 def _like(text: str, pattern: str) -> bool:
     """Return `text LIKE pattern`.
 
-    Raises FilterValueError if the pattern ends with a backslash and the match comes to it.
+    Raises FilterValueError if the pattern ends with a backslash and the match reaches it.
     """
     return _match_from(text, 0, pattern, 0) is _Match.TRUE
 

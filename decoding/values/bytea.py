@@ -39,7 +39,7 @@ def decode_text(values: pa.Array) -> pa.Array:
 def _decode_hex(text: pa.Array) -> pa.Array:
     r"""Convert the digits of all values of the column together.
 
-    The `\x` before each value has two letters. So in all values the pairs of digits begin at even positions.
+    Each value is `\x` and pairs of digits. So all pairs begin at even positions of the joined values.
     """
     validity = pack_bitmap(np.asarray(text.is_valid())) if text.null_count else None
     text = text.fill_null(_EMPTY)  # A NULL has no `\x`, but the code below expects one before each value.

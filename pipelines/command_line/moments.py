@@ -118,7 +118,7 @@ def refilter(
     is_plan_only: Annotated[
         bool,
         typer.Option(
-            "--plan", help="Show which replica each table would be made from, or why not; change nothing."
+            "--plan", help="Show from which replica each table would be made, or why not; change nothing."
         ),
     ] = False,
     config: ConfigOption = None,
@@ -130,10 +130,10 @@ def refilter(
     a wide subscription is copied once, and narrow ones are made from it later. `pgsieve run` continues the
     replicas from the LSN that is printed, as after a copy.
 
-    A table is made only if its rows are certain. So the other replica must have all of the table's columns, in
-    the same types, and all of its rows. And the publications of the other replica must not have changed since
-    it was copied. Otherwise the table stays as it is, the reason is printed, and the exit code is 1;
-    `pgsieve resync` copies the table.
+    A table is made only if its rows are certain to be right. So the other replica must have all of the
+    table's columns, in the same types, and all of its rows. And the publications of the other replica must not
+    have changed since it was copied. Otherwise the table stays as it is, the reason is printed, and the exit
+    code is 1; `pgsieve resync` copies the table.
     """
     settings = load_settings(ctx, config)
     (subscription_config,) = settings.select([subscription])
@@ -167,7 +167,7 @@ def print_refilter_report(report: RefilterReport) -> None:
     if report.has_tables_to_copy:
         copy_hint = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it; `pgsieve run` copies a table that has no replica yet"
         console.print_out(
-            console.Text.assemble(("hint: ", "bold"), f"where no replica has the rows, {copy_hint}")
+            console.Text.assemble(("hint: ", "bold"), f"if no replica has the rows of a table, {copy_hint}")
         )
 
 

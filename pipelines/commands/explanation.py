@@ -10,8 +10,9 @@ class ExplainedTable:
 
     - `work`: `copy`, `apply`, `wait` or `set aside`. The last two mean that the run does nothing for the table.
     - `bytes`: the size of the table, if it is copied
-    - `few`, `many`: the engine that writes the table if the rows have at most `small_bytes` bytes, and if they have
-      more: `driver` (this process), `threads` or `Spark`. None if nothing is written.
+    - `few`: the engine that writes up to `small_bytes` bytes of rows: `driver` (this process), `threads` or `Spark`;
+      None if nothing is written
+    - `many`: the same for more bytes
     - `because`: the reason for the engine, or for the state of the table
     """
 

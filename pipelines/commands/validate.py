@@ -154,7 +154,7 @@ class _FindingCollector:
             self._problems.append(_make_problem(source_name, examination.check_failure))
         for subscription in self._project.find_subscriptions(slot_stream):
             self._examine_subscription(subscription, publisher)
-        # A run leaves the refused subscriptions out, too.
+        # Like a run, leave out the subscriptions that are refused.
         sound_slot_stream, catalog = examination.select_sound_subscriptions(), examination.catalog
         self._statements += _make_capture_statements(
             sound_slot_stream, catalog, publisher.server_catalog, publisher.server_version
@@ -237,9 +237,9 @@ class _FindingCollector:
 
 
 def _has_mapped_columns(lake: Lake, subscription_name: str, table_name: Name) -> bool:
-    """True if Delta maps the names of a replica's columns to other names in its files, or if only Spark writes the replica.
+    """True if Delta maps the names of a replica's columns to other names in its files.
 
-    In the second case Spark maps the names when it writes the replica.
+    This includes a replica that only Spark can write, because Spark maps the names when it writes.
     """
     return lake.policy.find_delta_rs_writer(lake.paths.replica(subscription_name, *table_name)) is None
 

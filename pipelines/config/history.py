@@ -4,7 +4,7 @@ In: the section of the file
 Out: the choice for each table: whether its change history begins with the rows that were copied (`initial`), and
      whether all versions of each row are retained (`scd2`)
 
-Raises errors that become a ConfigError.
+Raises the errors of `values.make_refusal`; the loader of the file turns them into a ConfigError.
 """
 
 from typing import Annotated

@@ -46,10 +46,10 @@ def measure_large_table(
     servers: tuple[EmbeddedServer, EmbeddedServer],
     spark: Mapping[str, Any],
     store_settings: Mapping[str, Any],
-    rows: int,
+    row_count: int,
     progress: Progress,
 ) -> LargeTableReport:
-    """Let CREATE SUBSCRIPTION and pgsieve each copy `rows` rows, and apply half as many changes.
+    """Let CREATE SUBSCRIPTION and pgsieve each copy the table, and then apply about half as many changes as it has rows.
 
     `store_settings` has the keys `lake` and `storage` of pgsieve.yaml; it is empty if the lake is in the folder.
     """
@@ -58,11 +58,11 @@ def measure_large_table(
         publisher_session, subscriber_session = (
             stack.enter_context(_create_database(server)) for server in servers
         )
-        task = f"make {quantity(rows, 'row')}"
+        task = f"make {quantity(row_count, 'row')}"
         progress.start(task)
         execute_all(
             publisher_session,
-            f"insert into orders select {_ROW} from generate_series(1, {rows}) i; {_PUBLICATION}",
+            f"insert into orders select {_ROW} from generate_series(1, {row_count}) i; {_PUBLICATION}",
         )
         execute_all(publisher_session, "analyze orders; checkpoint")
         progress.finish(task)
@@ -77,16 +77,16 @@ def measure_large_table(
             f"create subscription {_DATABASE} connection {conninfo} publication {_DATABASE}"
         )
         _wait_for_subscriber(publisher_session, subscriber_session)
-        copy_step = _measure_step("first copy", rows, monotonic() - start_time, config, progress)
+        copy_step = _measure_step("first copy", row_count, monotonic() - start_time, config, progress)
         subscriber_session.execute(f"alter subscription {_DATABASE} disable")
         _wait_until(
             publisher_session, f"select not active from pg_replication_slots where slot_name = '{_DATABASE}'"
         )
-        changes = _commit_changes(publisher_session, rows)
+        change_count = _commit_changes(publisher_session, row_count)
         start_time = monotonic()
         subscriber_session.execute(f"alter subscription {_DATABASE} enable")
         _wait_for_subscriber(publisher_session, subscriber_session)
-        apply_step = _measure_step("catch-up", changes, monotonic() - start_time, config, progress)
+        apply_step = _measure_step("catch-up", change_count, monotonic() - start_time, config, progress)
         report = check(config, config.select([]), progress)
         for failure in report.failures:
             raise failure.error
@@ -120,16 +120,16 @@ def _write_configuration(
     return load_config(path)
 
 
-def _commit_changes(publisher_session: psycopg.Connection[Any], rows: int) -> int:
+def _commit_changes(publisher_session: psycopg.Connection[Any], row_count: int) -> int:
     """Commit about half as many changes as there are rows, in a hundred transactions; returns the number of changes.
 
     About half of the changes are INSERTs, and one in ten is a DELETE. The others are UPDATEs, some of which move a row
     out of the row filter.
     """
-    inserts, updates, deletes = rows // 400, rows // 500, rows // 2000
+    inserts, updates, deletes = row_count // 400, row_count // 500, row_count // 2000
     publisher_session.execute(
-        f"do $$ declare k bigint; begin for b in 0..99 loop k := b * {rows // 100};"
-        f" insert into orders select {_ROW} from generate_series({rows} + b * {inserts} + 1, {rows} + (b + 1) * {inserts}) i;"
+        f"do $$ declare k bigint; begin for b in 0..99 loop k := b * {row_count // 100};"
+        f" insert into orders select {_ROW} from generate_series({row_count} + b * {inserts} + 1, {row_count} + (b + 1) * {inserts}) i;"
         f" update orders set amount = amount + 1, region = case when id % 50 = 0 then 'APAC' else region end"
         f" where id > k and id <= k + {updates};"
         f" delete from orders where id > k + {updates} and id <= k + {updates + deletes}; commit; end loop; end $$"
@@ -138,15 +138,15 @@ def _commit_changes(publisher_session: psycopg.Connection[Any], rows: int) -> in
 
 
 def _measure_step(
-    title: str, rows: int, subscriber_seconds: float, config: Config, progress: Progress
+    title: str, count: int, subscriber_seconds: float, config: Config, progress: Progress
 ) -> LargeTableStep:
-    """Measure how long pgsieve takes for the work for which PostgreSQL's subscriber took `subscriber_seconds` seconds."""
+    """Measure how long pgsieve takes for the rows or changes for which PostgreSQL's subscriber took `subscriber_seconds`."""
     start_time = monotonic()
     summary = run(config, config.select([]), progress)
     for failure in summary.failures:
         raise failure.error
     (cost,) = (subscription_run.spent for subscription_run in summary.subscriptions)
-    return LargeTableStep(title, rows, subscriber_seconds, monotonic() - start_time, cost)
+    return LargeTableStep(title, count, subscriber_seconds, monotonic() - start_time, cost)
 
 
 def _wait_for_subscriber(

@@ -2,7 +2,7 @@
 
 In: - a folder, or None for a temporary one
     - an address for the web interface
-Out: a `LiveDemo`, by which the caller prints which pages to open
+Out: a `LiveDemo`, from which the caller prints which pages to open
 
 A run every few seconds applies the changes, as a schedule would do, and Dagster records each run. The results of the
 runs go to a log file, so that the list of pages stays visible. SIGINT and SIGTERM end the demo, with all processes that

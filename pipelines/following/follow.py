@@ -12,8 +12,8 @@ the next one.
   middle of its work.
 - If a subscription fails, the others go on, and the failed one is left out until the command is started again. If all
   subscriptions of a stream have failed, its slot is no longer read.
-- A transient error of the server or the network is one that may go away. After such an error the stream is followed
-  again. But if the process has not followed it even once, the error ends the work.
+- If an error of the server or the network may go away (a transient error), the stream is followed again. But if the
+  process has not followed it even once, the error ends the work.
 - Copies of tables are Dagster runs. The slices are reported to Dagster every few minutes (`follow_report`).
 - After a few hundred slices the changed tables are maintained (small files are compacted, and old versions
   deleted), because each slice adds a few files and commits.
@@ -233,8 +233,8 @@ class _Context:
 class _Follower:
     """Follows one stream, for the subscriptions of the stream that the user has selected."""
 
-    #: Only one stream is copied, applied or maintained at a time. The position (an LSN) that Spark gives to a commit is
-    #: a setting of the session, and all streams share one session.
+    #: Only one stream is copied, applied or maintained at a time. All streams share one Spark session, and the position
+    #: (an LSN) of a commit is a setting of the session.
     _turn_lock = threading.Lock()
 
     def __init__(
@@ -254,7 +254,8 @@ class _Follower:
         )
         self._slice_count = 0
         self._changed_tables_by_subscription = {s.name: set[TableName]() for s in self._subscriptions}
-        #: Maps each subscription to its tables whose copy has to wait; see `Materializer.waiting_tables`.
+        #: Maps each subscription to its tables whose copy has to wait, each with the ids of the transactions for which it
+        #: waits. There are no ids if it waits for a foreign server (`Materializer.waiting_tables`).
         self._waiting_tables_by_subscription = {
             s.name: dict[TableName, tuple[str, ...]]() for s in self._subscriptions
         }
@@ -316,15 +317,12 @@ class _Follower:
         with self._turn_lock:
             materializers = self._make_materializers()
             for materializer in materializers:
-                are_open_by_ids = {
-                    transaction_ids: self._are_open(transaction_ids)
-                    for transaction_ids in set(materializer.waiting_tables.values())
-                }
+                open_id_tuples = set(filter(self._are_open, set(materializer.waiting_tables.values())))
                 materializer.retry(
                     [
                         name
                         for name, transaction_ids in materializer.waiting_tables.items()
-                        if not are_open_by_ids[transaction_ids]
+                        if transaction_ids not in open_id_tuples
                     ]
                 )
             self._for_each(materializers, Materializer.copy)
@@ -382,7 +380,7 @@ class _Follower:
                         return
                     self._slice_count += 1
                     if self._slice_count >= MAINTAIN_SLICES:
-                        with self._activity.record_exempt_work():
+                        with self._activity.exempt_from_stall():
                             self._maintain()
 
     def _stop_once_copies_can_start(self, stream: FollowedSlotStream) -> None:
@@ -393,7 +391,7 @@ class _Follower:
         waiting_tables = list(
             chain.from_iterable(tables.items() for tables in self._waiting_tables_by_subscription.values())
         )
-        transaction_sets = {transaction_ids for _, transaction_ids in waiting_tables if transaction_ids}
+        awaited_id_tuples = {transaction_ids for _, transaction_ids in waiting_tables if transaction_ids}
         foreign_tables = {name for name, transaction_ids in waiting_tables if not transaction_ids}
         last_request_at = time.monotonic()
         while (
@@ -401,7 +399,7 @@ class _Follower:
             and self._stream is stream
             and not self._stop_event.wait(_OPEN_TRANSACTIONS_SECONDS)
         ):
-            can_start = not all(map(self._are_open, transaction_sets))
+            can_start = not all(map(self._are_open, awaited_id_tuples))
             if foreign_tables and time.monotonic() - last_request_at >= _FOREIGN_SECONDS:
                 can_start, last_request_at = (
                     can_start or any(map(self._can_answer, foreign_tables)),
@@ -494,7 +492,7 @@ class _Follower:
             self._report.send()
 
     def _report_cuts(self) -> None:
-        """From time to time, report unchanged cuts to Dagster, too.
+        """Report cuts to Dagster from time to time, even if they have not changed.
 
         Otherwise Dagster would show the replicas as late, although they are up to date. A cut that has changed is
         reported with the slices (`FollowReport`).

@@ -98,7 +98,7 @@ class SlotStreamActivity:
             self.stream, self.is_exempt = None, True
 
     @contextmanager
-    def record_exempt_work(self) -> Iterator[None]:
+    def exempt_from_stall(self) -> Iterator[None]:
         """Within the block, the thread does work that may take long, and does not count as stalled."""
         self.is_exempt = True
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.java import jvm
-from pgsieve.resources.lake.java.class_archive import make_archiving_options
+from pgsieve.resources.lake.java.class_archive import make_archive_writing_options
 from pgsieve.resources.lake.runners import run_first_job
 from pgsieve.resources.lake.session import make_session_config
 from pgsieve.resources.lake.stores.storage import find_storage
@@ -43,7 +43,7 @@ def main(archive: Path) -> None:
     folder = private_folder()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = make_session_config(
-        "local[*]", {jvm.JAVA_OPTIONS: make_archiving_options(archive)}, find_storage(str(folder))
+        "local[*]", {jvm.JAVA_OPTIONS: make_archive_writing_options(archive)}, find_storage(str(folder))
     )
     load_classes(jvm.start_session(settings, _END_SECONDS), folder / "table")
 

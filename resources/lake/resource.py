@@ -23,7 +23,7 @@ from pgsieve.resources.lake.unsynced import remove_half_written_commits
 #: written without Spark.
 SMALL_BYTES_SETTING = "spark.pgsieve.smallBytes"
 #: One of pgsieve's settings among Spark's. In replicas (copies of published tables) up to this number of bytes, rows are
-#: deleted by rewriting their files. In larger replicas most rows are marked as deleted instead (`Policy.rewritten_bytes`).
+#: deleted by rewriting their files. In larger replicas rows are mostly marked as deleted instead (`Policy.rewritten_bytes`).
 REWRITTEN_BYTES_SETTING = "spark.pgsieve.rewrittenBytes"
 
 
@@ -32,8 +32,8 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
 
     - `uri`: the lake's address
     - `engine`: the Spark engine that reads and writes the lake
-    - `folders`: maps subscriptions to the templates of their replicas' folders, such as `{schema}/{table}`. For other
-      subscriptions, the lake's record has the template.
+    - `folders`: maps subscriptions to the templates of their replicas' folders, such as `{schema}/{table}`. The
+      templates of other subscriptions are recorded in the lake.
     """
 
     uri: str
@@ -57,7 +57,7 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
 
 
 def make_lake_settings(engine: SparkEngine) -> LakeSettings:
-    """The settings for the work on a lake, which the user gives among the settings of Spark."""
+    """The settings for the work on a lake, from the settings and the master of Spark."""
     config = engine.spark_config
     return LakeSettings(
         int(config.get(SMALL_BYTES_SETTING, SMALL_BYTES_DEFAULT)),

@@ -26,7 +26,7 @@ from pgsieve.resources.parts import Guard
 
 #: The result of a search: the number of a file, the number of a row in it, and the index of the digest that the
 #: row has.
-_MATCH_SCHEMA = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int64())])
+_MATCH_SCHEMA = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("digest", pa.int64())])
 
 
 def find_row_matches(

@@ -1,8 +1,8 @@
 """Runs functions on parts of data: by Spark, by the calling thread, or by threads of this process.
 
-In: the number of parts, and a function. A part is what one task or thread does at a time. The function gets the number
-    of a part, and a guard, which ends the part once nobody needs its result (`resources.parts`). It yields rows. If it
-    writes files, it yields a row for each file (`FILE_SCHEMA`).
+In: the number of parts, and a function (`Part`). A part is what one task or thread does at a time. The function gets
+    the number of a part, and a guard, which ends the part once nobody needs its result (`resources.parts`). It yields
+    rows. If it writes files, it yields a row for each file (`FILE_SCHEMA`).
 Out: the rows of all parts.
 
 Raises the errors of the function. Spark wraps the errors of its executors.
@@ -108,7 +108,7 @@ class Runner(Protocol):
         on_progress: OnProgress | None = None,
         schema: pa.Schema = FILE_SCHEMA,
     ) -> pa.Table:
-        """Run all parts, several at the same time. Return their rows.
+        """Call `part` for each of the `part_count` parts, several at the same time. Return the rows of all parts.
 
         Runners other than Spark call `on_progress` after each part.
         """
@@ -116,10 +116,10 @@ class Runner(Protocol):
     def exchange(
         self, part: Part, part_count: int, receivers: Sequence[Receivers], schema: pa.Schema
     ) -> pa.Table:
-        """Run all parts, and then the receivers: functions that continue the work, each with the messages that it got.
+        """Run all parts, and then several groups of receivers, one group after the other.
 
-        `receivers` has several groups. The parts yield messages (`MESSAGE_SCHEMA`) to the first group, and each group
-        yields messages to the next.
+        A receiver is a function that continues the work with the messages that were sent to it. The parts yield messages
+        (`MESSAGE_SCHEMA`) to the first group, and each group yields messages to the next.
 
         Returns the rows that the last group yields. These rows have the columns of `schema`.
         """
@@ -139,9 +139,9 @@ def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 def prepare_worker() -> None:
     """Make the tasks of a Python worker start and end faster. Each task calls this function.
 
-    Before each task Spark makes Python read all archives in the cache of import finders again, once for each package
-    in them (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches). This takes longer than a
-    small task. So the finders of archives are removed from the cache. The next import adds them again.
+    Python's cache of import finders has one for each package in an archive. Before each task Spark makes each of them
+    read its archive again (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches). This takes
+    longer than a small task. So the finders of archives are removed from the cache. The next import adds them again.
 
     After each task the worker collects garbage, and visits all objects of all imported modules, although these stay until
     the worker ends. So the first task excludes them from all collections.

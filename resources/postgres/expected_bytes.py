@@ -49,9 +49,9 @@ def estimate_bytes(
 
     The tables are those of `publications` and those of `tables`. If the slot does not exist, the tables will be
     copied, so the estimate is the size of the largest table. If the slot exists, its unconfirmed WAL is converted to
-    bytes of changes (`_WAL_RATIO`). The estimate is the share of the table with the most written rows. If all of these
-    bytes are at most `sufficient_bytes`, as in most runs, they are the estimate, and no further query is needed. The
-    caller sets `sufficient_bytes` to the size below which the exact estimate does not matter to it.
+    bytes of changes (`_WAL_RATIO`). If these are at most `sufficient_bytes`, as in most runs, they are the estimate.
+    Otherwise it is the share of the table with the most written rows, which needs further queries. The caller sets
+    `sufficient_bytes` to the size below which the exact estimate does not matter to it.
     """
     state = read_slot_state(connection, slot)
     if state is not None and (waiting_bytes := state.lag_bytes // _WAL_RATIO) <= sufficient_bytes:

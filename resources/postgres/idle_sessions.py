@@ -38,7 +38,7 @@ class IdleSessions:
         self._is_closed = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle to None, because another process cannot use these sessions, and would not close its own when it ends."""
+        """Pickle to None: another process cannot use these sessions, and would never close sessions that it kept itself."""
         return _make_none, ()
 
     def take(self, begin: Callable[["dbapi.Connection"], None]) -> "dbapi.Connection | None":
@@ -66,7 +66,7 @@ class IdleSessions:
             self.close()
 
     def close(self) -> None:
-        """Close all sessions, and each session that is added later."""
+        """Close all sessions. A session that is added later is closed, too."""
         self._is_closed = True
         with suppress(IndexError):
             while True:

@@ -61,8 +61,8 @@ _MIN_READ_BYTES = 8192
 #: not answered.
 _END_TIMEOUT_SECONDS = 1.0
 
-#: The kinds of messages that end a transaction (Commit, Prepare and others). Only these messages have the
-#: end of a WAL record as their LSN.
+#: The kinds of messages that end a transaction (Commit, Prepare and others). Only the LSNs of these messages are ends
+#: of WAL records.
 _TRANSACTION_END_TAGS = np.array([*b"CPKrcp"], np.uint64)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
@@ -122,7 +122,7 @@ class Receiver:
 
     It also reports to the server the position that the consumer has confirmed.
 
-    The receiving thread is the object's own. The consumer is the thread that calls `items`.
+    The object starts the receiving thread. The consumer is the thread that calls `items`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Receiver:
         self._buffer_bytes = buffer_bytes
         self._status_seconds = status_seconds
         self._silence_seconds = silence_seconds
-        # Both threads read these attributes, but only one of the threads writes each of them.
+        # Both threads read these attributes, but each attribute is written by only one thread.
         self._is_ended = False
         self._confirmed_lsn = start_lsn
         self._consumed_bytes = 0
@@ -166,7 +166,7 @@ class Receiver:
     def last_message_at(self) -> float:
         """The time (time.monotonic) of the server's last message.
 
-        While nothing is read from the server, it is the present time.
+        While the thread does not read, because the buffer is full, it is the present time.
         """
         return self._last_message_time
 
@@ -188,12 +188,12 @@ class Receiver:
 
         If no item arrives for `TICK_SECONDS`, an item without messages is yielded.
         """
-        latest_item = ReceivedMessages(pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA), self._confirmed_lsn)
+        empty_item = ReceivedMessages(pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA), self._confirmed_lsn)
         while True:
             try:
                 item = self._item_queue.get(timeout=TICK_SECONDS)
             except queue.Empty:
-                yield latest_item
+                yield empty_item
                 continue
             if item is None:
                 return
@@ -203,7 +203,7 @@ class Receiver:
             self._consumed_bytes += size
             if self._queued_bytes - self._consumed_bytes + size >= self._buffer_bytes:
                 self._wakeup.ring()
-            latest_item = ReceivedMessages(latest_item.messages, item.position_lsn)
+            empty_item = ReceivedMessages(empty_item.messages, item.position_lsn)
             yield item
 
     def _run_thread(self) -> None:
@@ -221,8 +221,8 @@ class Receiver:
         # While the buffer is full, the thread waits only for the consumer, not for the server.
         server_or_consumer, consumer_only = select.poll(), select.poll()
         server_or_consumer.register(self._pgconn.socket, select.POLLIN)
-        for events in (server_or_consumer, consumer_only):
-            events.register(self._wakeup, select.POLLIN)
+        for poller in (server_or_consumer, consumer_only):
+            poller.register(self._wakeup, select.POLLIN)
         bytes_read = 0
         while not self._is_ended:
             is_full = self._queued_bytes - self._consumed_bytes >= self._buffer_bytes
@@ -348,13 +348,13 @@ def end_copy(pgconn: PGconn) -> None:
     pgconn.put_copy_end()
     pgconn.flush()
     deadline = time.monotonic() + _END_TIMEOUT_SECONDS
-    events = select.poll()
-    events.register(pgconn.socket, select.POLLIN)
+    poller = select.poll()
+    poller.register(pgconn.socket, select.POLLIN)
     is_copying = True
     while time.monotonic() < deadline:
         while is_copying and (length := pgconn.get_copy_data(1)[0]):
             is_copying = length > 0
         if not is_copying and not pgconn.is_busy():
             return
-        events.poll(_END_TIMEOUT_SECONDS * 1000)
+        poller.poll(_END_TIMEOUT_SECONDS * 1000)
         pgconn.consume_input()

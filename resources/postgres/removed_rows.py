@@ -1,4 +1,4 @@
-"""Detects deleted rows of system catalogs that the server still stores, by the index entries of these rows.
+"""Detects deleted rows of system catalogs by their index entries, while the server still stores them.
 
 In: - a connection
     - selections; a selection is the text after FROM of a query of one catalog, with a condition on an indexed
@@ -53,7 +53,7 @@ def check_for_removed_rows(connection: psycopg.Connection[Any], selections: Sequ
 
 
 def find_removed_oids(connection: psycopg.Connection[Any], catalog: str) -> list[int] | None:
-    """The oids of rows of a catalog that may be deleted; None if there are more than `_MAX_OIDS`.
+    """The oids of rows of a catalog that may have been deleted; None if there are more than `_MAX_OIDS`.
 
     The range of all oids is divided again and again, and pieces without deleted rows are dropped, until each piece
     is one oid. As long as the server stores a deleted row, it gives the row's oid to no other row
@@ -70,7 +70,7 @@ def find_removed_oids(connection: psycopg.Connection[Any], catalog: str) -> list
             connection, [f"{catalog} where oid between '{piece[0]}' and '{piece[-1]}'" for piece in pieces]
         )
         oid_ranges = [
-            piece for piece, is_removed in zip(pieces, have_removed_rows, strict=True) if is_removed
+            piece for piece, has_removed in zip(pieces, have_removed_rows, strict=True) if has_removed
         ]
         if len(oid_ranges) > _MAX_OIDS:
             return None
@@ -92,7 +92,7 @@ def _compare_entries(connection: psycopg.Connection[Any], selections: Sequence[s
 
 
 def _compare_bitmap_scans(node: dict[str, Any]) -> Iterator[bool]:
-    """For each bitmap scan of a plan, in order, True if its index has more entries than its heap has rows."""
+    """For each bitmap scan of a plan, in order, True if it counted more index entries than rows."""
     children = node.get("Plans", [])
     if node["Node Type"] == "Bitmap Heap Scan" and [child["Node Type"] for child in children] == [
         "Bitmap Index Scan"

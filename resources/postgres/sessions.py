@@ -55,7 +55,7 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
 
 #: While the server has no room for a further connection, the attempt to open a session is repeated for this many
 #: seconds.
-_LIMIT_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 #: Temporary tables come last. If the path did not contain them, the server would look for tables there before
 #: pg_catalog (PostgreSQL documentation, setting search_path).
@@ -173,12 +173,12 @@ def _is_refused_by_limit(error: BaseException) -> bool:
 
 
 def _connect_within_limits(connect: Callable[[], Session]) -> Session:
-    """Open a session by `connect`. If a limit of connections is reached, try again for `_LIMIT_SECONDS`.
+    """Open a session by `connect`. If a limit of connections is reached, try again for `_RETRY_SECONDS`.
 
     The server counts a session until the process of the session has ended, which is a moment after the client has closed
-    the session. Executors run this function. They may lack tenacity, the library that retries elsewhere.
+    the session. Executors run this function, and may lack tenacity, so it does not use this library to try again.
     """
-    deadline = time.monotonic() + _LIMIT_SECONDS
+    deadline = time.monotonic() + _RETRY_SECONDS
     while True:
         try:
             return connect()
@@ -331,7 +331,7 @@ class Conninfo:
     def _make_options_without_timeouts(
         self, connection: psycopg.Connection[Any], version: int, client_check: tuple[str, str] | None = None
     ) -> str:
-        """The options for another session like `connection`, which switch off the timeouts that the server's version has.
+        """The options for another session like `connection`. They switch off all timeouts that the server's version has.
 
         Timeouts in the user's own options stay.
         """
@@ -409,7 +409,7 @@ def read_own_search_path(connection: psycopg.Connection[Any]) -> str:
 
 
 def reset_settings(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
-    """Give a session the settings of a new session, in one round trip. Return the `statements` to pass the next time.
+    """Give a session the settings of a new session, in one round trip. Return the `statements` for the next call.
 
     Without `statements`, a query finds the timeouts of the server and switches them off. This query is slow,
     because the server makes rows of all its settings. The returned statements name the timeouts, which stay the
@@ -477,8 +477,8 @@ def _run_password_command(command: Sequence[str]) -> str:
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
             command,
-            # Python's copy of the environment. In this process's own, `lake.stores.storage.hide_token` may have unset
-            # the session token of S3, because the lake has other keys. The command may need it.
+            # The command may need the session token of S3. `lake.stores.storage.hide_token` may have removed the token
+            # from the environment of the process, but os.environ still has it.
             env=dict(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

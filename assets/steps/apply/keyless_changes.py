@@ -3,7 +3,7 @@
 A table without a key is a multiset of rows: it may have several equal rows. A batch is the changes that one commit
 applies. Their net change is what they do together: which rows are deleted and inserted, and how often. The place of a
 change is a number that orders the changes of a batch. In: files of the change history, and the replica.
-Out: the changes as if the digest of the whole row were the key (`KeyedChanges`), and the rows to delete and insert.
+Out: the changes, with the digest of the whole row as the key (`KeyedChanges`), and the rows to delete and insert.
 A task that reads digests has only one row group in memory at a time. Raises LakeError, and Arrow's errors.
 """
 
@@ -103,8 +103,8 @@ class KeylessChanges:
     def compute_net_change(self, count_rows: RowCounter) -> "MultisetOutcome":
         """Compute the net change of the multiset.
 
-        First, only those rows are looked up that the replica must have if no change fails to find its row. If one of
-        them is missing, the changes are replayed one by one. For this, the old rows of all changes are looked up.
+        If each change finds its row, the replica must have certain rows. First, only these are looked up. If one of
+        them is missing, the old rows of all changes are looked up, and the changes are replayed one by one.
         """
         changes, row_count = self.keyed_changes.effective_changes, self.keyed_changes.keys.num_rows
         old_rows = rows_before_and_after(changes)[0]
@@ -147,8 +147,8 @@ def select_first_matches(matches: Sequence[FileMatches], wanted_counts: Numbers)
     """Select as many of the replica's rows as are to be deleted.
 
     `matches` has the rows that were found, file by file: their places in the file (`row_numbers`), and the numbers of
-    the distinct rows that they equal (`key_indices`). `wanted_counts[i]` says how many rows that equal the row with the
-    number i to select.
+    the distinct rows that they equal (`key_indices`). `wanted_counts[i]` is the number of rows to select that equal the
+    row with the number i.
     """
     remaining_counts, first_matches = wanted_counts.copy(), list[FileMatches]()
     for match in matches:

@@ -1,7 +1,7 @@
 """Sets the Delta properties of replicas as the layout in pgsieve.yaml says, before changes are applied.
 
-In: a subscription with its layout, and the states of its tables. Out: commits to the replicas that change only metadata,
-and the properties in the table `_subscription` of the lake. If the properties that were recorded there equal those in
+In: a subscription with its layout, and the states of its tables. Out: commits that change only metadata of the replicas;
+and a record of the properties in the lake's table `_subscription`. If the properties recorded there equal those in
 pgsieve.yaml, no replica is read. Raises LakeError.
 """
 

@@ -59,8 +59,8 @@ def _describe_versions(
         assert problem is not None
         yield f"no versions of its rows are kept: {problem[0]}; {problem[1]}"
         return
-    is_followed = newest_cut is not None and state.name in newest_cut.versioned
-    if not is_copied or (is_followed and lake.records.exists(table.path)):
+    is_in_cut = newest_cut is not None and state.name in newest_cut.versioned
+    if not is_copied or (is_in_cut and lake.records.exists(table.path)):
         yield f'versions of its rows in "{table.path}"'
     else:
-        yield f'versions of its rows in "{table.path}", which begin at the newest cut with the next run'
+        yield f'versions of its rows in "{table.path}", which the next run begins at the newest cut'

@@ -1,11 +1,11 @@
 """Finds replicas that `check --repair` has corrected since the newest cut. Their histories lack the corrections.
 
-A cut is an LSN, and for each replica the Delta version that has exactly the changes before this LSN. A table's change
-history is the Delta table that has all its changes.
+A cut is an LSN, and for each replica the Delta version that has exactly the changes before this LSN. The change history
+of a table is a Delta table with all changes of the table.
 
 In: the newest cut, and the replicas. Out: the repaired tables. The state of each of them records that its change
-history is incomplete, because a repair adds no changes to it. Versions of rows (`history: scd2`) need no such record:
-those of a repaired table begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
+history is incomplete, because a repair adds no changes to it. The versions of its rows (`history: scd2`) need no such
+record, because they begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
 """
 
 from collections.abc import Iterable, Mapping

@@ -23,7 +23,7 @@ from pgsieve.assets.steps.initial_sync.one_table import (
     make_copy_select_list,
 )
 from pgsieve.assets.steps.initial_sync.readiness import (
-    Readiness,
+    CopyCompleter,
     defer_tables,
     make_announced_state,
     make_state_after_copy,
@@ -123,8 +123,8 @@ class BatchCopy:
         return TableStates(self.lake, self.subscription.name)
 
     @property
-    def _readiness(self) -> Readiness:
-        return Readiness(self.subscription, self.lake, self.log)
+    def _copy_completer(self) -> CopyCompleter:
+        return CopyCompleter(self.subscription, self.lake, self.log)
 
     def copy_tables(self, names: Sequence[Name], progress: str) -> BatchResult:
         """Copy tables, and make them ready. `progress` is a text for the log: how many tables are copied already."""
@@ -194,7 +194,7 @@ class BatchCopy:
 
         Tables that an earlier run has copied completely are made ready instead.
         """
-        names_to_copy = set(names) - self._readiness.complete_earlier_copies(names, catalog)
+        names_to_copy = set(names) - self._copy_completer.complete_earlier_copies(names, catalog)
         table_by_name = {
             name: table for name, table in self.subscription.tables(catalog).items() if name in names_to_copy
         }
@@ -341,7 +341,7 @@ class BatchCopy:
             for result in results
             if not result.is_overtaken
         ]
-        completion = self._readiness.complete_copies(states_after)
+        completion = self._copy_completer.complete_copies(states_after)
         for name in completion.overtaken_tables:
             name_text = f"{quote_qualified(*name)} of {self.subscription.name}"
             self.log(f"{name_text} is not made ready: another process has copied it, or changed its state")

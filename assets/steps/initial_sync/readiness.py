@@ -45,8 +45,7 @@ class CompletedCopies:
     """The result of making tables ready.
 
     - `ready_states`: the states of the tables that became ready
-    - `overtaken_tables`: the tables that another process has copied at a later LSN, has applied changes to, or has given
-      another state
+    - `overtaken_tables`: the tables that another process has copied at a later LSN, changed, or given another state
     - `problem_by_table`: maps tables to the reasons why their histories of rows could not begin
     """
 
@@ -64,7 +63,7 @@ def make_announced_state(
 ) -> TableState:
     """Make the state of a table before its copy. It announces the LSN of the snapshot.
 
-    Its reason is the change of the table that the former replica cannot follow, if there is one.
+    If the former replica cannot follow a change of the table, this change is the reason of the state.
     """
     definition = subscription.definition(replicated_table, catalog)
     history = former_state.definition.history if former_state and former_state.definition else History()
@@ -141,14 +140,14 @@ def make_state_after_copy(
 
 def _make_failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
     """Make the state of a table whose copy has failed, or whose histories could not begin."""
-    # This state is copied once the user has enabled the subscription again.
+    # The problem disables the subscription. Once the user has enabled it again, the table is copied.
     if subscription.disable_on_error:
         return TableState(*name, SyncState.INITIALIZE, reason=problem)
     return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, problem)
 
 
 @dataclass(frozen=True)
-class Readiness:
+class CopyCompleter:
     """Makes the tables of a subscription ready after their copies."""
 
     subscription: Subscription
@@ -189,12 +188,11 @@ class Readiness:
     def complete_copies(self, states: Sequence[TableState]) -> CompletedCopies:
         """Record the states of tables after their copy, and begin their histories with the copied rows.
 
-        A slice has the changes from one position of the slot to another, and is transformed if these were decoded and
-        filtered for the tables. A table may become ready only if no slice after its LSN was transformed without the
-        table. Otherwise the table is copied again. A process that has lost its lock may be transforming such a slice at
-        this moment. The fence below is a commit to `_transformed`. If the process has committed the slice before the
-        fence, the slice lacks the table, which is copied again. Otherwise the fence makes the process transform the
-        slice once more, and then with the table.
+        A slice has the changes from one position of the slot to another. To transform a slice is to decode and filter its
+        changes for the tables. A table may become ready only if no slice after its LSN was transformed without it.
+        Otherwise the table is copied again. A process that has lost its lock may be transforming such a slice now. So
+        the fence, a commit to `_transformed`, follows. If the other process commits before the fence, the table is copied
+        again. Otherwise its commit fails, and it transforms the slice again, this time with the table.
         """
         if not states:
             return CompletedCopies()
@@ -237,8 +235,8 @@ class Readiness:
     def _record_finished_copies(self, states: Sequence[TableState]) -> set[Name]:
         """Record that the copies of tables are finished.
 
-        Returns the tables that are left out. Another process has copied them at a later LSN, or has applied changes to
-        them. Or it has given them another state, for example because the server cannot send one of their changes.
+        Returns the tables that are left out. Another process has copied them at a later LSN, changed them, or given them
+        another state, for example because the server cannot send one of their changes.
         """
         copied_states = [state for state in states if state.state == SyncState.READY]
         path_by_table = {state.name: self._find_path(state.name) for state in copied_states}
@@ -258,7 +256,7 @@ class Readiness:
         )
 
     def _find_tables_in_other_states(self, states: Sequence[TableState]) -> set[Name]:
-        """Find the tables whose newest state no longer names the snapshot (LSN) that their state in `states` names."""
+        """Find the tables whose newest state does not announce a copy at the LSN of their state in `states`."""
         newest_states = self._states.read_newest()
         return {
             state.name
@@ -278,7 +276,7 @@ class Readiness:
     def _begin_history(self, state: TableState) -> str | None:
         """Begin the histories of one table.
 
-        Returns the reason if the table of its versions of rows cannot begin.
+        Returns the reason if its versions of rows cannot begin.
         """
         subscription, lake, definition = self.subscription, self.lake, state.definition
         assert definition is not None
@@ -306,6 +304,6 @@ def _is_at(lake: Lake, path: str, lsn: int) -> bool:
     try:
         return lake.records.position(path) == lsn
     except LakeError as error:
-        # This raises the error if the lake itself has failed, not only this table.
+        # `describe_error` raises the error if the lake itself has failed, not only this table.
         describe_error(lake, error)
         return False

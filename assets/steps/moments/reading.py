@@ -1,10 +1,11 @@
 """The replicas of a subscription as they were at an LSN, as Delta tables: versions of the replicas, or clones.
 
 A slice is the changes from one position of the slot to another. A cut is an LSN. For each replica it names the Delta
-version that has exactly the changes before this LSN. A table's change history is the Delta table with all its changes.
+version that has exactly the changes before this LSN. A table's change history is a Delta table with all changes of the
+table.
 
-In: the base of each table (a version of its replica, and the slices of its change history with later changes), and a
-    folder for clones
+In: the base of each table (a version of its replica, and the later slices of its change history), and a folder for
+    clones
 Out: a `TableVersion` for each table
 
 If a base has no slices, it is a version of the replica itself. If it has slices, the version is cloned into the folder,
@@ -39,8 +40,8 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.private_folder import private_folder, remove_abandoned_folders
 
-#: The folder for clones in a lake on this machine. No folder of a slot stream (a slot with its subscriptions) has this
-#: name, because their names have no dot.
+#: The folder for clones in a lake on this machine. The folder of a slot stream (a slot with its subscriptions) cannot have
+#: this name, because names of streams have no dot.
 _CLONES_FOLDER = f"{OWN_FOLDER}/.moments"
 
 

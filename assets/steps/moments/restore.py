@@ -63,6 +63,6 @@ def _refuse_occupied_folder(lake: Lake, target_lake: Lake) -> None:
     if names:
         raise MomentError(
             f'folder "{target_lake.uri}" is not empty',
-            hint=f"choose an empty one; if it has `{OWN_FOLDER}`, a restore into it did not end: remove it",
+            hint=f"choose an empty one; a folder with `{OWN_FOLDER}` is left from a restore that did not end: remove it",
             sqlstate="55000",
         )

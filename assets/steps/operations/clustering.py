@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import Name
 
-#: A replica is clustered again if files that are newer than its last clustering have at least this share of its bytes.
+#: A replica is clustered again if at least this share of its bytes is in files newer than its last clustering.
 MIN_NEW_SHARE = 0.2
 
 #: The time at which a file was written, in milliseconds, and its size.
@@ -23,7 +23,7 @@ FileTimeAndSize = tuple[int, int]
 
 @dataclass(frozen=True)
 class Clusterings:
-    """For each replica the columns by which it was last clustered, and the time of the newest file after that."""
+    """For each replica the columns by which it was last clustered, and the time of the newest file that it then had."""
 
     record: SubscriptionRecord
     _new_clusterings: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)

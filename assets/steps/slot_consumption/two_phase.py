@@ -1,7 +1,7 @@
 """Two-phase transactions: whether a slot sends them at PREPARE, and how prepared transactions are recovered after a crash.
 
 In: the slot stream (a slot with its subscriptions), and the state of the slot
-Out: the stream's table `prepared`, which has the position of the change log again
+Out: the stream's table `prepared`, up to the position of the change log
 """
 
 from collections.abc import Sequence
@@ -37,5 +37,5 @@ def recover_prepared_transactions(
         prepared_transactions = PreparedTransactions(lake, slot_stream).restore(assembler)
         for messages in read_messages(slot_stream.source.make_executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
-                pass  # These messages are already in the change log. Only those of prepared transactions are missing.
+                pass  # The change log has these messages. `prepared` lacks only what the assembler keeps.
         PreparedTransactions(lake, slot_stream).save(assembler, durable_lsn, prepared_transactions)

@@ -2,8 +2,8 @@
 
 Mostly it is the whole slice.
 
-A slice is the changes from one position of the slot to another. It is divided at a transaction that has to be skipped,
-and before a transaction that fails.
+A slice is the changes from one position of the slot to another. It is divided before a transaction that has to be
+skipped, and before one that fails.
 
 In: the slice, and a range of commit LSNs
 Out: the tables, their relation versions (a Relation message, and the changes that it describes) and TRUNCATEs, and the
@@ -39,8 +39,7 @@ from pgsieve.resources.lake.lake import Lake
 class Window:
     """The transactions of a slice with begin <= commit LSN < end, except the one at `skipped_lsn`.
 
-    `slice_end` is the LSN at which the slice ends. The changes of its tables are stored in commits with the position
-    `end`.
+    `slice_end` is the LSN at which the slice ends. Commits with the changes of the window have the position `end`.
     """
 
     slice_end: int
@@ -77,7 +76,8 @@ def next_window(skip_lsn: int | None, begin: int, end: int) -> Window:
 class TableWork:
     """What has to be transformed in a window for one table.
 
-    `contents.size` is the number of the table's bytes, if it is known.
+    `contents.size` is the number of bytes of the messages that are read: those of the whole slice, or, if the table has
+    few changes, approximately those of the table.
     """
 
     state: TableState
@@ -216,7 +216,7 @@ def _read_small_tables(
         if not lake.policy.is_small(total):
             break
         bytes_by_small_table[name] = bytes_by_table[name]
-    few_messages = (
+    small_tables_messages = (
         messages.read_few(
             frozenset().union(*(relations_of_table[name] for name in bytes_by_small_table)),
             lake.policy.is_small,
@@ -224,4 +224,4 @@ def _read_small_tables(
         if bytes_by_small_table
         else None
     )
-    return (bytes_by_small_table, few_messages) if few_messages is not None else ({}, None)
+    return (bytes_by_small_table, small_tables_messages) if small_tables_messages is not None else ({}, None)

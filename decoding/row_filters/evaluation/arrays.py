@@ -1,7 +1,7 @@
 """PostgreSQL's functions of arrays of one dimension, for row filters.
 
-In: lists, with None for NULL. Functions that compare elements take ranks instead of the elements: objects that order
-as the elements do in PostgreSQL (`values.rank_function`). Out: the value that PostgreSQL's function returns
+In: lists, with None for NULL. Functions that compare elements take the ranks of the elements instead: objects that have
+the order of the elements in PostgreSQL (`values.rank_function`). Out: the value that PostgreSQL's function returns
 (arrayfuncs.c, array_userfuncs.c). Raises nothing.
 """
 

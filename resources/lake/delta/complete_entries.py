@@ -27,7 +27,7 @@ def find_defect(content: bytes) -> str | None:
 
     All engines (delta-rs, Spark) that pgsieve supports begin an entry with a commitInfo. If the user metadata in the
     commitInfo has a position (the LSN of a commit of pgsieve), the entry must have a txn action with the same position.
-    delta-rs writes the txn action last.
+    delta-rs writes this action last, so an entry that is cut off lacks it.
     """
     try:
         actions: Sequence[Any] = [json.loads(line) for line in content.splitlines() if line.strip()]

@@ -7,8 +7,8 @@ Out: one commit. It gives each file a deletion vector with these rows, and with 
 
 delta-rs reads deletion vectors, but does not write them. So this module writes the log entry itself (Delta protocol,
 Deletion Vectors; Deletion Vector Format; Add File and Remove File). If this process writes a vector, the vector is
-durable before the entry is written. A vector that a task of a runner (Spark or threads) writes may reach the disk
-later, as its data files do (`LakeAccess.make_durable`). If a commit fails, VACUUM later removes its vectors.
+durable before the entry is written. The vectors that tasks of a runner (Spark or threads) write become durable as
+data files do (`LakeAccess.make_durable`). If a commit fails, VACUUM later removes its vectors.
 Raises OSError, CommitFailedError if another writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
@@ -92,7 +92,7 @@ def is_vector_file(name: str) -> bool:
 
 def has_deleted_rows(table: DeltaTable) -> bool:
     """True if rows of a table are marked as deleted. Raises DeltaError."""
-    return bool(_read_selections(table))
+    return bool(_read_masks(table))
 
 
 def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
@@ -100,19 +100,17 @@ def find_deleted_rows(table: DeltaTable) -> dict[str, RowNumbers]:
 
     The names are relative to the table's folder.
     """
-    if not (selections := _read_selections(table)):
+    if not (masks := _read_masks(table)):
         return {}
     names = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
     return {
-        _find_file_name(path, names): np.asarray(
-            pc.indices_nonzero(pc.invert(selection.values)).cast(pa.int64())
-        )
-        for path, selection in selections
+        _find_file_name(path, names): np.asarray(pc.indices_nonzero(pc.invert(mask.values)).cast(pa.int64()))
+        for path, mask in masks
     }
 
 
-def _read_selections(table: DeltaTable) -> list[tuple[str, pa.ListScalar]]:
-    """The paths of files with deletion vectors, each with a mask of the rows that are not deleted.
+def _read_masks(table: DeltaTable) -> list[tuple[str, pa.ListScalar]]:
+    """The paths of files with deletion vectors. Each has a mask, which is true for the rows that are not deleted.
 
     If a table lacks the feature of vectors, delta-rs is not asked, because it would look through all files of the table.
     """
@@ -123,7 +121,7 @@ def _read_selections(table: DeltaTable) -> list[tuple[str, pa.ListScalar]]:
 
 
 def _find_file_name(path: str, names: Collection[str]) -> str:
-    """Find the one of these names with which a path ends. delta-rs returns the path as an encoded URL."""
+    """Find the name with which a path ends. delta-rs returns the path as an encoded URL."""
     parts = unquote(path).split("/")
     for first in range(len(parts) - 1, -1, -1):
         if (name := "/".join(parts[first:])) in names:
@@ -174,28 +172,28 @@ def commit_marked_files(
     log.commit(version + 1, actions)
 
 
-def _write_vectors(log: Log, rows: Sequence[RowNumbers]) -> list[Action]:
+def _write_vectors(log: Log, row_numbers_of_files: Sequence[RowNumbers]) -> list[Action]:
     """Write the deletion vectors of several files into one new file. Return the descriptor of each vector."""
-    if not rows:
+    if not row_numbers_of_files:
         return []
-    name, content, descriptors = _serialize_vectors(rows)
+    name, content, descriptors = _serialize_vectors(row_numbers_of_files)
     log.files.write(name, content)
     return descriptors
 
 
-def write_vector(store: Store, path: str, rows: RowNumbers) -> Action:
+def write_vector(store: Store, path: str, row_numbers: RowNumbers) -> Action:
     """Write the deletion vector of a file of a table, on any machine. Return the descriptor of the vector."""
-    name, content, (descriptor,) = _serialize_vectors([rows])
+    name, content, (descriptor,) = _serialize_vectors([row_numbers])
     store.write(join_path(path, name), content)
     return descriptor
 
 
-def _serialize_vectors(rows: Sequence[RowNumbers]) -> tuple[str, bytes, list[Action]]:
+def _serialize_vectors(row_numbers_of_files: Sequence[RowNumbers]) -> tuple[str, bytes, list[Action]]:
     """A file with the deletion vectors of several files: its name, its content, and the descriptor of each vector."""
     identity, descriptors = uuid.uuid4(), list[Action]()
     digits = base64.b85encode(identity.bytes).translate(bytes.maketrans(_RFC_1924, _Z85)).decode()
     content = bytearray([_VERSION])
-    for row_numbers in rows:
+    for row_numbers in row_numbers_of_files:
         octets = _MAGIC.to_bytes(4, "little") + serialize(row_numbers)
         descriptors.append(
             {
@@ -213,13 +211,13 @@ def _serialize_vectors(rows: Sequence[RowNumbers]) -> tuple[str, bytes, list[Act
 def read_vector(store: Store, path: str, descriptor: Action | None) -> RowNumbers:
     """The rows that a deletion vector marks, in ascending order.
 
-    Empty without a vector, or if the vector is not in a file of the table's folder.
+    There are none without a vector, or if the vector is not in a file of the table's folder.
 
     Raises OSError and ValueError.
     """
-    if (file := parse_vector_file(descriptor)) is None or descriptor is None:
+    if (name_and_end := parse_vector_file(descriptor)) is None or descriptor is None:
         return np.empty(0, np.int64)
-    name, end = file
+    name, end = name_and_end
     # The size of the vector comes before the vector. The vector begins with the magic number. After it comes a checksum.
     begin = int(descriptor.get("offset") or 0) + 4
     octets = store.read_part(join_path(path, name), begin, end - 4 - begin)
@@ -285,7 +283,7 @@ def enable_vectors(log: Log, table: DeltaTable, commit_info: Action) -> None:
 
 
 def parse_vector_file(descriptor: Action | None) -> tuple[str, int] | None:
-    """The file of a deletion vector, relative to the folder of its table, and the least size of this file in bytes.
+    """The file of a deletion vector, relative to the folder of its table, and the offset at which its checksum ends there.
 
     None if there is no vector, or if its file is not in this folder.
     """
@@ -295,5 +293,5 @@ def parse_vector_file(descriptor: Action | None) -> tuple[str, int] | None:
     octets = base64.b85decode(digits.encode().translate(bytes.maketrans(_Z85, _RFC_1924)))
     name = f"deletion_vector_{uuid.UUID(bytes=octets)}.bin"
     # Before the vector there are four bytes with its size, and after it there are four bytes with a checksum.
-    size = int(descriptor.get("offset") or 0) + 4 + int(descriptor["sizeInBytes"]) + 4
-    return "/".join([*filter(None, folder), name]), size
+    end = int(descriptor.get("offset") or 0) + 4 + int(descriptor["sizeInBytes"]) + 4
+    return "/".join([*filter(None, folder), name]), end

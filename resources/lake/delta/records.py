@@ -34,7 +34,7 @@ class Commit:
 
     - `position`: if the table already has this position, the commit is skipped
     - `overwrite`: whether the rows replace all rows of the table
-    - `expected_version`, `expected_position`: the version and the position (0: none) of the table from which the rows
+    - `expected_version`, `expected_position`: the version and the position (0: none) that the table had when the rows
       were planned. If the table now has another version or position, OvertakenError is raised.
     - `metadata`: is added to the user metadata
     - `properties`: the Delta properties of the table, if it is created
@@ -180,9 +180,9 @@ class Records(Protocol):
         """Append rows. A column `version` gets the Delta version of their commit.
 
         So the order of the rows does not depend on a clock, and survives compaction and vacuum. If another writer
-        commits at the same time, the version would be wrong, and an error is raised. `expected_version` is the version
-        from which the rows were planned. If the table has another version, OvertakenError is raised. A table that does
-        not exist is created. A caller that found no table passes 0 as `expected_version`.
+        commits this version first, an error is raised. `expected_version` is the version that the table had when the
+        rows were planned; 0 also stands for no table. If the table has another version, OvertakenError is raised. A
+        table that does not exist is created.
         """
 
     def position(self, path: str) -> int | None:
@@ -229,7 +229,7 @@ class Records(Protocol):
         """The number of rows of a table."""
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
-        """The slices of a change log that end after an LSN: the LSNs where they end, in order."""
+        """The ends (LSNs, in order) of those slices of a change log that end after an LSN."""
 
     def has_deletion_vectors(self, path: str) -> bool | None:
         """True if a table's property allows writers to mark rows in deletion vectors. None if the property is not set."""

@@ -1,4 +1,4 @@
-"""Keeps an archive of the classes that Spark loads. With it a JVM needs half the processor time until its first job.
+"""Keeps an archive of the classes that Spark loads. It halves the processor time that a JVM needs until its first job.
 
 In: the settings of a session.
 Out: a file next to the jars (`pgsieve.resources.lake.jars`), which is created once; and the Java option that names
@@ -80,7 +80,7 @@ def make_archive() -> bool:
     return file.is_file()
 
 
-def make_archiving_options(archive: Path) -> str:
+def make_archive_writing_options(archive: Path) -> str:
     """The Java options that make a JVM write an archive of its classes when it ends."""
     return " ".join((f'"-XX:ArchiveClassesAtExit={archive}"', *_SILENT_OPTIONS))
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-#: The key of Arrow's metadata of a field for the number that the column has in Parquet files.
+#: The key in the metadata of Arrow's fields that gives a column its number in Parquet files.
 _FIELD_ID = b"PARQUET:field_id"
 
 

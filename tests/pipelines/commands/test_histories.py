@@ -80,7 +80,7 @@ def test_histories_begin_with_the_copy_and_are_disabled_and_enabled(shop: Shop, 
     _output_of(shop, "run")
     assert _versions(shop, "orders")[1] == (2, 20, True)
     _configure(shop, "scd2")
-    assert "begin at the newest cut with the next run" in _output_of(shop, "validate")
+    assert "which the next run begins at the newest cut" in _output_of(shop, "validate")
     shop.database.execute("update orders set n = 22 where id = 2")
     _output_of(shop, "run")
     assert _versions(shop, "orders") == [

@@ -22,7 +22,7 @@ from pgsieve.assets.steps.checks import consistency
 from pgsieve.assets.steps.checks.consistency import check_consistency
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import SnapshotCopy
-from pgsieve.assets.steps.initial_sync.readiness import Readiness
+from pgsieve.assets.steps.initial_sync.readiness import CopyCompleter
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
@@ -289,7 +289,7 @@ def test_a_table_is_copied_again_if_slices_were_transformed_without_it(
         overlap.second.receive()
         apply(overlap.second.subscription, overlap.second.lake, _quiet)
 
-    _meanwhile(monkeypatch, Readiness, "complete_copies", another)
+    _meanwhile(monkeypatch, CopyCompleter, "complete_copies", another)
     overlap.first.copy(COPIED)
     overlap.first.run()
     overlap.verify()
