@@ -231,8 +231,12 @@ class _FindingCollector:
                 _make_problem(subscription_name, error) for error in (*row_warnings, *name_warnings)
             ]
         except PgsieveError as error:
-            # Usually the examination has found the same error and recorded it.
-            if all(problem.object != subscription_name for problem in self._problems):
+            # Usually the examination has found the same error and recorded it. The problems of publications that
+            # pgsieve.yaml defines are those of the source.
+            unsound_names = publisher.examination.problems_by_publication.keys()
+            if unsound_names.isdisjoint(slot_stream.subscriptions[subscription_name]) and all(
+                problem.object != subscription_name for problem in self._problems
+            ):
                 self._problems.append(_make_problem(subscription_name, error))
 
 

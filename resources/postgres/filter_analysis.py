@@ -95,6 +95,8 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
                 hint=f"correct its function {trigger_and_function[1]}",
                 sqlstate=error.sqlstate,
             ) from None
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            raise _make_privilege_error(connection, table, error) from None
         # The message names the WHERE clause of the view. CREATE PUBLICATION would name the clause PUBLICATION WHERE.
         message = (error.diag.message_primary or "").replace(
             "argument of WHERE ", "argument of PUBLICATION WHERE "
@@ -128,6 +130,26 @@ def _make_rejection_error(
     reason = f"{message}: {detail}" if detail else message
     return RejectedFilterError(
         reason, hint=f"correct `where` of {table.qualified_name}: {where}", sqlstate=sqlstate
+    )
+
+
+def _make_privilege_error(
+    connection: psycopg.Connection[Any], table: Table, error: psycopg.Error
+) -> UncheckedFilterError:
+    """The error for a role without a right that the analysis needs, such as USAGE on the schema of the table."""
+    row = connection.execute(
+        "select current_user, has_schema_privilege(%s::text, 'usage')", [table.schema]
+    ).fetchone()
+    assert row is not None
+    role, may_use_schema = row
+    grantee = quote(role)
+    return UncheckedFilterError(
+        "cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml:"
+        f" {remove_values_from_message(error)}",
+        hint=f"grant {grantee} this right, which `where` of {table.qualified_name} needs"
+        if may_use_schema
+        else f"GRANT USAGE ON SCHEMA {quote(table.schema)} TO {grantee}",
+        sqlstate=error.sqlstate,
     )
 
 

@@ -13,7 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pgsieve.pipelines.command_line import cli
+from pgsieve.pipelines.commands.validate import validate
+from pgsieve.pipelines.config.model import load_config
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.shop import Shop
 
 CONFIG = """\
 lake: ./lake
@@ -177,3 +180,41 @@ def test_a_lake_that_is_not_a_folder_is_reported_before_a_copy(conninfo: str, tm
     (tmp_path / "lake").unlink()
     assert not [p for p in validated(conninfo, tmp_path, "inserted")[1]["problems"] if p["object"] == "lake"]
     assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_a_missing_right_on_the_schema_of_a_filtered_table_is_told_with_the_grant(shop: Shop) -> None:
+    """The role is granted what the hints say, as they say it. Then nothing is left to report, and a run copies the table."""
+    database, role = shop.database, f"Reader of {shop.database.info.dbname}"
+    database.execute(
+        'create schema "Sales"; create table "Sales".t (id int primary key, n int); insert into "Sales".t values (1, 1);'
+        f'create role "{role}" login replication; grant create on database {database.info.dbname} to "{role}"'
+    )
+    try:
+        source = shop.written["sources"]["shop"]
+        conninfo = re.sub(r"user=\S+", f"user='{role}'", source["conninfo"])
+        table = {"table": '"Sales".t', "where": "id > 0"}
+        publications = {"mine": {"tables": [table]}}
+        shop.configure(
+            sources={"shop": {**source, "conninfo": conninfo, "publications": publications}},
+            subscriptions={"s": {"source": "shop", "publications": ["mine"]}},
+        )
+        report = validate(load_config(shop.path))
+        assert {problem.sqlstate for problem in report.problems} == {"42501"}, report.problems
+        for hint in {problem.hint for problem in report.problems}:
+            assert hint is not None
+            database.execute(hint.encode())
+        # A capture publication is created by the owner of the table.
+        for statement in report.statements:
+            database.execute(statement.encode())
+        report = validate(load_config(shop.path))
+        assert report.problems == ()
+        assert (ran := shop.cli("run", "s"))[0] == 0, ran
+        source_publications = {"mine": {"tables": [{**table, "where": "nowhere > 0"}]}}
+        shop.configure(
+            sources={"shop": {**source, "conninfo": conninfo, "publications": source_publications}}
+        )
+        (problem,) = validate(load_config(shop.path)).problems
+        assert (problem.object, problem.sqlstate) == ("shop", "42703")
+    finally:
+        database.execute(f'drop owned by "{role}"; drop role "{role}"')
