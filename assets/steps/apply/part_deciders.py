@@ -179,8 +179,8 @@ class KeyDecider(PartDecider):
         endings = RowEndings(keyed_changes, outcome.net, outcome.has_row, ())
         metadata_by_key = endings.find_metadata_rows() if retain_ended else None
         for number, match in matches.items():
-            is_removed = is_replaced[match.keys]
-            row_numbers, keys = match.row_numbers[is_removed], match.keys[is_removed]
+            is_removed = is_replaced[match.key_numbers]
+            row_numbers, keys = match.row_numbers[is_removed], match.key_numbers[is_removed]
             if self.batch_parts.ends_all_rows:
                 other_rows = received.find_other_living_rows(number, match)
                 row_numbers = np.concatenate([row_numbers, other_rows])
@@ -217,7 +217,7 @@ class MultisetDecider(PartDecider):
         digests = changes.keyed_changes.keys
         matches = {} if self.empties_replica else received.find_matches(digests)
         counts = sum(
-            (np.bincount(match.keys, minlength=digests.num_rows) for match in matches.values()),
+            (np.bincount(match.key_numbers, minlength=digests.num_rows) for match in matches.values()),
             np.zeros(digests.num_rows, np.int64),
         )
         effective_changes = changes.keyed_changes.effective_changes
@@ -233,7 +233,7 @@ class MultisetDecider(PartDecider):
         for number, match in sorted(matches.items()):
             # A shuffle may bring the messages of one file in another order.
             order = np.argsort(match.row_numbers)
-            is_removed = mask_first_occurrences(match.keys[order], remaining_counts)
+            is_removed = mask_first_occurrences(match.key_numbers[order], remaining_counts)
             if is_removed.any():
                 row_numbers = match.row_numbers[order][is_removed]
                 yield make_message(number, ROWS, pack(pa.table({"row": row_numbers})))
@@ -270,9 +270,9 @@ def find_sources(batch_parts: BatchParts, rows: NetRows, matches: Mapping[int, P
         columns["link"] = np.where(lacks_value, rows.begin_places, NONE)
     files, base_rows = np.full(len(rows), NONE), np.full(len(rows), NONE)
     for sender, match in matches.items():
-        greatest_key = int(max(match.keys.max(initial=NONE), rows.base_keys.max(initial=NONE)))
+        greatest_key = int(max(match.key_numbers.max(initial=NONE), rows.base_keys.max(initial=NONE)))
         row_by_key = np.full(greatest_key + 2, NONE)
-        row_by_key[match.keys] = match.row_numbers
+        row_by_key[match.key_numbers] = match.row_numbers
         base_rows_in_file = row_by_key[rows.base_keys]
         file_index = sender - batch_parts.change_part_count
         files = np.where(base_rows_in_file == NONE, files, file_index)

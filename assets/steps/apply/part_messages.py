@@ -24,9 +24,9 @@ from pgsieve.resources.parts import Message, make_message
 
 #: A message with TRUNCATEs has this in place of the number of its sender.
 TRUNCATES_SENDER = -1
-#: Stand for the sender's number in messages to writers, and say what a message is about: rows to write or to remove
-#: (`ROWS`), or deleted rows that a replica keeps, with their metadata (`ENDED_ROWS`). `LEFT_ROWS` are rows that an UPDATE
-#: takes away from their key. They have no receiver among the writers: `moved_rows` handles them.
+#: In a message to a writer, one of these takes the place of the sender's number. It says what the message is about: rows to
+#: write or to remove (`ROWS`), or deleted rows that a replica keeps, with their metadata (`ENDED_ROWS`). Rows that an UPDATE
+#: takes away from their key (`LEFT_ROWS`) have no receiver among the writers: `moved_rows` handles them.
 ROWS, ENDED_ROWS, LEFT_ROWS = range(3)
 _TRUNCATE_SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 _NO_ROWS = np.empty(0, np.int64)
@@ -40,13 +40,13 @@ class PartMatches:
     """
 
     row_numbers: Numbers
-    keys: Numbers
+    key_numbers: Numbers
     is_living: Mask
 
     @property
     def living_keys(self) -> Numbers:
         """The numbers of the keys of living rows."""
-        return self.keys[self.is_living]
+        return self.key_numbers[self.is_living]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ReceivedChanges:
     - `changes`: tables of changes, each with the number of the task that read it
     - `truncates`: the TRUNCATEs
     - `rows_by_sender`: tables of the rows of the replica's files, by the number of the task that read the file. The
-      receiver that changes the file has the same number.
+      receiver with the same number changes the file.
     """
 
     changes: Sequence[tuple[int, pa.Table]]
@@ -80,7 +80,7 @@ class ReceivedChanges:
         return cls(changes, pa.concat_tables(truncates), rows)
 
     def join(self, unsent_columns: Sequence[str] = (), soft_delete_columns: Metadata = ()) -> KeyedChanges:
-        """Bring the changes in order; the parameters are those of `make_keyed_changes`.
+        """Bring the changes into order; the parameters are those of `make_keyed_changes`.
 
         In the result metadata columns are called m0, m1, …, as in the messages.
         """
@@ -103,7 +103,7 @@ class ReceivedChanges:
         return np.concatenate([np.asarray(table["row"]) for table in self.rows_by_sender[number]])
 
     def find_other_living_rows(self, sender: int, match: PartMatches) -> Numbers:
-        """Find the numbers of the living rows of a file that are not in `match`: no change has their keys."""
+        """Find the numbers of the living rows of a file whose keys no change has; `match` has the other rows."""
         table = pa.concat_tables(self.rows_by_sender[sender])
         return np.setdiff1d(np.asarray(table["row"])[np.asarray(table["is_living"])], match.row_numbers)
 
@@ -117,7 +117,7 @@ class ReceivedChanges:
             yield make_message(receiver, kind, pack(rows.filter(pa.array(receivers == receiver))))
 
     def _find_parts(self, places: Numbers) -> Numbers:
-        """Find in which part of the changes the change at each of `places` is; returns the numbers of the parts."""
+        """Find the number of the part of the changes that has each of `places`."""
         all_places = np.concatenate([np.asarray(table["place"]) for _, table in self.changes])
         parts = np.repeat([part for part, _ in self.changes], [table.num_rows for _, table in self.changes])
         order = np.argsort(all_places)

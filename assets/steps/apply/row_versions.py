@@ -7,7 +7,8 @@ version that has exactly the changes before this LSN.
 
 In: the changes that were applied to the replica, from its change history (the Delta table with all changes), and the
 table of versions. Out: one commit of the table of versions per batch, which ends versions and adds new ones. The versions are
-computed on whole columns (`version_outcome`): of very many changes by tasks (`versions_by_parts`), otherwise by this process.
+computed on whole columns (`version_outcome`). Tasks compute those of very many changes (`versions_by_parts`), this process
+all others.
 Raises LakeError, and OvertakenError if another process has committed to the table first.
 """
 
@@ -61,8 +62,8 @@ from pgsieve.resources.work import name_jobs
 class VersionsDuringApply:
     """The versions of rows of a subscription's tables, while batches are applied to its replicas.
 
-    `position_by_table` maps a table to the LSN up to which its versions have all changes. `version_by_table` maps it to the
-    Delta version of its table of versions, for the next cut. A table whose versions lack earlier changes is in neither.
+    `position_by_table` maps a table to the LSN up to which its versions have all changes. `version_by_table` has the Delta
+    versions of the tables of versions, for the next cut. A table whose versions lack earlier changes is in neither.
     """
 
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
@@ -85,13 +86,13 @@ class VersionsDuringApply:
         """Find the position that the versions of each table have reached. Returns the tables with problems, and the problems.
 
         The versions have no gap under these conditions:
-        - They have reached the LSN of the copy, if the table was copied after the newest cut. Otherwise they have
-          reached the position that the cut has for them, or the cut's LSN if it has none.
+        - They have reached the LSN of the copy, if the table was copied after the newest cut. Otherwise they have reached
+          their position in the cut, or the cut's LSN if the cut has no position for them.
         - Since the cut, the table of versions was not put back to an earlier Delta version, and the replica was not
           repaired.
 
-        Other versions begin anew with the replica's present rows. For that the table has to be ready. There must also
-        be a cut from after its copy, or its replica must have been repaired. Otherwise the table is left out.
+        Other versions begin anew with the replica's present rows, if the table is ready, and if a cut was made after its
+        copy or its replica was repaired. Otherwise the table is left out.
         """
         problem_by_table = dict[Name, str]()
         for name, state in states.items():
@@ -286,7 +287,7 @@ class VersionsWriter:
 
     @property
     def _same_changes(self) -> AppliedChanges | None:
-        """The changes in memory that were applied to the replica; None if they are not the same changes as these."""
+        """The changes that were kept in memory for the replica; None if they are of other slices, or from another LSN on."""
         applied_changes = self.applied_changes
         if applied_changes is None or (applied_changes.slice_ends, applied_changes.since_lsn) != (
             self.pending.slice_ends,

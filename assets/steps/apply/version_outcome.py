@@ -38,8 +38,9 @@ class VersionOutcome:
     - `commit_numbers`: for each change, the number of its commit in `commits`
     - `places`: for each change, its place
     - `truncate_commit`: the number of the first commit with a TRUNCATE; None if there is no TRUNCATE
-    - `lost_places`: if moves are given in two halves (`split_moves`), the places of those that find no row
-    - `left_rows`: in that case, the rows that leave their keys, with the places of the moves
+    - `lost_places`: the places of split moves that find no row; empty if moves are not split. A move is an UPDATE of the
+      key, and `split_moves` replaces it by a LEAVE of the old key and an INSERT of the new one.
+    - `left_rows`: rows that leave their keys by such moves, with the moves' places; None if there are none
     """
 
     versions: RowVersions

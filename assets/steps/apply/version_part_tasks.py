@@ -98,7 +98,7 @@ class VersionDecider(PartDecider):
             return
         keyed_changes = received.join(self.batch_parts.unsent_columns)
         matches = received.find_matches(keyed_changes.keys)
-        has_version = keyed_changes.mask_present_keys(match.keys for match in matches.values())
+        has_version = keyed_changes.mask_present_keys(match.key_numbers for match in matches.values())
         outcome = VersionOutcome.compute(keyed_changes, commits, has_version)
         if len(lost_places := self._find_new_places(outcome.lost_places)):
             yield self._make_report(describe_lost_places(lost_places))
@@ -132,7 +132,7 @@ class VersionDecider(PartDecider):
         for number in received.rows_by_sender:
             if truncate_commit is None:
                 match = matches[number]
-                row_numbers, end_commits = match.row_numbers, ends[match.keys]
+                row_numbers, end_commits = match.row_numbers, ends[match.key_numbers]
                 is_ended = end_commits != NONE
                 row_numbers, end_commits = row_numbers[is_ended], end_commits[is_ended]
             else:
@@ -140,7 +140,7 @@ class VersionDecider(PartDecider):
                 end_commits = np.full(len(row_numbers), truncate_commit, np.int64)
                 if (match_of_keys := matches.get(number)) is not None:
                     indices = np.searchsorted(row_numbers, match_of_keys.row_numbers)
-                    end_commits[indices] = ends[match_of_keys.keys]
+                    end_commits[indices] = ends[match_of_keys.key_numbers]
             if len(row_numbers):
                 rows = _append_commits(pa.table({"row": row_numbers}), "end", end_commits, commits)
                 yield make_message(number, ROWS, pack(rows))
