@@ -109,7 +109,7 @@ def initial_sync_asset(
         names = [decode_partition_key(key) for key in context.partition_keys]
         is_tagged = LACKING_TAG in context.run.tags
         with measure_work() as work:
-            copies = copy_tables(subscription, lake, names, log, only_lacking=is_tagged, wait_seconds=seconds)
+            copies = copy_tables(subscription, lake, names, log, only_needed=is_tagged, wait_seconds=seconds)
         return copies, work
 
     with warnings.catch_warnings():

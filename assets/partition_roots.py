@@ -364,7 +364,10 @@ class _RunReport:
         return {column: column_names.get(column, column) for column, _ in columns}
 
     def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
-        """Yields the checks of tables whose results have changed."""
+        """Yields the checks of the tables that the run reports, and of tables that are not ready.
+
+        Tables that are not selected are left out if an earlier run has failed for their problem.
+        """
         other_problems = (
             self._problems.keys() - self._failing_problems.keys() - self._request.selected_tables.keys()
         )

@@ -100,7 +100,7 @@ def run(
 ) -> None:
     """Copy new tables, apply every change up to the source's current LSN, and exit.
 
-    Prints the copied tables and the applied changes; with --follow and --json, one object a line. Exits with
+    Prints the copied tables and the applied changes; with --follow and --json, one JSON object per line. Exits with
     1 if a table is set aside.
     """
     settings = load_settings(ctx, config)
@@ -217,7 +217,7 @@ def resync(
 
     Prints for each table what changed since it was copied. Without SCHEMA.TABLE it copies the tables that are
     set aside, or whose row filter, columns or publications changed. If the slot was lost, it makes a new one
-    and copies all tables. If one of pgsieve's own tables cannot be read, it is replaced by an empty one, and
+    and copies all tables. If one of pgsieve's own tables cannot be read, an empty one replaces it, and
     the tables that it describes are copied.
     """
     settings = load_settings(ctx, config)

@@ -161,13 +161,13 @@ class InitialCopy:
         bytes_by_table: Mapping[Name, int],
         after_batch: Callable[[bool], None],
         *,
-        only_lacking: bool = False,
+        only_needed: bool = False,
     ) -> list[CopyResult]:
         """Copy tables in batches, each at a new snapshot. Smaller tables are copied first.
 
         - `bytes_by_table`: maps the tables to copy to their sizes in bytes
         - `after_batch`: called after each batch, with True if more batches follow
-        - `only_lacking`: if True, tables that do not need a copy any more are left out
+        - `only_needed`: if True, tables that do not need a copy any more are left out
 
         The slot of the subscription must exist, and be ready to be read. Tables that another process copies in the
         meantime are not copied again. If an earlier run copied a table and died, the state of the table becomes ready,
@@ -182,7 +182,7 @@ class InitialCopy:
         for tables that were copied before: by an earlier run, or by another process meanwhile.
         """
         remaining_tables, states_version = self._begin_copy(
-            sorted(bytes_by_table, key=lambda name: bytes_by_table[name]), only_lacking=only_lacking
+            sorted(bytes_by_table, key=lambda name: bytes_by_table[name]), only_needed=only_needed
         )
         reach(Failpoint.COPY_BEGUN)
         results: list[CopyResult] = []
@@ -219,13 +219,13 @@ class InitialCopy:
     def _states(self) -> TableStates:
         return TableStates(self.lake, self.subscription.name)
 
-    def _begin_copy(self, names: list[Name], *, only_lacking: bool) -> tuple[list[Name], int]:
+    def _begin_copy(self, names: list[Name], *, only_needed: bool) -> tuple[list[Name], int]:
         """Record that the copy begins.
 
         Returns the tables to copy, and the newest version of the recorded states.
         """
         with self.subscription.slot_stream.source.hold_lock(self.subscription.name):
-            if only_lacking:
+            if only_needed:
                 lacking_tables = set(find_tables_to_copy(self.subscription, self.lake))
                 names = [name for name in names if name in lacking_tables]
             former_states = self._states.read_newest()

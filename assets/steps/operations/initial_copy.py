@@ -41,12 +41,12 @@ def copy_tables(
     tables: Collection[Name],
     log: Log,
     *,
-    only_lacking: bool = False,
+    only_needed: bool = False,
     wait_seconds: float = PATIENT_SECONDS,
 ) -> list[CopyResult]:
     """Copy these tables as `pgsieve.assets.steps.initial_sync.copy` does, after the slot was made ready.
 
-    With `only_lacking`, tables that no longer need a copy are left out. The copy waits at most `wait_seconds` for open
+    With `only_needed`, tables that no longer need a copy are left out. The copy waits at most `wait_seconds` for open
     transactions. Tables that have to wait longer are left to a later copy. Raises SubscriptionDisabledError if the
     subscription is disabled, and the errors of `prepare_slot`.
     """
@@ -76,7 +76,7 @@ def copy_tables(
     copy = InitialCopy(subscription, lake, log, wait_seconds)
     for result in refused_results:
         del bytes_by_table[result.schema, result.table]
-    return refused_results + copy.copy_tables(bytes_by_table, retained_wal.limit, only_lacking=only_lacking)
+    return refused_results + copy.copy_tables(bytes_by_table, retained_wal.limit, only_needed=only_needed)
 
 
 def _list_refused_tables(
