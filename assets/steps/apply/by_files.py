@@ -116,21 +116,6 @@ class ManyChanges:
         return 0 if self.net_change is None else self.net_change.nbytes
 
 
-def find_many_changes(
-    lake: Lake, path: str, changes_path: str, definition: Definition, pending: PendingChanges
-) -> ManyChanges | None:
-    """Find the changes of a batch and compute their net change; None if they cannot be applied by writing files.
-
-    `path` is the replica, `changes_path` its change history.
-    """
-    stored_changes = find_stored_changes(lake, path, changes_path, definition, pending)
-    return (
-        None
-        if stored_changes is None
-        else add_net_change(lake, path, changes_path, definition, pending, stored_changes)
-    )
-
-
 def add_net_change(
     lake: Lake,
     path: str,
@@ -139,7 +124,10 @@ def add_net_change(
     pending: PendingChanges,
     stored_changes: ManyChanges,
 ) -> ManyChanges | None:
-    """Add the net change to `stored_changes`; the other parameters and the result are those of `find_many_changes`."""
+    """Add the net change to `stored_changes`; None if they cannot be applied by writing files.
+
+    The other parameters are those of `find_stored_changes`.
+    """
     if not (definition.key or pending.count("update", "delete")):
         return stored_changes
     computation = _NetChangeComputation(
@@ -159,7 +147,7 @@ def add_net_change(
 def find_stored_changes(
     lake: Lake, path: str, changes_path: str, definition: Definition, pending: PendingChanges
 ) -> ManyChanges | None:
-    """Find the changes of a batch, without their net change.
+    """Find the changes of a batch, without their net change. `path` is the replica, `changes_path` its change history.
 
     None if pgsieve cannot write files of the replica, or if only Spark can read the change history. Also None if some
     changes may be from before the table's key was altered: several rows of these changes may have the same value of the

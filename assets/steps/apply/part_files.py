@@ -1,4 +1,4 @@
-"""Plans and commits the files of a table that is changed by parts of its keys.
+"""Plans and commits the files of a table whose changes tasks apply by parts of its keys.
 
 In: the files of the table, and the results of the tasks that write (`part_writer`, `version_part_tasks`). Out: a plan,
 which says which files the tasks search, and one commit with the files that they wrote. Raises LakeError, and
@@ -40,7 +40,8 @@ _PART_CHANGES = 125_000
 #: divided by keys.
 _MAX_ROWS_PER_CHANGE = 4
 
-#: If the parts have not found all lost moves in so many rounds, the driver decides the changes.
+#: A move is an UPDATE of the key; it is lost if it finds no row. If the parts still find lost moves after so many rounds, the
+#: driver decides the changes.
 _MAX_ROUNDS = 8
 #: How many moves, one after the other, are followed to find a value that none of them sent: first a few, and more if it is
 #: necessary. If the last number is too small, the driver decides the changes.
@@ -57,7 +58,7 @@ class TaskResults:
     """What the tasks that write have returned.
 
     - `counts`: the sums of the counts of all tasks
-    - `lost_places`: the places of the moves that find no row, as far as the tasks did not know them
+    - `lost_places`: the places of lost moves that the tasks did not know before
     - `new_files`: a row (`FILE_SCHEMA`) for each new file
     - `changed_files`: the indices of the files that lose rows, each with its new deletion vector, or None if the file is
       rewritten

@@ -41,7 +41,7 @@ from pgsieve.resources.parts import Guard, Message, make_message
 
 @dataclass(frozen=True)
 class VersionReader(KeyReader):
-    """Sends what `KeyReader` sends, and the LSN and the time of each change's commit. Of the files, only present versions."""
+    """Sends what `KeyReader` sends, with the LSN and the time of each change's commit; of the files only present versions."""
 
     @property
     def _change_columns(self) -> Sequence[str]:
@@ -177,8 +177,8 @@ class VersionPartWriter(PartWriter):
     """Writes what the `VersionDecider`s have sent to a receiver.
 
     The receiver of a part of the changes writes the new versions; those that the batch also ends get files of their own. The
-    receiver of a file writes its ended versions into new files. It also writes the other versions of the file again, or a
-    deletion vector.
+    receiver of a file writes its ended versions into new files. The other versions of the file are written again, too, or a
+    deletion vector marks the ended ones.
     """
 
     def _write_new_rows(

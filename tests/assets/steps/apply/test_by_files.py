@@ -17,7 +17,6 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 
 from pgsieve.assets.steps.apply import by_files, completion, part_files
-from pgsieve.assets.steps.apply.by_files import find_many_changes
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
 from pgsieve.assets.steps.apply.key_reader import KeyReader
 from pgsieve.assets.steps.apply.table_result import TableResult
@@ -38,6 +37,7 @@ from tests.fixtures.replica_changes import (
     definition,
     delete,
     draw_changes,
+    find_many_changes,
     find_outcome,
     followed,
     insert,

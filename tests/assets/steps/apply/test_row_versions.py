@@ -17,7 +17,7 @@ import pytest
 
 from pgsieve.assets.steps.apply import part_files
 from pgsieve.assets.steps.apply.batch import AppliedChanges
-from pgsieve.assets.steps.apply.by_files import FilesWriter, find_many_changes
+from pgsieve.assets.steps.apply.by_files import FilesWriter
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter, read_commits
 from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.apply.versions_by_parts import VersionPartsWriter
@@ -36,6 +36,7 @@ from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.histories import COLUMNS, Change, Values, applied, delete, history, insert, update
 from tests.fixtures.lakes import no_session
+from tests.fixtures.replica_changes import find_many_changes
 
 _COLUMNS = (("k", pa.int64()), ("b", pa.string()), ("c", pa.string()))
 _DEFINITION = Definition((("k", "bigint"), ("b", "string"), ("c", "string")), ("k",), Layout(1, (), 3, ()))
