@@ -24,7 +24,7 @@ from pgsieve.assets.steps.slot_consumption.sequences import read_received_sequen
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
-from pgsieve.assets.steps.validation.layouts import find_layout_problems
+from pgsieve.assets.steps.validation.layouts import find_layout_problems, find_unused_layouts
 from pgsieve.assets.steps.validation.rights import find_missing_rights
 from pgsieve.assets.steps.validation.warnings import (
     find_name_warnings,
@@ -221,14 +221,24 @@ class _FindingCollector:
                     subscription, catalog, lake, publisher.sequences_by_subscription, find_sources
                 )
             )
-            layout_errors = find_layout_problems(subscription, subscription.tables(catalog))
+            # A table that has left the publication may have been dropped since. Then only its state is left.
+            existing_names = (
+                catalog.table_by_name.keys() | TableStates(lake, subscription_name).read_newest().keys()
+            )
+            replicated_tables = subscription.tables(catalog)
+            layout_errors = find_layout_problems(subscription, replicated_tables, existing_names)
             self._problems += [_make_problem(subscription_name, error) for error in layout_errors]
             row_warnings = find_subscription_warnings(subscription, catalog)
             name_warnings = find_name_warnings(
                 subscription, catalog, partial(_has_mapped_columns, lake, subscription_name)
             )
             self._warnings += [
-                _make_problem(subscription_name, error) for error in (*row_warnings, *name_warnings)
+                _make_problem(subscription_name, error)
+                for error in (
+                    *row_warnings,
+                    *name_warnings,
+                    *find_unused_layouts(subscription, replicated_tables, existing_names),
+                )
             ]
         except PgsieveError as error:
             # Usually the examination has found the same error and recorded it. The problems of publications that

@@ -76,11 +76,11 @@ def find_shared_folders(subscription: Subscription, names: Collection[Name]) -> 
 
 
 def find_layout_problems(
-    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+    subscription: Subscription, tables: Mapping[Name, ReplicatedTable], existing_names: Collection[Name]
 ) -> Iterator[PgsieveError]:
     """Yields the problems of a subscription's layout, each once.
 
-    It is also a problem if the layout names a table that is not replicated.
+    It is also a problem if the layout names a table that is neither replicated nor among `existing_names`.
     """
     yield from {str(error): error for error in find_shared_folders(subscription, tables).values()}.values()
     for name, replicated_table in tables.items():
@@ -97,10 +97,40 @@ def find_layout_problems(
                 find_clustering_columns(subscription, name, types)  # Raises the problem of the columns.
             except ClusteringError as error:
                 yield error
-    for name in subscription.layout.layout_by_table:
-        if name not in tables:
-            yield PgsieveError(
-                f'subscription "{subscription.name}" does not replicate table {quote_qualified(*name)}, which its layout names',
-                hint="correct the name in `tables` of the layout in pgsieve.yaml, or leave it out",
-                sqlstate="42P01",
+    for name in _find_unreplicated_names(subscription, tables):
+        if name not in existing_names:
+            yield _make_unreplicated_error(
+                subscription,
+                name,
+                "correct the name in `tables` of the layout in pgsieve.yaml, or leave it out",
             )
+
+
+def find_unused_layouts(
+    subscription: Subscription, tables: Mapping[Name, ReplicatedTable], existing_names: Collection[Name]
+) -> Iterator[PgsieveError]:
+    """Yields a warning for each table of the layout that is not replicated, but is among `existing_names`.
+
+    Such a table has left the publications, or has not been added yet.
+    """
+    for name in _find_unreplicated_names(subscription, tables):
+        if name in existing_names:
+            yield _make_unreplicated_error(
+                subscription,
+                name,
+                "add it to a publication, or take it out of `tables` of the layout in pgsieve.yaml",
+            )
+
+
+def _find_unreplicated_names(
+    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+) -> list[Name]:
+    return [name for name in subscription.layout.layout_by_table if name not in tables]
+
+
+def _make_unreplicated_error(subscription: Subscription, name: Name, hint: str) -> PgsieveError:
+    return PgsieveError(
+        f'subscription "{subscription.name}" does not replicate table {quote_qualified(*name)}, which its layout names',
+        hint=hint,
+        sqlstate="42P01",
+    )

@@ -218,3 +218,23 @@ def test_a_missing_right_on_the_schema_of_a_filtered_table_is_told_with_the_gran
         assert (problem.object, problem.sqlstate) == ("shop", "42703")
     finally:
         database.execute(f'drop owned by "{role}"; drop role "{role}"')
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_a_layout_of_a_table_that_left_the_publication_is_a_warning(shop: Shop) -> None:
+    tables = {"public.notes": {"cluster_by": ["n"]}}
+    shop.written["subscriptions"]["one"]["layout"] = {"tables": tables}
+    shop.configure()
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    entry = "does not replicate table public.notes, which its layout names"
+    for statement in ("alter publication p drop table notes", "drop table notes"):
+        shop.database.execute(statement.encode())
+        code, printed = shop.cli("validate")
+        assert code == 0, printed
+        assert entry in " ".join(printed.split())
+        assert "warning: one: " in printed
+    tables["public.note"] = tables.pop("public.notes")
+    shop.configure()
+    code, printed = shop.cli("validate")
+    assert code == 1, printed
+    assert "problem: one: " in printed
