@@ -122,7 +122,7 @@ _REFUSED_SESSION_SQLSTATES = {
     r"password authentication failed": "28P01",
     r"pg_hba\.conf|authentication failed for user|role \".*\" does not exist|not permitted to log in": "28000",
     r"database \".*\" does not exist": "3D000",
-    r"permission denied for database": "42501",
+    r"permission denied (?:for database|to start WAL sender)": "42501",
     r"too many (?:clients|connections)|remaining connection slots": "53300",
     r"is not currently accepting connections": "55000",
     r"database system is (?:starting up|shutting down|in recovery|not yet accepting)": "57P03",

@@ -67,6 +67,13 @@ _LOGIN_TRIGGER_HINT = (
     "an event trigger on login fails: correct its function, e.g. by ALTER FUNCTION ... SET search_path = ..., since pgsieve's"
     " sessions have search_path = pg_catalog, pg_temp"
 )
+#: Hints for refusals of a session, by a part of the server's message.
+_REFUSAL_HINT_BY_TEXT = {
+    "PL/pgSQL function": _LOGIN_TRIGGER_HINT,
+    "to start WAL sender": "a role with REPLICATION has to be in conninfo; a superuser gives it to a role by"
+    " ALTER ROLE ... REPLICATION; at Amazon: GRANT rds_replication TO ...",
+    "pg_hba.conf": "allow the role, the database and this host in the server's pg_hba.conf, then SELECT pg_reload_conf()",
+}
 #: A terminal shows the messages of this logger, and the log of a Dagster step does not.
 _LOGGER = logging.getLogger(__name__)
 
@@ -118,11 +125,10 @@ class Source:
         except psycopg.Error as error:
             pooler = find_pooler(self._full_conninfo.host, str(error))
             pooler_text = f" through {pooler.name}" if pooler else ""
-            hint = _LOGIN_TRIGGER_HINT if "PL/pgSQL function" in str(error) else _UNREACHABLE_HINT
             is_silent = isinstance(error, psycopg.errors.ConnectionTimeout) or "timed out" in str(error)
             raise (SourceSilentError if is_silent else SourceUnreachableError)(
                 f'source "{self.name}": no connection{pooler_text} ({join_lines(error)})',
-                hint=pooler.hint if pooler else hint,
+                hint=pooler.hint if pooler else _choose_refusal_hint(str(error)),
                 sqlstate=find_connection_sqlstate(error),
             ) from None
         try:
@@ -338,3 +344,9 @@ def fetch_batches(cursor: "Cursor") -> Iterator[pa.RecordBatch]:
     """
     assert cursor._results is not None  # noqa: SLF001 (the only reader that asks the driver what failed)
     yield from cursor._results.reader  # noqa: SLF001
+
+
+def _choose_refusal_hint(message: str) -> str:
+    """The hint for a message with which the server refused a session."""
+    hints = (hint for text, hint in _REFUSAL_HINT_BY_TEXT.items() if text in message)
+    return next(hints, _UNREACHABLE_HINT)

@@ -19,6 +19,7 @@ from pgsieve.resources.postgres.errors import (
     translate_errors,
 )
 from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.source import Source, SourceUnreachableError
 
 
 def test_a_refusal_of_a_drivers_own_query_shows_the_servers_words(
@@ -50,6 +51,25 @@ def test_a_lost_connection_is_temporary_however_libpq_reports_it(publisher_serve
         socket.socket(fileno=os.dup(connection.pgconn.socket)).shutdown(socket.SHUT_RDWR)
         with pytest.raises(TransientError), translate_errors("shop", "read"):
             connection.execute("select 1")
+
+
+def test_a_role_that_may_not_replicate_is_told_which_attribute_it_lacks(
+    publisher_server: EmbeddedServer,
+) -> None:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as connection:
+        connection.execute("create role reading login")
+        source = Source("shop", publisher_server.conninfo(user="reading"))
+        try:
+            with pytest.raises(SourceUnreachableError) as refused, source.connect(replication="database"):
+                pass
+            assert refused.value.sqlstate == "42501"
+            assert refused.value.hint is not None
+            assert "ALTER ROLE ... REPLICATION" in refused.value.hint
+            connection.execute("alter role reading replication")
+            with source.connect(replication="database"):
+                pass
+        finally:
+            connection.execute("drop role reading")
 
 
 @pytest.mark.parametrize("sqlstate", ["08000", "08001", "08003", "08006", "08P01", "HV00N"])
