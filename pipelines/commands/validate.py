@@ -62,7 +62,11 @@ from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, SparkUnavailableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.capture import describe_preparation, make_capture_statements
+from pgsieve.resources.postgres.capture import (
+    describe_preparation,
+    make_capture_statements,
+    make_root_removals,
+)
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.ddl import find_trigger_error
 from pgsieve.resources.postgres.sequences import SequenceValue
@@ -311,13 +315,18 @@ def _make_capture_statements(
 
     The first run executes them. If the role lacks the rights to do so, an administrator has to execute them.
     """
-    for plan in slot_stream.planned_capture(catalog):
-        yield from (
-            statement + ";"
-            for statement in make_capture_statements(
-                slot_stream.capture + plan.suffix, plan, server_catalog, server_version
-            )
+    plans = slot_stream.planned_capture(catalog)
+    statements = [
+        statement
+        for plan in plans
+        for statement in make_capture_statements(
+            slot_stream.capture + plan.suffix, plan, server_catalog, server_version
         )
+    ]
+    # If nothing is planned, or if the publisher filters, the publications that are left are not read.
+    statements += make_root_removals(slot_stream.capture, plans, server_catalog) if plans else []
+    for statement in statements:
+        yield f"{statement};"
 
 
 def _describe_received_tables(

@@ -186,6 +186,24 @@ def make_table_statements(
     return statements
 
 
+def make_root_removals(
+    capture_name: str, planned_publications: Sequence[CapturePublication], catalog: Catalog
+) -> list[str]:
+    """The SQL that removes the roots as which trees are captured although the plan captures their leaves.
+
+    It has to be executed after the plan's publications exist. Other tables that are not in the plan do no harm.
+    """
+    planned_tables = {capture_name + p.suffix: p.tables for p in planned_publications}
+    publications = (catalog.publications.get(capture_name + suffix) for suffix in list_capture_suffixes())
+    return [
+        _make_removal(publication.name, table)
+        for publication in publications
+        if publication is not None and publication.via_root
+        for table in _find_surplus_tables(publication, planned_tables.get(publication.name, ()), catalog)
+        if table.kind == "p"
+    ]
+
+
 def _find_surplus_tables(
     publication: Publication, planned_tables: Sequence[Table], catalog: Catalog
 ) -> list[Table]:

@@ -238,3 +238,25 @@ def test_a_layout_of_a_table_that_left_the_publication_is_a_warning(shop: Shop) 
     code, printed = shop.cli("validate")
     assert code == 1, printed
     assert "problem: one: " in printed
+
+
+def test_the_removal_of_a_root_that_is_no_longer_captured_is_printed(shop: Shop) -> None:
+    database = shop.database
+    database.execute(
+        "create table tree (a int primary key) partition by range (a);"
+        "create table leaf partition of tree for values from (0) to (9);"
+        "create publication trees for table tree with (publish_via_partition_root = true)"
+    )
+    shop.configure(subscriptions={"one": {"source": "shop", "publications": ["trees"]}})
+
+    def execute_statements() -> list[str]:
+        statements = [*validate(load_config(shop.path)).statements]
+        for statement in statements:
+            database.execute(statement.encode())
+        return statements
+
+    capture = shop.written["sources"]["shop"]["capture"]
+    assert len(execute_statements()) == 1
+    database.execute("alter publication trees set (publish_via_partition_root = false)")
+    assert f'alter publication "{capture}_root" drop table "public"."tree";' in execute_statements()
+    assert execute_statements() == []
