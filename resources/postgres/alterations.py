@@ -193,6 +193,23 @@ def fingerprint_catalog(
     )
 
 
+def find_altered_tables(
+    connection: psycopg.Connection[Any], capture_publications: Sequence[str], since_xid: int
+) -> frozenset[int]:
+    """The oids of the tables that a transaction with this or a later identifier (xid) has put into a capture publication.
+
+    If such a transaction has altered the publication itself, these are all tables that the publication lists.
+    """
+    # An xid has 32 bits and wraps around (PostgreSQL documentation, 66.1 Transactions and Identifiers).
+    query = """
+        select distinct r.prrelid::bigint
+          from pg_publication p join pg_publication_rel r on r.prpubid = p.oid, unnest(array[p.xmin, r.xmin]) as altered(xid)
+         where p.pubname = any(%s) and (xid::text::bigint - %s + 4294967296) %% 4294967296 < 2147483648
+    """
+    rows = connection.execute(query, [list(capture_publications), since_xid]).fetchall()
+    return frozenset(oid for (oid,) in rows)
+
+
 def _list_removed_rows(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
     """The rows of these catalogs that were perhaps deleted and are still stored; None if they are too many to list.
 

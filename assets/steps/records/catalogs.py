@@ -185,6 +185,11 @@ class Catalogs:
         newest_row = None if self.slot_stream.filtered else self._read_newest_row()
         return newest_row is None or newest_row.get("captured") == fingerprint.capture_digest
 
+    def read_recorded_xid(self) -> int | None:
+        """The transaction identifier (xid) from which on the newest recorded catalog is valid; None without a record."""
+        newest_row = self._read_newest_row()
+        return None if newest_row is None else int(newest_row["transaction"])
+
     def find_unread_subscriptions(self) -> set[str]:
         """The stream's subscriptions that are missing in the newest record: the slot was not read for them at that time."""
         newest_row = None if self.slot_stream.filtered else self._read_newest_row()

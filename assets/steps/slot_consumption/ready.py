@@ -41,7 +41,7 @@ from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.alterations import CatalogFingerprint
+from pgsieve.resources.postgres.alterations import CatalogFingerprint, find_altered_tables
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture_publications
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
@@ -91,7 +91,7 @@ def prepare_slot(
                 connection, sound_stream, server_catalog, names, publisher_decides=publisher_decides
             )
             must_record &= plan is not None
-            _hold_back_undecided_tables(catalogs, fingerprint, catalog, plan)
+            _hold_back_undecided_tables(connection, catalogs, fingerprint, catalog, plan)
         if must_record:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
             must_record = not _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
@@ -114,6 +114,7 @@ def prepare_slot(
 
 
 def _hold_back_undecided_tables(
+    connection: psycopg.Connection[tuple[object, ...]],
     catalogs: Catalogs,
     fingerprint: CatalogFingerprint,
     catalog: Catalog,
@@ -121,12 +122,22 @@ def _hold_back_undecided_tables(
 ) -> None:
     """Let tables be copied that another session has taken out of the capture publications, if the publisher cannot decide.
 
-    `catalog` and `fingerprint` were read before the capture publications were altered as planned. `plan` is None if a lock
-    prevents that. For the other subscriptions the publisher decides until the altered catalog is recorded.
+    The tables may be back by now. `catalog` and `fingerprint` were read before the capture publications were altered as
+    planned. `plan` is None if a lock prevents that. For the other subscriptions the publisher decides until the altered
+    catalog is recorded.
     """
-    if plan is None or catalogs.is_capture_recorded(fingerprint):
+    slot_stream, recorded_xid = catalogs.slot_stream, catalogs.read_recorded_xid()
+    if plan is None or recorded_xid is None or catalogs.is_capture_recorded(fingerprint):
         return
-    slot_stream = catalogs.slot_stream
+    altered_oids = find_altered_tables(connection, slot_stream.capture_names(), recorded_xid)
+    capturing = {
+        name: replace(
+            publication, tables=tuple(entry for entry in publication.tables if entry.oid not in altered_oids)
+        )
+        for name in slot_stream.capture_names()
+        if (publication := catalog.publications.get(name)) is not None
+    }
+    catalog = replace(catalog, publications={**catalog.publications, **capturing})
     undecided_subscriptions = {
         name: publications
         for name, publications in slot_stream.subscriptions.items()

@@ -300,7 +300,10 @@ def test_no_change_is_lost_while_a_user_alters_a_capture_publication(shop: Shop)
     assert _rows(shop, "one", "orders") == [(2, 9), (3, 3), (5, 5)]
 
 
-def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_took_out(shop: Shop) -> None:
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_took_out(
+    shop: Shop, *, undone: bool
+) -> None:
     """The publisher cannot decide for such a publication."""
     name, source = shop.written["sources"]["shop"]["slot"], shop.written["sources"]["shop"]
     publications = {"own": {"tables": [{"table": "public.stock"}, {"table": "public.notes"}]}}
@@ -311,8 +314,14 @@ def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_too
     _run(shop, 0)
     shop.database.execute(f"alter publication {name} drop table notes")
     shop.database.execute("insert into notes values (5, 5); insert into stock values (5, 5)")
+    if undone:
+        shop.database.execute(f"alter publication {name} add table notes")
+        shop.database.execute(f"alter publication {name} set (publish = 'delete')")
+        shop.database.execute("insert into stock values (6, 6)")
+        shop.database.execute(f"alter publication {name} set (publish = 'insert, update, delete, truncate')")
+        shop.database.execute("insert into notes values (6, 6)")
     _run(shop, 0)
-    assert shop.ids("two", "notes") == shop.ids("two", "stock") == [1, 2, 3, 4, 5]
+    assert shop.ids("two", "notes") == shop.ids("two", "stock") == [1, 2, 3, 4, 5, *([6] if undone else [])]
 
 
 @pytest.mark.parametrize("first", ["root", "leaf"])
