@@ -155,8 +155,8 @@ class Lake:
                 self.release_tables()
 
         self.release_tables()
-        # Only one strand works at a time (`pgsieve.resources.strands`). The threads of the pool belong to this thread's
-        # strand, and this thread only waits for them.
+        # A strand is work such as that for one subscription, and only one strand works at a time (`pgsieve.resources.strands`).
+        # The threads of the pool work for the strand of this thread, which waits for them.
         with count_as_waiting(), ThreadPoolExecutor(self.parallelism) as pool:
             return [
                 future.result()

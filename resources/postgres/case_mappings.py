@@ -134,6 +134,7 @@ def read_case_mapping(
         except psycopg.Error as error:
             if error.sqlstate is None or is_transient(error):
                 raise
+            # `case_mapping` says before this that the case of letters depends on the collation.
             return CaseMapping(refusal=f"the server does not say how (SQLSTATE {error.sqlstate})")
     return _MAPPINGS[key]
 

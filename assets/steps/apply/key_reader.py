@@ -1,10 +1,11 @@
-"""The task that reads the keys of very many changes, and of the replica's rows, and sends them to the parts of the keys.
+"""The tasks that read the keys of very many changes, and of the replica's rows.
 
-It is the first of the rounds of `part_deciders`. A batch is the changes that one commit applies. A place is a number that
-orders the changes of a batch.
+The keys are divided into parts. For each part there is a task that finds out which rows come and go (`part_deciders`). The
+tasks here run first, and send each change and each row to the task of its key. A batch is the changes that one commit
+applies. A place is a number that orders the changes of a batch.
 
-In: row groups of a change history (the Delta table with all changes of a table), and files of a replica. Out: messages to
-the tasks that decide the changes. Raises OSError, and Arrow's errors.
+In: row groups of a change history (the Delta table with all changes of a table), and files of a replica. Out: messages.
+Raises OSError, and Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -220,7 +221,10 @@ class KeyReader:
         return hash_keys(keys) if self.batch_parts.row_schema is None else find_marks(keys).astype(np.uint64)
 
     def _hash_keys_of_rows(self, rows: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-        """Hash the keys of the replica's rows as `hash_keys` does; the mark of a digest takes less time than the digest."""
+        """Hash the keys of the replica's rows as `hash_keys` does.
+
+        Without a key, a digest begins with a short hash of the row, its mark. The mark alone takes less time.
+        """
         if self.batch_parts.row_schema is not None:
             return compute_row_marks(rows).astype(np.uint64)
         return hash_keys(pa.Table.from_batches([rows]).select(self.batch_parts.key_schema.names))

@@ -1,17 +1,19 @@
-"""Finds the values that UPDATEs of the key did not send, when very many changes are applied by parts of the keys.
+"""Finds the values that moved rows lack, when tasks apply very many changes, each task a part of the keys.
 
-A move is an UPDATE that changes the key of a row. Its two keys may be in different parts (`part_deciders`). An UPDATE
-does not send a TOASTed value that it leaves unchanged, so the part of the new key lacks the value, and the part of the old
-key knows where it is. Between the deciders and the tasks that write there are therefore one or more rounds of
-`SourceResolver`s. A place is a number that orders the changes of a batch, the changes that one commit applies. Each move
-has a resolver, which is found by the move's place.
+A move is an UPDATE that changes the key of a row. Its two keys may be in different parts. A task that decides a part
+(`part_deciders`) finds out which rows the writers have to write. An UPDATE does not send a TOASTed value that it leaves
+unchanged. So the decider of the new key lacks the value. The decider of the old key knows where it is.
 
-A source says where the values of a row are: in changes, in a row of the replica, or in the row that a move took from its
-old key (the column `link` has the place of this move). In each round, a row gets the sources of the row that its link
-points to. So n rounds are enough for rows that n moves one after the other have brought to their keys.
+Tasks that bring the two together (`SourceResolver`) run between the deciders and the writers. A place is a number that
+orders the changes of a batch, the changes that one commit applies. The place of a move says which resolver it has.
 
-In: messages of deciders, to receivers that write. Out: the same messages, in which no source has a link. If the rounds
-were too few, a report for the driver says so.
+Deciders send a table of sources: for each row, where its values are. They may be in changes, or in a row of the replica.
+They may also be in the row that a move took from its old key. Then the column `link` has the place of this move. A resolver
+replaces a link by the sources of that row, which may have a link, too. So there is a round of resolvers for each move that
+brought the row to its key.
+
+In: messages of deciders to writers. Out: the same messages, without links. If there were too few rounds, a report for the
+driver says so.
 
     decider of key 2    INSERT by the move at place 7: sends body's source as a link ──┐
                                                                                        ├─► resolver of place 7 ──► writer
@@ -93,7 +95,10 @@ class DeciderWithLinks:
     def _send_sources(
         self, exchange: _Exchange, writer: int, kind: int, content: pa.Buffer
     ) -> Iterator[pa.RecordBatch]:
-        """Send a message to a writer of new rows. The messages about deleted rows that stay have no sources."""
+        """Send a message to a writer of new rows.
+
+        A replica may keep deleted rows. The messages with the metadata of these rows have no sources.
+        """
         sources = unpack_rows([(kind, content)], kind, "place")
         if "link" not in sources.column_names:
             yield exchange.pass_on(_address(writer, kind), content)

@@ -44,7 +44,7 @@ def list_subscription_records(lake: Lake, name: str) -> list[str]:
 def read_present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
     """Maps the identifiers of the record tables that a cut names to their present versions.
 
-    Tables are left out if finding their version takes as long as reading them (`Records.stamp`).
+    A stamp of a table says its version. Tables without one are left out, as where only Spark Connect reaches the lake.
     """
     paths = [
         *list_slot_stream_records(lake, subscription.slot_stream),
@@ -84,7 +84,7 @@ def read_newest_cuts(lake: Lake, slot_stream: SlotStream) -> list[Cut | None]:
 def _read_stamps(lake: Lake, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yields the path of each table that exists, with its identifier and its newest version.
 
-    Left out are tables whose stamp would take as long as reading them (`Records.stamp`).
+    Tables without a stamp are left out (`Records.stamp`).
     """
     with lake.consistent_read(*(paths := list(paths))):
         stamps = [(path, lake.records.stamp(path)) for path in paths]

@@ -60,7 +60,8 @@ def hold_back_uncaptured_tables(
 
     `plan` has the capture publications that the slot needs. Without it, they are found from the catalog.
     This must be called before the slot is read. Otherwise a run could die after it has read the slot. If the owner then
-    altered the publications, the table would stay ready, and lack changes. Tables that are set aside stay so.
+    altered the publications, the table would stay ready, and lack changes. A table that is set aside because of a problem
+    stays so.
     """
     catalog = slot_stream.with_defined_publications(catalog)
     # A publication may have been dropped since the subscriptions were examined.
