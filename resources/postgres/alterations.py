@@ -200,14 +200,21 @@ def find_altered_tables(
 
     If such a transaction has altered the publication itself, these are all tables that the publication lists.
     """
-    # An xid has 32 bits and wraps around (PostgreSQL documentation, 66.1 Transactions and Identifiers).
     query = """
-        select distinct r.prrelid::bigint
-          from pg_publication p join pg_publication_rel r on r.prpubid = p.oid, unnest(array[p.xmin, r.xmin]) as altered(xid)
-         where p.pubname = any(%s) and (xid::text::bigint - %s + 4294967296) %% 4294967296 < 2147483648
+        select r.prrelid::bigint, p.xmin::text::bigint, r.xmin::text::bigint
+          from pg_publication p join pg_publication_rel r on r.prpubid = p.oid where p.pubname = any(%s)
     """
-    rows = connection.execute(query, [list(capture_publications), since_xid]).fetchall()
-    return frozenset(oid for (oid,) in rows)
+    rows = connection.execute(query, [list(capture_publications)]).fetchall()
+    return frozenset(oid for oid, *xids in rows if any(is_same_or_later_xid(xid, since_xid) for xid in xids))
+
+
+def is_same_or_later_xid(xid: int, reference: int) -> bool:
+    """True if a transaction identifier (xid) is equal to `reference` or later.
+
+    The numbers have 32 bits and wrap around, so a smaller number may be later (PostgreSQL documentation, 66.1
+    Transactions and Identifiers).
+    """
+    return (xid - reference) % 2**32 < 2**31
 
 
 def _list_removed_rows(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:

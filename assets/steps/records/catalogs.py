@@ -33,6 +33,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.alterations import (
     CatalogFingerprint,
     fingerprint_catalog,
+    is_same_or_later_xid,
     read_catalog_and_fingerprint,
 )
 from pgsieve.resources.postgres.present_catalog import read_present_catalog
@@ -180,15 +181,15 @@ class Catalogs:
             and not _find_certainly_removed_rows(newest_row, fingerprint) & unknown_rows
         )
 
-    def is_capture_recorded(self, fingerprint: CatalogFingerprint) -> bool:
-        """True if the capture publications are those that were recorded last, or if nothing was recorded."""
-        newest_row = None if self.slot_stream.filtered else self._read_newest_row()
-        return newest_row is None or newest_row.get("captured") == fingerprint.capture_digest
+    def find_xid_before_alteration(self, fingerprint: CatalogFingerprint) -> int | None:
+        """Find the transaction identifier (xid) from which on the capture publications may have been altered.
 
-    def read_recorded_xid(self) -> int | None:
-        """The transaction identifier (xid) from which on the newest recorded catalog is valid; None without a record."""
+        It is that of the newest recorded catalog. None if they are as recorded, or if nothing was recorded.
+        """
         newest_row = self._read_newest_row()
-        return None if newest_row is None else int(newest_row["transaction"])
+        if newest_row is None or newest_row.get("captured") == fingerprint.capture_digest:
+            return None
+        return int(newest_row["transaction"])
 
     def find_unread_subscriptions(self) -> set[str]:
         """The stream's subscriptions that are missing in the newest record: the slot was not read for them at that time."""
@@ -307,18 +308,9 @@ def _find_certainly_removed_rows(row: dict[str, Any], fingerprint: CatalogFinger
     ended, these are also the rows in its column `unsure`.
     """
     removed_rows = {*(row.get("gone") or ())}
-    if row.get("unsure") and _is_same_or_later(fingerprint.oldest_xid, row["transaction"]):
+    if row.get("unsure") and is_same_or_later_xid(fingerprint.oldest_xid, row["transaction"]):
         removed_rows.update(row["unsure"])
     return (fingerprint.removed_rows or frozenset()) & removed_rows
-
-
-def _is_same_or_later(transaction: int, reference: int) -> bool:
-    """True if a transaction identifier (xid) is equal to `reference` or later.
-
-    The numbers have 32 bits and wrap around, so a smaller number may be later (PostgreSQL documentation, 66.1
-    Transactions and Identifiers).
-    """
-    return (transaction - reference) % 2**32 < 2**31
 
 
 @dataclass(frozen=True)
@@ -344,7 +336,9 @@ class CatalogValidity:
         """True if the catalog is valid for all changes of a slice, given its transactions and its changed relations."""
         if self.relations is not None and not self.relations.issuperset(relations):
             return False
-        return self.first_xid is None or all(_is_same_or_later(xid, self.first_xid) for xid in transactions)
+        return self.first_xid is None or all(
+            is_same_or_later_xid(xid, self.first_xid) for xid in transactions
+        )
 
 
 @dataclass(frozen=True)

@@ -126,10 +126,10 @@ def _hold_back_undecided_tables(
     planned. `plan` is None if a lock prevents that. For the other subscriptions the publisher decides until the altered
     catalog is recorded.
     """
-    slot_stream, recorded_xid = catalogs.slot_stream, catalogs.read_recorded_xid()
-    if plan is None or recorded_xid is None or catalogs.is_capture_recorded(fingerprint):
+    slot_stream = catalogs.slot_stream
+    if plan is None or (since_xid := catalogs.find_xid_before_alteration(fingerprint)) is None:
         return
-    altered_oids = find_altered_tables(connection, slot_stream.capture_names(), recorded_xid)
+    altered_oids = find_altered_tables(connection, slot_stream.capture_names(), since_xid)
     capturing = {
         name: replace(
             publication, tables=tuple(entry for entry in publication.tables if entry.oid not in altered_oids)
