@@ -21,7 +21,7 @@ from pgsieve.pipelines.following.follow import follow
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
-from tests.fixtures.shop import Quiet, Shop
+from tests.fixtures.shop import Quiet, Shop, built_in_subscription
 
 
 @pytest.fixture
@@ -44,19 +44,8 @@ def reader(shop: Shop) -> Iterator[Shop]:
 @pytest.fixture
 def subscriber(reader: Shop, subscriber_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
     """A database with a built-in subscription to publication q, by the same role."""
-    conninfo = reader.written["sources"]["shop"]["conninfo"]
-    name = conninfo_to_dict(conninfo)["dbname"]
-    with psycopg.connect(subscriber_server.conninfo(), autocommit=True) as admin:
-        admin.execute(f"create database {name}")
-        with psycopg.connect(subscriber_server.conninfo(dbname=name), autocommit=True) as connection:
-            for table in ("stock", "added"):
-                connection.execute(f"create table {table} (id int primary key, n int)")
-            connection.execute(
-                f"create subscription builtin connection '{conninfo}' publication q with (slot_name = 'builtin_{name}')"
-            )
-            yield connection
-            connection.execute("drop subscription builtin")
-        admin.execute(f"drop database {name}")
+    with built_in_subscription(reader, subscriber_server, "q", ("stock", "added")) as connection:
+        yield connection
 
 
 def _capture(shop: Shop, *, drops: bool = True) -> None:

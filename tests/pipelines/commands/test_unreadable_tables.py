@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
-from tests.fixtures.shop import Shop
+from tests.fixtures.shop import Shop, built_in_subscription
 
 _REASON = "permission denied for table public.orders; {}; it is copied by the first run after that is mended"
 
@@ -29,17 +29,8 @@ def reader(shop: Shop, subscriber_server: EmbeddedServer) -> Iterator[tuple[str,
         sources={"shop": {"conninfo": conninfo}},
         subscriptions={"one": {"source": "shop", "publications": ["p"], "row_filter": "publisher"}},
     )
-    with psycopg.connect(subscriber_server.conninfo(), autocommit=True) as admin:
-        admin.execute(f"create database {name}")
-        with psycopg.connect(subscriber_server.conninfo(dbname=name), autocommit=True) as subscriber:
-            for table in ("orders", "notes"):
-                subscriber.execute(f"create table {table} (id int primary key, n int)")
-            subscriber.execute(
-                f"create subscription builtin connection '{conninfo}' publication p with (slot_name = 'builtin_{name}')"
-            )
-            yield role, subscriber
-            subscriber.execute("drop subscription builtin")
-        admin.execute(f"drop database {name}")
+    with built_in_subscription(shop, subscriber_server, "p", ("orders", "notes")) as subscriber:
+        yield role, subscriber
     shop.database.execute(
         "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()"
     )
