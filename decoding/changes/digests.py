@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pgsieve.decoding.changes.arrays import Mask, Numbers
 from pgsieve.decoding.changes.columns import SIDES, struct_field
 from pgsieve.decoding.changes.equality import encode_rows, measure_lengths, unify_floats
-from pgsieve.decoding.changes.net_change import Mask, Numbers
 
 #: The schema of digests.
 DIGEST_SCHEMA = pa.schema([("digest", pa.binary())])

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.changes.net_change import Mask, Numbers
+from pgsieve.decoding.changes.arrays import Mask, Numbers
 
 #: The columns of a change that decide whether a batch applies the change, and the change's place.
 PLACE_COLUMNS = ("slice", "number", "commit_lsn", "ordinal", "operation")

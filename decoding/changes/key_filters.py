@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pgsieve.decoding.changes.arrays import Mask, Numbers
 from pgsieve.decoding.changes.keys import scale_hashes
-from pgsieve.decoding.changes.net_change import Mask, Numbers
 
 _SLOTS_PER_KEY = 16
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.digests import HASH_FACTOR, encode_as_words
 from pgsieve.decoding.changes.equality import is_text_or_binary, to_comparable
-from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 
 #: Integer keys are looked up in an array with an element for each integer from the least to the greatest: of the keys, or
 #: of the rows in which the keys are sought. The array has at most 16 elements per key or row, plus a fixed number of

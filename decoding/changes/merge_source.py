@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
+from pgsieve.decoding.changes.net_change import NetChange
 
 
 @dataclass(frozen=True)

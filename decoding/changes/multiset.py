@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
+from pgsieve.decoding.changes.key_changes import UPDATE, KeyChanges
 
 #: The number of bits below the row's number in an event. An event means that a change deletes or inserts a row. It is one
 #: integer: its high bits are the row's number, its lowest bit is 1 if the row is inserted, and the bits between are the

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.decoding.changes.columns import repeat_value
-from pgsieve.decoding.changes.net_change import NONE, Numbers
 
 _TIME = pa.timestamp("us", "UTC")
 VALID_FROM, VALID_FROM_LSN, VALID_TO, VALID_TO_LSN, IS_CURRENT = (

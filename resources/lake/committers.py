@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from pgsieve.decoding.changes.arrays import Mask, Numbers
 from pgsieve.decoding.changes.digests import WantedDigests
-from pgsieve.decoding.changes.net_change import Mask, Numbers
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile

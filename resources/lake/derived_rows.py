@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.decoding.changes.net_change import Numbers
+from pgsieve.decoding.changes.arrays import Numbers
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.key_lookup import list_table_files
 from pgsieve.resources.lake.delta.parquet_files import write_files

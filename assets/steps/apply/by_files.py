@@ -34,9 +34,9 @@ from pgsieve.assets.steps.apply.table_result import (
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
-from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag

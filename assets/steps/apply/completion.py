@@ -25,9 +25,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.columns import struct_field
 from pgsieve.decoding.changes.extent import compute_places
-from pgsieve.decoding.changes.net_change import NONE, LeftRows, Mask, NetChange, Numbers
+from pgsieve.decoding.changes.net_change import LeftRows, NetChange
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.derived_rows import read_rows

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.completion import Completion
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.metadata_columns import Stamp
-from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
+from pgsieve.decoding.changes.net_change import NetChange
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.derived_rows import read_rows

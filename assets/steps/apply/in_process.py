@@ -19,11 +19,12 @@ from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.arrays import NONE
 from pgsieve.decoding.changes.columns import struct_field
 from pgsieve.decoding.changes.keys import PresentKeys
 from pgsieve.decoding.changes.merge_source import make_merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, mask_living_rows
-from pgsieve.decoding.changes.net_change import NONE, NetChange
+from pgsieve.decoding.changes.net_change import NetChange
 from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit

@@ -28,16 +28,13 @@ from pgsieve.assets.steps.apply.unordered_changes import (
     list_change_columns,
     split_moves,
 )
+from pgsieve.decoding.changes.arrays import Mask, Numbers
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.digests import compute_row_digests, compute_row_marks, find_marks
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.key_filters import KeyFilter
 from pgsieve.decoding.changes.keys import assign_key_parts, hash_keys
 from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, mask_living_rows
-from pgsieve.decoding.changes.net_change import (
-    Mask,
-    Numbers,
-)
 from pgsieve.resources.lake.delta.deletion_vectors import (
     read_vector,
 )

@@ -11,17 +11,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
+from pgsieve.decoding.changes.key_changes import INSERT, KeyChanges
 from pgsieve.decoding.changes.keys import PresentKeys
 from pgsieve.decoding.changes.metadata_columns import Stamp
-from pgsieve.decoding.changes.net_change import (
-    INSERT,
-    NONE,
-    KeyChanges,
-    Mask,
-    NetChange,
-    Numbers,
-    compute_net_change,
-)
+from pgsieve.decoding.changes.net_change import NetChange, compute_net_change
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes
+from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.digests import DIGEST_SCHEMA, WantedDigests, digest_sides
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent
@@ -25,7 +26,6 @@ from pgsieve.decoding.changes.multiset import (
     mask_first_occurrences,
     rows_before_and_after,
 )
-from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.runners import Runner

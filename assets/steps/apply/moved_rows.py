@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from pgsieve.assets.steps.apply.key_reader import BatchParts
 from pgsieve.assets.steps.apply.part_deciders import PartDecider
 from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, LEFT_ROWS, ROWS, pack, unpack_rows
-from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.resources.parts import Guard, Message, make_message
 
 #: The kinds of messages to receivers that write.

@@ -38,14 +38,11 @@ from pgsieve.assets.steps.apply.part_messages import (
     ReceivedChanges,
     pack,
 )
+from pgsieve.decoding.changes.arrays import NONE, Numbers
+from pgsieve.decoding.changes.key_changes import LEAVE
 from pgsieve.decoding.changes.multiset import compute_multiset_change, mask_first_occurrences
-from pgsieve.decoding.changes.net_change import (
-    LEAVE,
-    NONE,
-    Numbers,
-    find_left_rows,
-    find_moves_without_row,
-)
+from pgsieve.decoding.changes.net_change import find_left_rows
+from pgsieve.decoding.changes.tenures import find_moves_without_row
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.parts import Guard, Message, make_message
 

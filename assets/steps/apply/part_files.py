@@ -19,10 +19,10 @@ from pgsieve.assets.steps.apply.key_reader import KeyReader, ReplicaFile
 from pgsieve.assets.steps.apply.moved_rows import DeciderWithLinks, SourceResolver
 from pgsieve.assets.steps.apply.part_deciders import RESULT_SCHEMA, PartDecider
 from pgsieve.assets.steps.apply.part_writer import PartWriter
+from pgsieve.decoding.changes.arrays import Numbers
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.key_filters import KeyFilter, KeySlots
 from pgsieve.decoding.changes.keys import is_orderable
-from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile, parse_vector_file
 from pgsieve.resources.lake.delta.key_lookup import Bounds, StoredFile

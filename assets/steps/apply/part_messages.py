@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.unordered_changes import UnorderedChanges, join_changes
+from pgsieve.decoding.changes.arrays import Mask, Numbers
 from pgsieve.decoding.changes.keys import SoughtKeys
 from pgsieve.decoding.changes.metadata_columns import Metadata
-from pgsieve.decoding.changes.net_change import Mask, Numbers
 from pgsieve.resources.parts import Message, make_message
 
 #: A message with TRUNCATEs has this in place of the number of its sender.

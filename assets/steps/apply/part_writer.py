@@ -21,7 +21,7 @@ from pgsieve.assets.steps.apply.key_reader import BatchParts, ReplicaFile
 from pgsieve.assets.steps.apply.part_deciders import RESULT_SCHEMA, make_result
 from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, ROWS, unpack_rows
 from pgsieve.assets.steps.apply.row_selection import RowSelection
-from pgsieve.decoding.changes.net_change import NONE, Numbers
+from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.resources.lake.delta.deletion_vectors import read_vector, write_vector
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.stores.store import RowGroup

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.completion import Completion, MissingValues
 from pgsieve.assets.steps.history.shared_rows import SharedRows
+from pgsieve.decoding.changes.arrays import Mask, Numbers
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, compute_places
 from pgsieve.decoding.changes.metadata_columns import Stamp
-from pgsieve.decoding.changes.net_change import Mask, Numbers
 from pgsieve.decoding.changes.versions import VALIDITY_SCHEMA, Commits, add_validity
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store

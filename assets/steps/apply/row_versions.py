@@ -43,10 +43,10 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.decoding.changes.columns import COMMIT_TIME
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
-from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.decoding.changes.versions import VALID_TO_LSN, Commits
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict

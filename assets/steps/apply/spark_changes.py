@@ -26,12 +26,13 @@ from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes
 from pgsieve.assets.steps.records.columns import format_struct_ddl, get_struct_field
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.decoding.changes.digests import WantedDigests, digest_sides
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS
 from pgsieve.decoding.changes.keys import PresentKeys, SoughtKeys, is_orderable
 from pgsieve.decoding.changes.merge_source import make_merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, mask_living_rows
-from pgsieve.decoding.changes.net_change import NONE, NetChange, Numbers
+from pgsieve.decoding.changes.net_change import NetChange
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import quote_name

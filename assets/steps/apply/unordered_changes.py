@@ -18,21 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, struct_field
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, compute_places
+from pgsieve.decoding.changes.key_changes import DELETE, INSERT, LEAVE, UPDATE, KeyChanges, insert_deletes
 from pgsieve.decoding.changes.keys import number_keys
 from pgsieve.decoding.changes.metadata_columns import Metadata, make_truncate_metadata, metadata_schema
-from pgsieve.decoding.changes.net_change import (
-    DELETE,
-    INSERT,
-    LEAVE,
-    NONE,
-    UPDATE,
-    KeyChanges,
-    Mask,
-    Numbers,
-    insert_deletes,
-)
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.stores.store import Store
 

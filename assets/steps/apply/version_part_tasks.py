@@ -34,7 +34,7 @@ from pgsieve.assets.steps.apply.row_selection import Validity
 from pgsieve.assets.steps.apply.unordered_changes import UnorderedChanges
 from pgsieve.assets.steps.apply.version_outcome import VersionOutcome
 from pgsieve.assets.steps.history.versions import EndingTask, FileWithEnds
-from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.versions import IS_CURRENT, Commits
 from pgsieve.resources.parts import Guard, Message, make_message
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.history.shared_rows import NumberedRows
-from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.versions import VALID_FROM, VALID_FROM_LSN, Commits, end_versions
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.derived_rows import read_rows

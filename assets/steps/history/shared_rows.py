@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.decoding.changes.net_change import Numbers
+from pgsieve.decoding.changes.arrays import Numbers
 
 #: The memory in bytes for the rows that are kept while a batch is written. All tables of the batch together use it.
 SHARED_BYTES = 192 * 1024 * 1024

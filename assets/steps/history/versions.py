@@ -26,7 +26,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import CURED_BY_COPY, describe_error_fully
 from pgsieve.assets.steps.records.table_states import Name, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_types
-from pgsieve.decoding.changes.net_change import Numbers
+from pgsieve.decoding.changes.arrays import Numbers
 from pgsieve.decoding.changes.versions import (
     IS_CURRENT,
     VALID_FROM_LSN,

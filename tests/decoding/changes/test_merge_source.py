@@ -6,8 +6,10 @@ import random
 
 import numpy as np
 
+from pgsieve.decoding.changes.arrays import NONE
+from pgsieve.decoding.changes.key_changes import DELETE, INSERT, UPDATE, KeyChanges
 from pgsieve.decoding.changes.merge_source import make_merge_source
-from pgsieve.decoding.changes.net_change import DELETE, INSERT, NONE, UPDATE, KeyChanges, compute_net_change
+from pgsieve.decoding.changes.net_change import compute_net_change
 
 _KEYS, _COLUMNS = 5, ("a", "b")
 #: For each column of a row, the change that sent its value, or the replica's row.

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from pgsieve.decoding.changes.arrays import NONE
+from pgsieve.decoding.changes.key_changes import DELETE, INSERT, UPDATE, KeyChanges
 from pgsieve.decoding.changes.multiset import (
     compute_multiset_change,
     count_needed_rows,
     mask_first_occurrences,
 )
-from pgsieve.decoding.changes.net_change import DELETE, INSERT, NONE, UPDATE, KeyChanges
 
 #: The rows of a replica, by number: A twice, B once, C not at all.
 A, B, C = range(3)

@@ -7,16 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from pgsieve.decoding.changes.net_change import (
-    DELETE,
-    INSERT,
-    NONE,
-    UPDATE,
-    KeyChanges,
-    Mask,
-    Numbers,
-    compute_net_change,
-)
+from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
+from pgsieve.decoding.changes.key_changes import DELETE, INSERT, UPDATE, KeyChanges
+from pgsieve.decoding.changes.net_change import compute_net_change
 from tests.fixtures import histories as model
 
 _OPERATIONS = {"insert": INSERT, "update": UPDATE, "delete": DELETE}

@@ -7,16 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from pgsieve.decoding.changes.net_change import (
-    DELETE,
-    INSERT,
-    NONE,
-    UPDATE,
-    KeyChanges,
-    RowVersions,
-    compute_row_versions,
-    insert_deletes,
-)
+from pgsieve.decoding.changes.arrays import NONE
+from pgsieve.decoding.changes.key_changes import DELETE, INSERT, UPDATE, KeyChanges, insert_deletes
+from pgsieve.decoding.changes.row_versions import RowVersions, compute_row_versions
 from tests.fixtures.histories import COLUMNS, Change, Values, applied, history, insert, move, update
 
 _CODES = {"insert": INSERT, "update": UPDATE, "delete": DELETE}

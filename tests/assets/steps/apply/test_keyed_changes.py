@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
+from pgsieve.decoding.changes.arrays import NONE
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.extent import Extent
-from pgsieve.decoding.changes.net_change import NONE
 from pgsieve.resources.lake.stores.store import Store
 
 _KEY = pa.schema({"k": pa.int64(), "t.t": pa.string()})
