@@ -23,17 +23,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pgsieve.decoding.changes.arrays import Mask, Numbers
+from pgsieve.decoding.changes.arrays import Numbers
 from pgsieve.decoding.changes.columns import SIDES, struct_field
-from pgsieve.decoding.changes.equality import encode_rows, measure_lengths, unify_floats
+from pgsieve.decoding.changes.equality import encode_rows
+from pgsieve.decoding.changes.hashes import compute_row_marks
+from pgsieve.decoding.changes.key_filters import KeyFilter
 
 #: The schema of digests.
 DIGEST_SCHEMA = pa.schema([("digest", pa.binary())])
 _BLAKE_BYTES, _MARK_BYTES = 16, 4
 #: The number of rows that are digested together.
 _ROWS_PER_STEP = 16_384
-#: The factor of Horner's method, which combines the words of all columns modulo 2**64. It must be odd.
-HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def compute_row_digests(rows: pa.RecordBatch) -> pa.Table:
@@ -46,18 +46,6 @@ def compute_row_digests(rows: pa.RecordBatch) -> pa.Table:
     offsets = np.arange(rows.num_rows + 1, dtype=np.int32) * digests.shape[1]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digests))]
     return pa.table([pa.Array.from_buffers(pa.binary(), rows.num_rows, buffers)], schema=DIGEST_SCHEMA)
-
-
-def compute_row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
-    """Return the mark of each row.
-
-    It depends on the row's numbers and times, and on the lengths of its texts and lists, but not on their contents.
-    """
-    marks = np.zeros(rows.num_rows, np.uint64)
-    for column in rows.columns:
-        marks = marks * HASH_FACTOR + encode_as_words(column)
-        marks = (marks ^ (marks >> np.uint64(29))) * HASH_FACTOR
-    return (marks >> np.uint64(32)).astype(np.uint32)
 
 
 def find_marks(digests: pa.Table) -> npt.NDArray[np.uint32]:
@@ -97,9 +85,9 @@ class WantedDigests:
         if not self._index:
             self._index.append(_DigestIndex.from_digests(self.digests))
         index, marks = self._index[0], compute_row_marks(rows)
-        row_indexes = np.flatnonzero(index.has_mark[marks >> index.shift])
-        # `has_mark` knows only the high bits of a mark. So search for the whole marks. That takes less time than to
-        # compute the digests of all these rows.
+        row_indexes = np.flatnonzero(index.filter.mask_passing(marks.astype(np.uint64)))
+        # The filter passes some other marks, too. So search for the marks. That takes less time than to compute the
+        # digests of all these rows.
         positions = np.minimum(np.searchsorted(index.marks, marks[row_indexes]), len(index.marks) - 1)
         row_indexes = row_indexes[index.marks[positions] == marks[row_indexes]]
         if not len(row_indexes):
@@ -114,29 +102,20 @@ class _DigestIndex(NamedTuple):
     """An index of wanted digests.
 
     - `octets` has the digests in ascending order, `order` their indexes before sorting, and `marks` the sorted marks.
-    - `has_mark` says for each mark, shifted right by `shift` bits, whether a wanted digest has it.
+    - `filter` passes the marks, and few others.
     """
 
     octets: npt.NDArray[np.bytes_]
     order: Numbers
     marks: npt.NDArray[np.uint32]
-    shift: np.uint32
-    has_mark: Mask
+    filter: KeyFilter
 
     @classmethod
     def from_digests(cls, digests: pa.Table) -> _DigestIndex:
-        """Make the index of digests.
-
-        `shift` is chosen so that at most one in sixteen of all shifted marks belongs to a wanted digest. For a very
-        large number of digests, the 32 bits of a mark do not suffice for this.
-        """
-        octets, digest_count = _to_numpy(digests), digests.num_rows
+        """Make the index of digests."""
+        octets, marks = _to_numpy(digests), np.sort(find_marks(digests))
         order = np.argsort(octets)
-        shift = np.uint32(max(0, 28 - max(1, digest_count).bit_length()))
-        has_mark = np.zeros(2**32 >> int(shift), np.bool_)
-        marks = np.sort(find_marks(digests))
-        has_mark[marks >> shift] = True
-        return cls(octets[order], order, marks, shift, has_mark)
+        return cls(octets[order], order, marks, KeyFilter.from_hashes(marks.astype(np.uint64)))
 
 
 def _to_numpy(digests: pa.Table) -> npt.NDArray[np.bytes_]:
@@ -167,17 +146,3 @@ def _hash_rows(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
     encodings = encode_rows(rows, unify_zeros=False).to_pylist()
     hashes = b"".join([blake2b(encoding, digest_size=_BLAKE_BYTES).digest() for encoding in encodings])
     return np.frombuffer(hashes, np.uint8).reshape(-1, _BLAKE_BYTES)
-
-
-def encode_as_words(column: pa.Array) -> npt.NDArray[np.uint64]:
-    """Return a number for each value, also for NULL. Equal values get the same number."""
-    lengths = measure_lengths(column)
-    values = unify_floats(column, unify_zeros=False) if lengths is None else lengths
-    values = values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values
-    width = values.type.bit_width // 8
-    words = values.view(pa.binary(width))
-    is_valid = np.asarray(words.is_valid())
-    octets = np.frombuffer(words.buffers()[1] or b"", np.uint8)[words.offset * width :][: len(words) * width]
-    low_octets = np.zeros((len(words), 8), np.uint8)
-    low_octets[:, : min(width, 8)] = octets.reshape(-1, width)[:, :8]
-    return np.where(is_valid, low_octets.view(np.uint64)[:, 0] + np.uint64(1), np.uint64(0))

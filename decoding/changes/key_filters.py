@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgsieve.decoding.changes.arrays import Mask, Numbers
-from pgsieve.decoding.changes.keys import scale_hashes
+from pgsieve.decoding.changes.hashes import scale_hashes
 
 _SLOTS_PER_KEY = 16
 
@@ -53,6 +53,12 @@ class KeyFilter:
 
     slots: KeySlots
     bits: npt.NDArray[np.uint8]
+
+    @classmethod
+    def from_hashes(cls, hashes: npt.NDArray[np.uint64]) -> "KeyFilter":
+        """Make the filter that passes these hashes."""
+        slots = KeySlots.make(len(hashes), 1)
+        return cls(slots, np.frombuffer(slots.pack_range(0, slots.divide(hashes)), np.uint8))
 
     def mask_passing(self, hashes: npt.NDArray[np.uint64]) -> Mask:
         """Return a mask of the keys that may be among the keys of the filter."""

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
-from pgsieve.decoding.changes.digests import HASH_FACTOR, encode_as_words
-from pgsieve.decoding.changes.equality import is_text_or_binary, to_comparable
+from pgsieve.decoding.changes.equality import to_comparable
 
 #: Integer keys are looked up in an array with an element for each integer from the least to the greatest: of the keys, or
 #: of the rows in which the keys are sought. The array has at most 16 elements per key or row, plus a fixed number of
@@ -35,50 +34,6 @@ def number_keys(keys: pa.Table) -> Numbers:
     NULL counts as a value here. (No table has NULL in a key.)
     """
     return reduce(_number_pairs, (_number_values(to_comparable(column)) for column in keys.columns))
-
-
-def assign_key_parts(keys: pa.Table, part_count: int) -> Numbers:
-    """Divide rows into `part_count` parts by their keys, and return the number of each row's part, from 0 on.
-
-    Equal keys are in the same part, even if they come from different tables.
-    """
-    return scale_hashes(hash_keys(keys), part_count)
-
-
-def scale_hashes(hashes: npt.NDArray[np.uint64], count: int) -> Numbers:
-    """Scale hashes of 32 bits to numbers below `count`."""
-    return (hashes * np.uint64(count) >> np.uint64(32)).astype(np.int64)
-
-
-def hash_keys(keys: pa.Table) -> npt.NDArray[np.uint64]:
-    """Return a hash of 32 bits for each key. Equal keys have the same hash, even if they come from different tables."""
-    hashes = np.zeros(keys.num_rows, np.uint64)
-    for column in keys.columns:
-        values = to_comparable(column).combine_chunks()
-        for words in (encode_as_words(values), *_encode_ends(values)):
-            hashes = hashes * HASH_FACTOR + words
-            hashes ^= hashes >> np.uint64(29)
-    return hashes * HASH_FACTOR >> np.uint64(32)
-
-
-def _encode_ends(values: pa.Array) -> list[npt.NDArray[np.uint64]]:
-    """Return the first and the last eight bytes of each text as numbers; an empty list for types of fixed width."""
-    if not is_text_or_binary(values.type):
-        return []
-    values = values.cast(pa.large_binary())
-    buffers = values.buffers()
-    offsets = np.frombuffer(buffers[1], np.int64)[values.offset :][: len(values) + 1]
-    # With the padding there are eight bytes from the beginning of each value on, and eight before its end.
-    padding = np.zeros(8, np.uint8)
-    octets = np.concatenate([padding, np.frombuffer(buffers[2] or b"", np.uint8), padding])
-    words = np.lib.stride_tricks.sliding_window_view(octets, 8)
-    lengths = np.minimum(np.diff(offsets), 8).astype(np.uint64)
-    # If a value has less than eight bytes, the word also has bytes of the next or the previous value. The shift removes
-    # these.
-    shift = np.minimum(np.uint64(8) * (np.uint64(8) - lengths), np.uint64(63))
-    first_words = np.ascontiguousarray(words[offsets[:-1] + 8]).view("<u8")[:, 0] << shift
-    last_words = np.ascontiguousarray(words[offsets[1:]]).view("<u8")[:, 0] >> shift
-    return [np.where(lengths == 0, np.uint64(0), word) for word in (first_words, last_words)]
 
 
 def _number_pairs(left: Numbers, right: Numbers) -> Numbers:

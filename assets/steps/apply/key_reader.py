@@ -30,10 +30,10 @@ from pgsieve.assets.steps.apply.unordered_changes import (
 )
 from pgsieve.decoding.changes.arrays import Mask, Numbers
 from pgsieve.decoding.changes.deleted_rows import DELETED
-from pgsieve.decoding.changes.digests import compute_row_digests, compute_row_marks, find_marks
+from pgsieve.decoding.changes.digests import compute_row_digests, find_marks
 from pgsieve.decoding.changes.extent import Extent
+from pgsieve.decoding.changes.hashes import assign_key_parts, compute_row_marks, hash_keys
 from pgsieve.decoding.changes.key_filters import KeyFilter
-from pgsieve.decoding.changes.keys import assign_key_parts, hash_keys
 from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, mask_living_rows
 from pgsieve.resources.lake.delta.deletion_vectors import (
     read_vector,

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.changes.digests import compute_row_digests, compute_row_marks, find_marks
+from pgsieve.decoding.changes.digests import compute_row_digests, find_marks
+from pgsieve.decoding.changes.hashes import compute_row_marks, hash_keys
 from pgsieve.decoding.changes.key_filters import KeyFilter, KeySlots
-from pgsieve.decoding.changes.keys import hash_keys
 
 
 @pytest.mark.parametrize("range_count", [1, 3, 16])

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.changes.keys import assign_key_parts, number_keys
+from pgsieve.decoding.changes.hashes import assign_key_parts
+from pgsieve.decoding.changes.keys import number_keys
 
 _MANY = 1000
 _KEYS = {
