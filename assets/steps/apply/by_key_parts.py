@@ -18,16 +18,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.by_files import FilesTask, ManyChanges
-from pgsieve.assets.steps.apply.key_reader import BatchParts, KeyReader
+from pgsieve.assets.steps.apply.key_exchange import TaskResults, exchange_keys
+from pgsieve.assets.steps.apply.key_reader import BatchParts, Division, KeyReader
 from pgsieve.assets.steps.apply.part_deciders import KeyDecider, KeyExaminer, MultisetDecider, PartDecider
-from pgsieve.assets.steps.apply.part_files import (
-    FilesPlan,
-    TaskResults,
-    add_key_filter,
-    count_key_parts,
-    exchange_keys,
-    list_key_bounds,
-)
+from pgsieve.assets.steps.apply.part_files import FilesPlan, list_key_bounds
 from pgsieve.assets.steps.apply.part_writer import PartWriter
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
@@ -80,6 +74,7 @@ class KeyPartsWriter:
             results = exchange_keys(
                 self._runner,
                 self._make_reader(stored_changes, plan),
+                plan.row_count,
                 lambda reader: (KeyExaminer(reader.batch_parts, stored_changes.empties_replica), None),
             )
         return results is not None and not results.counts["refused"]
@@ -134,6 +129,7 @@ class KeyPartsWriter:
         results = exchange_keys(
             self._runner,
             self._make_reader(stored_changes, plan),
+            plan.row_count,
             lambda reader: self._make_tasks(stored_changes, plan, reader),
         )
         return None if results is None else self._commit(stored_changes, plan, results)
@@ -175,16 +171,14 @@ class KeyPartsWriter:
             has_moves=not key or pending.key_change_count > 0,
             row_schema=None if key else schema,
         )
-        reader = KeyReader(
+        return KeyReader(
             batch_parts,
             stored_changes.committer.make_table_store(self.path),
             self.path,
             change_parts,
             plan.files,
-            min(len(plan.files), 2 * parallelism),
-            count_key_parts(pending.row_change_count, parallelism),
+            Division.make(pending.row_change_count, len(plan.files), parallelism),
         )
-        return add_key_filter(self._runner, reader, plan, pending.row_change_count)
 
     def _make_key_schema(self, stored_changes: ManyChanges) -> pa.Schema:
         key, schema = self.definition.key, stored_changes.schema

@@ -42,6 +42,9 @@ from pgsieve.resources.lake.delta.log import Action
 from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 from pgsieve.resources.parts import Guard, make_message
 
+#: A part of the keys has about this many changes. Larger arrays would not stay in a core's cache, and each would need new
+#: memory.
+_PART_CHANGES = 125_000
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -105,13 +108,30 @@ class BatchParts:
 
 
 @dataclass(frozen=True)
+class Division:
+    """How the work of a batch with `change_count` changes is divided.
+
+    `key_part_count` is the number of parts of the keys, and `file_task_count` that of the tasks that read the replica's files.
+    """
+
+    change_count: int
+    key_part_count: int
+    file_task_count: int
+
+    @classmethod
+    def make(cls, change_count: int, file_count: int, parallelism: int) -> "Division":
+        """Divide the work for `parallelism` tasks that run at the same time."""
+        key_part_count = max(parallelism, -(-change_count // _PART_CHANGES))
+        return cls(change_count, key_part_count, min(file_count, 2 * parallelism))
+
+
+@dataclass(frozen=True)
 class KeyReader:
     """Reads the keys of the changes and of the replica's files, and sends each key to the decider of its part.
 
     The decider is a `KeyDecider`, or for a table without a key a `MultisetDecider`.
 
-    `file_task_count` is the number of tasks that read files of the replica. `key_part_count` is the number of parts of
-    the keys. If there is a `key_filter`, rows of the replica are sent only if it passes their keys.
+    If there is a `key_filter`, rows of the replica are sent only if it passes their keys.
     """
 
     batch_parts: BatchParts
@@ -119,21 +139,22 @@ class KeyReader:
     path: str
     change_parts: Sequence[Sequence[RowGroup]]
     files: Sequence[ReplicaFile]
-    file_task_count: int
-    key_part_count: int
+    division: Division
     key_filter: KeyFilter | None = None
 
     @property
     def task_count(self) -> int:
         """The number of tasks that read."""
-        return len(self.change_parts) + self.file_task_count
+        return len(self.change_parts) + self.division.file_task_count
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Send the changes of one part, or the rows of each `file_task_count`-th file."""
+        """Send the changes of one part, or the rows of each n-th file, where n is the number of the tasks that read files."""
         if number < len(self.change_parts):
             yield from guard(self._send_changes(number))
         else:
-            for file_index in range(number - len(self.change_parts), len(self.files), self.file_task_count):
+            for file_index in range(
+                number - len(self.change_parts), len(self.files), self.division.file_task_count
+            ):
                 yield from guard(self._send_rows(file_index))
 
     def _send_changes(self, number: int) -> Iterator[pa.RecordBatch]:
@@ -141,7 +162,7 @@ class KeyReader:
             changes = self.extract_changes(table)
             rows = self._label_changes(table, changes)
             if changes.truncates.num_rows:
-                for part in range(self.key_part_count):
+                for part in range(self.division.key_part_count):
                     yield make_message(part, TRUNCATES_SENDER, pack(changes.truncates))
                     if self.batch_parts.ends_all_rows:
                         # A part without changes has rows to end, too. The empty table has the columns of the changes.
@@ -241,10 +262,10 @@ class KeyReader:
     def _make_messages(self, sender: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Yield a message for each part of the keys, which has the rows of this part."""
         # NumPy sorts numbers of two bytes without comparing them.
-        parts_of_rows = assign_key_parts(keys, self.key_part_count).astype(np.uint16)
+        parts_of_rows = assign_key_parts(keys, self.division.key_part_count).astype(np.uint16)
         order = np.argsort(parts_of_rows, kind="stable")
         rows = rows.take(pa.array(order)).combine_chunks()
-        ends = np.cumsum(np.bincount(parts_of_rows, minlength=self.key_part_count)).tolist()
+        ends = np.cumsum(np.bincount(parts_of_rows, minlength=self.division.key_part_count)).tolist()
         for receiver, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             if begin < end:
                 yield make_message(receiver, sender, pack(rows.slice(begin, end - begin)))

@@ -18,14 +18,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.by_files import FilesTask
-from pgsieve.assets.steps.apply.key_reader import BatchParts, KeyReader
-from pgsieve.assets.steps.apply.part_files import (
-    FilesPlan,
-    add_key_filter,
-    count_key_parts,
-    exchange_keys,
-    list_key_bounds,
-)
+from pgsieve.assets.steps.apply.key_exchange import exchange_keys
+from pgsieve.assets.steps.apply.key_reader import BatchParts, Division, KeyReader
+from pgsieve.assets.steps.apply.part_files import FilesPlan, list_key_bounds
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import PendingChanges
 from pgsieve.assets.steps.apply.version_part_tasks import VersionDecider, VersionPartWriter, VersionReader
@@ -100,7 +95,6 @@ class VersionPartsWriter:
             return False
         runner, files = lake.policy.choose_runner(pending.size_bytes), plan.files
         change_parts = divide_groups(self.groups, runner.parallelism)
-        key_part_count = count_key_parts(pending.row_change_count, runner.parallelism)
         extent = Extent(pending.slice_ends, self.since_lsn, pending.truncated_at)
         batch_parts = BatchParts(
             key_schema,
@@ -130,8 +124,7 @@ class VersionPartsWriter:
             path,
             change_parts,
             files,
-            min(len(files), 2 * runner.parallelism),
-            key_part_count,
+            Division.make(pending.row_change_count, len(files), runner.parallelism),
         )
 
         def make_tasks(reader: KeyReader) -> tuple[VersionDecider, VersionPartWriter]:
@@ -140,8 +133,7 @@ class VersionPartsWriter:
                 reader.batch_parts, files_task, change_parts, files, plan.marks_rows
             )
 
-        filtering_reader = add_key_filter(runner, reader, plan, pending.row_change_count)
-        results = exchange_keys(runner, filtering_reader, make_tasks)
+        results = exchange_keys(runner, reader, plan.row_count, make_tasks)
         if results is None or results.counts["refused"]:
             return False
         commit = Commit(pending.slice_ends[-1], expected_version=pending.head.version)

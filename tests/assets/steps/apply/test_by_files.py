@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 
-from pgsieve.assets.steps.apply import by_files, completion, part_files
+from pgsieve.assets.steps.apply import by_files, completion, key_exchange, key_reader
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
 from pgsieve.assets.steps.apply.key_reader import KeyReader
 from pgsieve.assets.steps.apply.table_result import TableResult
@@ -134,7 +134,7 @@ def test_parts_of_the_keys_leave_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...], *, marking: bool
 ) -> None:
     """Changes are never decided by all keys at once, unless they conflict."""
-    monkeypatch.setattr(part_files, "_PART_CHANGES", 3)
+    monkeypatch.setattr(key_reader, "_PART_CHANGES", 3)
     applied = moved = 0
     for seed in range(24):
         rows, changes = draw_changes(random.Random(seed))
@@ -147,7 +147,7 @@ def test_parts_of_the_keys_leave_the_same_rows(
         with monkeypatch.context() as alone:
             if isinstance(expected, TableResult):
                 alone.setattr(by_files, "make_keyed_changes", None)
-                alone.setattr(part_files, "_MAX_ROWS_PER_CHANGE", seed % 3)
+                alone.setattr(key_exchange, "_MAX_ROWS_PER_CHANGE", seed % 3)
                 moved += sum(change.is_move and bool(change.unchanged) for change in changes)
             done = find_outcome(parts.by_key_parts, key)
         if isinstance(expected, KeyConflictError):
@@ -173,9 +173,9 @@ def test_moves_that_depend_on_a_missing_row_leave_the_rows_of_changes_applied_on
     # Key 2 gets no row by the first move, so this is no conflict.
     changes = [*lost, *found, delete(row(lost_count + 1, "")), insert(row(2, "inserted"))]
     parts, few = (Changes(tmp_path / way, rows, changes) for way in ("parts", "few"))
-    monkeypatch.setattr(part_files, "_PART_CHANGES", 2)
+    monkeypatch.setattr(key_reader, "_PART_CHANGES", 2)
     with monkeypatch.context() as alone:
-        if lost_count < part_files._MAX_ROUNDS:
+        if lost_count < key_exchange._MAX_ROUNDS:
             alone.setattr(by_files, "make_keyed_changes", None)
         done = parts.by_key_parts(definition("k"))
     assert count_rows(done) == count_rows(few.one_by_one(definition("k")))
@@ -197,9 +197,9 @@ def test_a_value_is_found_that_none_of_several_moves_has_sent(
     again = [insert(row(first, "again")), update(row(60, ""), None, ["v"])]
     changes = [*begun, *moves, *again]
     parts, few = (Changes(tmp_path / way, rows, changes) for way in ("parts", "few"))
-    monkeypatch.setattr(part_files, "_PART_CHANGES", 2)
+    monkeypatch.setattr(key_reader, "_PART_CHANGES", 2)
     with monkeypatch.context() as alone:
-        if move_count <= part_files._FOLLOWED_MOVES[-1]:
+        if move_count <= key_exchange._FOLLOWED_MOVES[-1]:
             alone.setattr(by_files, "make_keyed_changes", None)
         done = parts.by_key_parts(definition("k"))
     assert count_rows(done) == count_rows(few.one_by_one(definition("k")))

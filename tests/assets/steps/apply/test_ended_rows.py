@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.assets.steps.apply import by_files, part_files
+from pgsieve.assets.steps.apply import by_files, key_exchange, key_reader
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
@@ -71,7 +71,7 @@ def _followed(rows: list[Row], changes: list[Change]) -> list[Row]:
 @pytest.mark.parametrize("way", ["rewritten", "marked", "merged", "parts rewritten", "parts marked"])
 def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Parts of the keys decide all changes, unless they conflict."""
-    monkeypatch.setattr(part_files, "_PART_CHANGES", 3)
+    monkeypatch.setattr(key_reader, "_PART_CHANGES", 3)
     ended = compared = truncated = 0
     by_parts = way.startswith("parts")
     for seed in range(24):
@@ -88,7 +88,7 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.Mo
         with monkeypatch.context() as alone:
             if by_parts and followed(rows, changes, ("k",)) is not None:
                 alone.setattr(by_files, "make_keyed_changes", None)
-                alone.setattr(part_files, "_MAX_ROWS_PER_CHANGE", seed % 3)
+                alone.setattr(key_exchange, "_MAX_ROWS_PER_CHANGE", seed % 3)
             try:
                 (made.one_by_one if way == "merged" else apply)(_DEFINITION)
             except KeyConflictError:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.apply import by_files, part_files
+from pgsieve.assets.steps.apply import by_files, key_exchange
 from pgsieve.assets.steps.apply.keyless_changes import select_first_matches
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, compute_row_digests
@@ -141,7 +141,7 @@ def test_parts_of_the_digests_leave_the_same_rows(
             _mark(made, gone)
         after, missing = _followed(rows, changes)
         with monkeypatch.context() as alone:
-            alone.setattr(part_files, "_MAX_ROWS_PER_CHANGE", seed % 2 * 100)
+            alone.setattr(key_exchange, "_MAX_ROWS_PER_CHANGE", seed % 2 * 100)
             if any(change.old for change in changes):
                 alone.setattr(by_files, "read_digests", None)
                 by_parts += 1

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pgsieve.assets.steps.apply import part_files
+from pgsieve.assets.steps.apply import key_exchange, key_reader
 from pgsieve.assets.steps.apply.batch import AppliedChanges
 from pgsieve.assets.steps.apply.by_files import FilesWriter
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter, read_commits
@@ -218,8 +218,8 @@ def test_versions_by_parts_of_the_keys_are_those_of_all_keys_at_once(
 ) -> None:
     if marks is None:
         monkeypatch.setattr(versions, "_MAX_REWRITTEN_BYTES", -1)
-    monkeypatch.setattr(part_files, "_PART_CHANGES", 3)
-    monkeypatch.setattr(part_files, "_MAX_ROWS_PER_CHANGE", seed % 3)
+    monkeypatch.setattr(key_reader, "_PART_CHANGES", 3)
+    monkeypatch.setattr(key_exchange, "_MAX_ROWS_PER_CHANGE", seed % 3)
     decided = list[bool]()
 
     def noted(writer: VersionPartsWriter) -> bool:
