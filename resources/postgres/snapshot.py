@@ -40,6 +40,9 @@ from pgsieve.resources.postgres.waits import BRIEF_SECONDS, LOCKED_RELATIONS_QUE
 
 #: A chunk has at most about this many bytes.
 CHUNK_BYTES = 128 * 1024 * 1024
+#: A query reads at most this many leaves of a partition tree. It locks each of them, and the server counts on 64 locked
+#: relations for each transaction (the default of max_locks_per_transaction).
+_MAX_LEAVES = 64
 
 
 #: A query for the server's time, as a text that does not depend on the session's settings.
@@ -156,8 +159,8 @@ def build_chunk_queries(
 ) -> "Chunks":
     """The queries that together select the published rows of a table.
 
-    Each query reads a range of ctids of one leaf of the table. The only leaf of a table that is not partitioned is the
-    table itself.
+    Each query reads a range of ctids of one leaf of the table, or several small leaves. The only leaf of a table that is
+    not partitioned is the table itself.
 
     - `expressions`: the select list
     - `choose_parallelism`: maps the bytes of a table to the number of queries that run at the same time
@@ -188,7 +191,7 @@ def build_chunk_queries(
         table_bytes_on_disk
         // count_parts(table_bytes_on_disk, CHUNK_BYTES, choose_parallelism(table_bytes_on_disk)),
     )
-    queries = []
+    ranges = list[_Range]()
     for leaf, size in zip(leaves, sizes, strict=True):
         chunk_count = max(1, min(round(size.bytes / chunk_bytes), size.pages)) if has_ctid_ranges else 1
         first_pages = [size.pages * i // chunk_count for i in range(chunk_count)]
@@ -196,15 +199,38 @@ def build_chunk_queries(
             ctid_condition = f"ctid >= '({first_page},0)'::tid"
             if number + 1 < len(first_pages):
                 ctid_condition += f" and ctid < '({first_pages[number + 1]},0)'::tid"
-            queries.append(
-                f"select {columns} from only {quote(leaf.schema, leaf.name)} where {condition}{ctid_condition}"
-            )
+            query = f"select {columns} from only {quote(leaf.schema, leaf.name)} where {condition}{ctid_condition}"
+            ranges.append(_Range(query, size.bytes // chunk_count))
+    queries = _join_small_ranges(ranges, chunk_bytes)
     # Also read foreign and unlogged leaves. The publisher sends no changes of them, but a built-in subscription copies
     # their rows.
     queries += [f"select {columns} from only {name} where {condition}true" for name in table.unsent_leaves]
     if table.kind == "p" and _must_read_root(connection, table.oid, [leaf.oid for leaf in leaves]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
     return Chunks(queries, table_bytes_on_disk)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The query for a range of a leaf's pages, and about how many bytes these pages have, including TOAST."""
+
+    query: str
+    bytes: int
+
+
+def _join_small_ranges(ranges: Sequence[_Range], chunk_bytes: int) -> list[str]:
+    """Make the queries for some ranges. One query reads successive ranges that have at most `chunk_bytes` together.
+
+    Each query becomes a task, a session and a file of the replica, which take much longer than reading a small leaf.
+    """
+    groups, group_bytes = list[list[str]](), 0
+    for each in ranges:
+        group_bytes += each.bytes
+        if not groups or group_bytes > chunk_bytes or len(groups[-1]) == _MAX_LEAVES:
+            groups.append([])
+            group_bytes = each.bytes
+        groups[-1].append(each.query)
+    return [" union all ".join(group) for group in groups]
 
 
 @contextmanager
