@@ -22,6 +22,7 @@ import errno
 import inspect
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -284,6 +285,8 @@ def command(
             _configure_log(log_format, log_level)
             try:
                 with span(f"pgsieve {function.__name__}"):
+                    # Interrupts have waited for this since the start of the process (`pgsieve.__main__`).
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
                     function(*arguments, **options)
             except KeyboardInterrupt:
                 console.print_interrupt(after_interrupt)

@@ -275,6 +275,27 @@ def test_an_interrupt_says_what_stays_and_what_to_do(monkeypatch, capfd, argumen
     assert capfd.readouterr().err.endswith(printed)
 
 
+@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_during_the_imports_is_said_as_any_other(tmp_path, signal_name):
+    # Python imports this module first. It sends the signal when the command line begins to import its modules.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Sender:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'pgsieve.decoding.errors':\n"
+        "            sys.meta_path.remove(self)\n"
+        f"            os.kill(os.getpid(), signal.{signal_name})\n"
+        "sys.meta_path.insert(0, Sender())\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pgsieve", "-c", "none.yaml", "run"],
+        capture_output=True, text=True, env=environ, check=False, timeout=300,
+    )  # fmt: skip
+    expected = (130, "", "interrupted: what was committed stays, and the next run continues\n")
+    assert (done.returncode, done.stdout, done.stderr) == expected
+
+
 @pytest.mark.slow
 def test_jars_are_copied_for_a_machine_without_network(invoke, tmp_path, monkeypatch):
     monkeypatch.delenv("PGSIEVE_JARS", raising=False)
