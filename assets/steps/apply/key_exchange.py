@@ -32,9 +32,9 @@ _MAX_ROWS_PER_CHANGE = 4
 #: A move is an UPDATE of the key; it is lost if it finds no row. If the parts still find lost moves after so many rounds, the
 #: driver decides the changes.
 _MAX_ROUNDS = 8
-#: How many moves, one after the other, are followed to find a value that none of them sent: first a few, and more if it is
-#: necessary. If the last number is too small, the driver decides the changes.
-_FOLLOWED_MOVES = (2, 12)
+#: The number of rounds of resolvers: first a few, and more if it is necessary. n rounds follow 2**n - 1 moves, one after the
+#: other, to find a value that none of them sent. If a row moves even more often, the driver decides the changes.
+_RESOLVER_ROUNDS = (2, 12)
 
 
 @dataclass(frozen=True)
@@ -86,20 +86,20 @@ def exchange_keys(
         UPDATE moves row 2 to 3        finds row 2          lost                 known
         DELETE of row 3                finds row 3          finds row 3          finds none
     """
-    lost_places, (followed_moves, most_followed_moves) = np.empty(0, np.int64), _FOLLOWED_MOVES
+    lost_places, (resolver_rounds, most_resolver_rounds) = np.empty(0, np.int64), _RESOLVER_ROUNDS
     reader = _add_key_filter(runner, reader, row_count)
     for _ in range(_MAX_ROUNDS):
         reader = replace(reader, batch_parts=replace(reader.batch_parts, lost_places=lost_places))
-        receivers = _make_receivers(reader, *make_tasks(reader), followed_moves)
+        receivers = _make_receivers(reader, *make_tasks(reader), resolver_rounds)
         results = TaskResults.from_rows(runner.exchange(reader, reader.task_count, receivers, RESULT_SCHEMA))
         if len(results.lost_places):
             lost_places = np.union1d(lost_places, results.lost_places)
         elif results.counts["refused"] or not results.counts["unresolved"]:
             return results
-        elif followed_moves == most_followed_moves:
+        elif resolver_rounds == most_resolver_rounds:
             break
         else:
-            followed_moves = most_followed_moves
+            resolver_rounds = most_resolver_rounds
     return None
 
 
@@ -129,9 +129,9 @@ def _add_key_filter(runner: Runner, reader: KeyReader, row_count: int) -> KeyRea
 
 
 def _make_receivers(
-    reader: KeyReader, decider: PartDecider, writer: PartWriter | None, followed_moves: int
+    reader: KeyReader, decider: PartDecider, writer: PartWriter | None, resolver_rounds: int
 ) -> Sequence[Receivers]:
-    """Make the receivers of all rounds; values that moves did not send are sought over so many moves."""
+    """Make the receivers of all rounds. Values that moves did not send take `resolver_rounds` rounds."""
     batch_parts, count = reader.batch_parts, reader.division.key_part_count
     if writer is None:
         return [Receivers(count, decider)]
@@ -139,8 +139,8 @@ def _make_receivers(
     if not batch_parts.has_unsent_moves:
         return [Receivers(count, decider), writers]
     resolvers = (
-        SourceResolver(batch_parts, count, is_last=step == followed_moves)
-        for step in range(1, followed_moves + 1)
+        SourceResolver(batch_parts, count, is_last=number == resolver_rounds)
+        for number in range(1, resolver_rounds + 1)
     )
     return [
         Receivers(count, DeciderWithLinks(decider, count)),

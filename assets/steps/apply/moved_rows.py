@@ -9,8 +9,13 @@ orders the changes of a batch, the changes that one commit applies. The place of
 
 Deciders send a table of sources: for each row, where its values are. They may be in changes, or in a row of the replica.
 They may also be in the row that a move took from its old key. Then the column `link` has the place of this move. A resolver
-replaces a link by the sources of that row, which may have a link, too. So there is a round of resolvers for each move that
-brought the row to its key.
+replaces a link by the sources of that row, which may have a link, too. The rows that moves took away follow their links at
+the same time. So each round doubles the number of moves that a link leads past, and n rounds follow 2**n - 1 moves:
+
+    links of the row and of four moves    row ──► 4 ──► 3 ──► 2 ──► 1
+    after one round                       row ──► 3 ──► 1,  4 ──► 2,  and 2 has the sources of 1
+    after two rounds                      row ──► 1,  and 3 and 4 have the sources of 1
+    after three rounds                    the row has the sources of 1
 
 In: messages of deciders to writers. Out: the same messages, without links. If there were too few rounds, a report for the
 driver says so.
@@ -39,7 +44,8 @@ from pgsieve.resources.parts import Guard, Message, make_message
 #: The kinds of messages to receivers that write.
 _WRITER_KINDS = (ROWS, ENDED_ROWS)
 #: A message to a resolver has one of these numbers: `_LEFT_ROWS`, with the sources of rows that leave their keys;
-#: `_LINKED_ROWS` minus a kind, with sources that have links; otherwise it is passed on, and `_address` makes the number.
+#: `_LINKED_ROWS` minus a kind, with sources that have links, or again rows that leave their keys (`LEFT_ROWS`), if they have
+#: links; otherwise it is passed on, and `_address` makes the number.
 _LEFT_ROWS, _LINKED_ROWS = -1, -2
 
 
@@ -59,8 +65,10 @@ class _Exchange:
         return make_message(address // len(_WRITER_KINDS) % self.resolver_count, address, content)
 
     def send_left_rows(self, sources: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Send the sources of rows that leave their keys to the resolvers of the moves."""
+        """Send the sources of rows that leave their keys to the resolvers of the moves, and to those of their links."""
         yield from self._divide(_LEFT_ROWS, np.asarray(sources["place"]), sources)
+        linked_sources = sources.filter(_mask_linked(sources))
+        yield from self._divide(_LINKED_ROWS - LEFT_ROWS, np.asarray(linked_sources["link"]), linked_sources)
 
     def send_linked_rows(self, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
         """Send sources with links to the resolvers of these links. The column `writer` has the receiver that needs them."""
@@ -103,7 +111,7 @@ class DeciderWithLinks:
         if "link" not in sources.column_names:
             yield exchange.pass_on(_address(writer, kind), content)
             return
-        is_linked = pc.not_equal(sources["link"], NONE)
+        is_linked = _mask_linked(sources)
         if len(unlinked_sources := sources.filter(pc.invert(is_linked))):
             yield exchange.pass_on(_address(writer, kind), pack(unlinked_sources))
         if len(linked_sources := sources.filter(is_linked)):
@@ -134,13 +142,17 @@ class SourceResolver:
         has_left_rows = any(number == _LEFT_ROWS for number, _ in messages)
         left_rows = unpack_rows(messages, _LEFT_ROWS, "place") if has_left_rows else None
         if left_rows is not None and not self.is_last:
-            yield from exchange.send_left_rows(left_rows)
-        for kind in _WRITER_KINDS:
+            # Those with links come back from the resolvers of their links.
+            yield from exchange.send_left_rows(left_rows.filter(pc.invert(_mask_linked(left_rows))))
+        for kind in (*_WRITER_KINDS, *(() if self.is_last else (LEFT_ROWS,))):
             if any(number == _LINKED_ROWS - kind for number, _ in messages):
                 sources = unpack_rows(messages, _LINKED_ROWS - kind, "place")
                 if left_rows is not None:
                     sources = self._follow_links(sources, left_rows)
-                yield from self._send(exchange, kind, sources)
+                if kind == LEFT_ROWS:
+                    yield from exchange.send_left_rows(sources)
+                else:
+                    yield from self._send(exchange, kind, sources)
 
     def _pass_on(self, exchange: _Exchange, address: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
         if self.is_last:
@@ -168,7 +180,7 @@ class SourceResolver:
 
     def _send(self, exchange: _Exchange, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
         """Send rows without a link to the receivers that write, and the others to the next round."""
-        is_linked = pc.not_equal(sources["link"], NONE)
+        is_linked = _mask_linked(sources)
         resolved_sources, linked_sources = sources.filter(pc.invert(is_linked)), sources.filter(is_linked)
         writers = np.asarray(resolved_sources["writer"])
         for writer in np.unique(writers).tolist():
@@ -181,6 +193,10 @@ class SourceResolver:
             yield make_message(self.batch_parts.writer_count - 1, ROWS, report.encode())
         else:
             yield from exchange.send_linked_rows(kind, linked_sources)
+
+
+def _mask_linked(sources: pa.Table) -> pa.ChunkedArray:
+    return pc.not_equal(sources["link"], NONE)
 
 
 def _replace_column(rows: pa.Table, name: str, values: Numbers, is_replaced: Mask) -> pa.Table:
