@@ -1,4 +1,4 @@
-"""A filter of rows by hashes of their keys. It passes all rows that have one of some keys, and few others.
+"""A filter of rows by hashes of their keys. It passes all rows that have one of the given keys, and few others.
 
 It is a Bloom filter with one hash: each hash has a slot, and a bit says whether some key has this slot. With sixteen slots
 for each key, at most a sixteenth of the other rows passes.
@@ -27,7 +27,7 @@ class KeySlots:
 
     @classmethod
     def make(cls, key_count: int, range_count: int) -> "KeySlots":
-        """Make enough slots for `key_count` keys. A range has whole bytes of bits."""
+        """Make enough slots for `key_count` keys. The bits of a range fill whole bytes."""
         return cls(range_count, -(-max(key_count, 1) * _SLOTS_PER_KEY // (8 * range_count)) * 8)
 
     def find(self, hashes: npt.NDArray[np.uint64]) -> Numbers:

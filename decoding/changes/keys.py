@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.equality import to_comparable
 
-#: Integer keys are looked up in an array with an element for each integer from the least to the greatest: of the keys, or
-#: of the rows in which the keys are sought. The array has at most 16 elements per key or row, plus a fixed number of
-#: elements. If it would be larger, a hash table is used instead, which takes several times as long.
+#: Integer keys are looked up in an array, which has an element for each integer between the least and the greatest of the
+#: keys (or of the rows in which the keys are sought). The array has at most 16 elements per key or row, plus a fixed number
+#: of elements. If it would be larger, a hash table is used instead, which takes several times as long.
 _ARRAY_ELEMENTS_PER_VALUE, _EXTRA_ARRAY_ELEMENTS = 16, 1 << 20
 #: This many integers are looked up at a time, so that arrays of this length stay in a core's cache.
 _LOOKUP_LENGTH = 1 << 17

@@ -5,9 +5,9 @@ Out: for each step a function (`PrefetchedWork`) that waits for the result of th
      the error of the work.
 
 Dagster takes about as long to record a small step as the step itself takes. Most of a step's work waits for a server,
-or runs without holding Python's lock, so a second thread can do it while Dagster records. If several subscriptions
-share jobs of Spark, several threads wait for these jobs. Still only one thread works at a time, so that the memory and
-the number of sessions on the publisher do not grow.
+or runs without holding Python's lock, so a second thread can do it while Dagster records. If one Spark job does the work
+of several steps (`shared_jobs`), several threads wait for it. Still only one thread works at a time, so that the memory
+and the number of sessions on the publisher do not grow.
 """
 
 import logging
@@ -69,7 +69,7 @@ def prefetch_work(
 
 
 class _PrefetchLogHandler(logging.Handler):
-    """Keeps the log records of a step's work until the step runs.
+    """Keeps the log records of a step's work until Dagster runs the step.
 
     Dagster would otherwise add them to the log of the step that it records at that time.
     """
@@ -80,7 +80,7 @@ class _PrefetchLogHandler(logging.Handler):
 
 
 class _PrefetchedStep(Generic[Result]):
-    """The work of one step. The lines that it logs are kept until the step runs."""
+    """The work of one step. The lines that it logs are kept until Dagster runs the step."""
 
     def __init__(
         self, thread_pool: ThreadPoolExecutor, lake: Lake, step_work: Callable[[Log], Result], strand: Strand

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 #: After an idle time the server may take this long to send the first WAL. Until then its stream does not count as stalled.
 _MAX_DELAY_SECONDS = 30.0
-#: If a server has been silent for this time, its stream is not healthy. A `Watch` with a shorter `limit_seconds` uses
-#: `limit_seconds` instead, but at least SILENCE_SECONDS, since a stream connects again only after SILENCE_SECONDS.
+#: If a server has been silent for this time, its stream is not healthy. A shorter `limit_seconds` of a `Watch` replaces
+#: this time, but not by less than SILENCE_SECONDS: only after SILENCE_SECONDS does a stream connect again.
 SILENCE_LIMIT_SECONDS = 300.0
 
 
@@ -54,8 +54,8 @@ class SlotStreamActivity:
       stalled in that time.
     - `has_ended`: true if the stream is no longer followed
     - `progress_count`: a number that grows with progress that `stream` does not show
-    - `apply_start`: when the first commit of the slice that the thread applies arrived; if this is not known, when the
-      thread began to apply the slice. None if it applies no slice.
+    - `apply_start`: since when the changes have waited that the thread now applies: since their first commit arrived or,
+      if this is not known, since the thread began to apply them. None if it applies no changes.
     - `last_progress_at`: the time of the last progress
     - `silent_since`: the time since which the server does not answer, if the thread cannot read the slot for this
       reason; otherwise None
@@ -78,7 +78,7 @@ class SlotStreamActivity:
 
     @contextmanager
     def record_apply(self) -> Iterator[None]:
-        """Within the block, the thread appends a received slice of changes to the change log, and applies it."""
+        """Within the block, the thread stores a slice (changes that it has received) in the lake, and applies it."""
         self.apply_start = (self.stream and self.stream.waiting_since) or time.monotonic()
         try:
             yield
@@ -132,7 +132,7 @@ class SlotStreamActivity:
     def silent_seconds(self) -> float:
         """For how many seconds the server has not answered.
 
-        0 if the thread does not read the slot for another reason.
+        0 if anything but silence keeps the thread from reading the slot.
         """
         silent_since = self.stream.answered_at if self.stream else self.silent_since
         return 0.0 if silent_since is None or self.has_ended else time.monotonic() - silent_since

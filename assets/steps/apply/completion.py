@@ -48,8 +48,8 @@ class NetRows:
       the change that sent the row's value, or `NONE` if no change of the batch sent it.
     - `base_keys` has for each row the number of a key: the replica's row with this key has the values that no change
       sent. If it is `NONE`, these values are NULL.
-    - `begin_places` has for each row the place of the INSERT with which it began, or `NONE` if the replica had it. Moves
-      that are given in two halves have such an INSERT, too (`split_moves`).
+    - `begin_places` has for each row the place of the INSERT with which it began, or `NONE` if the replica had it.
+      `split_moves` makes such an INSERT from an UPDATE of the key.
     """
 
     places: Numbers
@@ -91,7 +91,7 @@ def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
 
 
 def describe_left_rows(places: Numbers, left_rows: LeftRows) -> NetRows:
-    """Describe the rows that leave their keys as `find_net_rows` does; `NetRows.places` has the places of the moves.
+    """Describe the rows whose key an UPDATE changes, as they are before it; `NetRows.places` has the UPDATEs' places.
 
     `places` has the place of each change.
     """
@@ -259,8 +259,8 @@ class MissingValues:
     ) -> Iterator[tuple[Numbers, pa.Array]]:
         """Yield numbers of rows, and their values from the replica's rows with the keys `base_keys`.
 
-        Several rows may take the value of one key. With `history: scd2`, each version that a row has during the batch is
-        a row here. All versions before the change that sends the value take it from the replica.
+        Several rows may take the value of one key: with `history: scd2`, each version that a row has during the batch
+        counts as a row. All versions before the first change that sends the value take it from the replica.
         """
         if not len(rows_to_complete):
             return

@@ -1,9 +1,11 @@
-"""The tasks that write the files of a table, when very many changes are applied by parts of the keys.
+"""The tasks that write a table's files if very many changes are applied, divided by their keys.
 
-They are the last of the rounds of `part_deciders`: deciders have sent them messages, which say which rows come and go.
-The place of a change is a number that orders the changes of a batch, the changes that one commit applies.
+They are the last round of `part_deciders`. Each is a receiver: it gets the messages with its number. Tasks of the round
+before, the deciders, have sent the messages, which say which rows to write and which to remove. Ended rows are deleted
+rows that the replica keeps. The place of a change is a number that orders the changes of a batch, the changes that one
+commit applies.
 
-In: messages to a receiver. Out: rows that describe new files, and results as JSON texts (counts, changed files). Raises
+In: the messages of a receiver. Out: rows that describe new files, and results as JSON texts (counts, changed files). Raises
 OSError, and Arrow's errors.
 """
 
@@ -37,7 +39,7 @@ class PartWriter:
     The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
     removed rows, or writes a deletion vector if `can_mark_rows` is True; removed rows that the replica keeps as deleted
     rows go into new files. The last receiver passes on the results of the deciders.
-    `files_task` writes files once it has the rows to write.
+    `files_task` says how to write files; a receiver adds the rows to write.
     """
 
     batch_parts: BatchParts
@@ -82,7 +84,7 @@ class PartWriter:
     def _change_file(
         self, file_index: int, messages: Sequence[Message], guard: Guard
     ) -> Iterator[pa.RecordBatch]:
-        """Remove rows from a file, and write those of them again that have ended."""
+        """Remove rows from a file, and write the ended ones among them again."""
         file, numbers = self.files[file_index], np.asarray(unpack_rows(messages, ROWS, "row")["row"])
         files_task = self.files_task
         ended_numbers, metadata = self._unpack_ended_rows(messages, "row")
@@ -96,7 +98,7 @@ class PartWriter:
         yield self._finish_file(file_index, numbers)
 
     def _finish_file(self, file_index: int, removed_numbers: Numbers) -> pa.RecordBatch:
-        """Report that a file is replaced; or write a new deletion vector for it, and report that."""
+        """Report that a file was replaced. If rows can be marked, write a new deletion vector instead, and report that."""
         if not self.can_mark_rows:
             return make_result({"file": file_index})
         file, store, path = self.files[file_index], self.files_task.store, self.files_task.path
@@ -105,7 +107,7 @@ class PartWriter:
         return make_result({"file": file_index, "vector": vector})
 
     def _unpack_ended_rows(self, messages: Sequence[Message], number_column: str) -> tuple[Numbers, pa.Table]:
-        """Unpack the numbers of ended rows, which ascend, and their metadata; both are empty without such rows."""
+        """Unpack the numbers of the ended rows, in ascending order, and their metadata; both empty if no row has ended."""
         names = [name for name, _ in self.batch_parts.soft_delete_columns]
         if not any(kind == ENDED_ROWS for kind, _ in messages):
             return _NO_ROWS, pa.table({})
@@ -113,7 +115,7 @@ class PartWriter:
         return np.asarray(rows[number_column]), rows.drop_columns(number_column).rename_columns(names)
 
     def _find_missing_values(self, sources: pa.Table) -> MissingValues | None:
-        """Return the values that new rows lack; `sources` is a table that `KeyDecider` has made."""
+        """Return the `MissingValues` of new rows. `sources` says where the values are that their changes did not send."""
         if not self.batch_parts.unsent_columns:
             return None
         places, files, base_rows = (np.asarray(sources[name]) for name in ("place", "file", "row"))
@@ -128,7 +130,7 @@ class PartWriter:
             matches.append(
                 FileMatches(file.name, file.log_path, file.size_bytes, base_rows[indices], indices, _NO_ROWS)
             )
-        # A base key only looks up a row in `matches`, so the row's index serves as its key.
+        # The key under which `matches` has the replica's row for a new row is the index of the new row.
         rows = NetRows(
             places,
             sent_places,

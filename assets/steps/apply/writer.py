@@ -27,7 +27,7 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class ReplicaWriter:
-    """Writes the net change of a batch to one replica table, in one commit."""
+    """Writes the net change of a batch to one replica table, in one commit. `end` is the LSN at which the batch ends."""
 
     lake: Lake
     path: str

@@ -1,6 +1,6 @@
 """Copies one table: reads it at an exported snapshot, and replaces the replica in one commit with the snapshot's LSN.
 
-In: a planned table, divided into chunks (parts that one query reads), and the snapshot
+In: a planned table, divided into chunks (one query reads each), and the snapshot
 Out: a `CopyResult`. It has a problem if the copy fails because of the table's own data or its replica.
 
 Raises transient faults (such as lost connections), and faults of the lake.
@@ -217,8 +217,8 @@ class SnapshotCopy:
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without `copy_data`, a table that is published again keeps the rows of its replica.
         if not self.subscription.copy_data and lake.records.exists(path):
-            # The replica's position must rise, as it does by a copy: below the LSN of its table's state, the replica
-            # would count as put back to an earlier version.
+            # The replica's position (the LSN up to which it has changes) must rise, as it does by a copy. If it stayed below
+            # the LSN in the table's state, the replica would count as put back to an earlier version.
             lake.record_position(path, self.snapshot.lsn)
             return _WrittenReplica(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:
@@ -364,9 +364,9 @@ class SnapshotCopy:
 
 
 def _add_hint(replicated_table: ReplicatedTable, error: PgsieveError) -> PgsieveError:
-    """Add the row filter and a hint to an error of the server about a row or a foreign table that it cannot read.
+    """If the server cannot read a foreign table or a row, name the table in its error.
 
-    Any other error is returned as it is.
+    For a row, also add the row filter and a hint. Any other error is returned as it is.
     """
     if is_foreign_server_error(error):
         problem = f'cannot read table "{replicated_table.table.qualified_name}" ({error.message})'

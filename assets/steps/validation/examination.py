@@ -135,8 +135,8 @@ class Examination:
         """Find the reason why nothing of a subscription can be replicated.
 
         None if there is no such reason; single tables may have problems even then. UPDATEs or DELETEs that a table's
-        replica identity does not cover are such a reason only if a publication of pgsieve.yaml publishes them. If one of
-        the server does, the server itself refuses these changes.
+        replica identity does not cover are such a reason only in a publication of pgsieve.yaml. In a publication of the
+        server, the server itself refuses these statements.
         """
         for name in self._slot_stream.subscriptions[subscription]:
             for refusal in self.problems_by_publication.get(name, ()):

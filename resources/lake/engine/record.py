@@ -53,7 +53,7 @@ class EngineRecord:
     version: str
     #: The time at which the engine began to serve, in seconds since 1970.
     since: float
-    #: The digest of pgsieve's source code that its Python workers have (`installed_code`); empty if not known.
+    #: The digest of the engine's source code of pgsieve (`installed_code`); empty if not known.
     code: str = ""
 
 
