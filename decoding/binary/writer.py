@@ -60,7 +60,7 @@ class Writer:
     def cstr(self, text: str, field: str) -> None:
         """Write a string and a zero byte."""
         octets = b""
-        # A surrogate that stands for no byte cannot be encoded. Then `octets` stays empty, and the check below fails.
+        # Only surrogates that stand for a byte can be encoded. For others `octets` stays empty, and the check below fails.
         with suppress(UnicodeEncodeError):
             octets = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
         # Surrogates stand for single bytes. If several such bytes are together valid UTF-8, the cursor would read them as

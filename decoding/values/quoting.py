@@ -34,9 +34,9 @@ MAX_NAME_BYTES = 63
 
 
 def shorten_name(name: str, max_bytes: int, digest_source: str) -> str:
-    """Return an ASCII name with at most `max_bytes` bytes.
+    """Return an ASCII name, shortened to `max_bytes` bytes if it is longer.
 
-    A longer name is shortened, and ends with a digest of `digest_source`, so that different names stay different.
+    A shortened name ends with a digest of `digest_source`, so that different names stay different.
     """
     if len(name) <= max_bytes:
         return name

@@ -42,7 +42,7 @@ def refilter(
     *,
     is_plan_only: bool,
 ) -> RefilterReport:
-    """Make the replicas of `tables`; of all published tables if it is empty.
+    """Make the replicas of `tables`, or of all published tables if `tables` is empty.
 
     With `is_plan_only`, no table is made, and the report says from which replica each could be made.
     """

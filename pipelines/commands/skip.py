@@ -13,7 +13,7 @@ from pgsieve.pipelines.project import build_project
 
 
 def skip(config: Config, subscription_config: SubscriptionConfig, lsn_text: str) -> str | None:
-    """Record which transaction to skip, by the LSN at which its commit ends. The text `none` cancels an earlier skip.
+    """Record which transaction to skip, by its commit LSN. The text `none` cancels an earlier skip.
 
     Returns the LSN as PostgreSQL writes it; None if no transaction is skipped.
     """

@@ -32,8 +32,8 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
 
     - `uri`: the lake's address
     - `engine`: the Spark engine that reads and writes the lake
-    - `folders`: maps subscriptions to the templates of their replicas' folders, such as `{schema}/{table}`. The
-      templates of other subscriptions are recorded in the lake.
+    - `folders`: maps subscriptions to the templates of their replicas' folders, such as `{schema}/{table}`. If a
+      subscription is not in it, the template that the lake has recorded is used.
     """
 
     uri: str

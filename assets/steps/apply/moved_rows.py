@@ -1,16 +1,16 @@
-"""Finds the values that moved rows lack, when tasks apply very many changes, each task a part of the keys.
+"""Finds the values that moved rows lack, when tasks apply very many changes by parts of the keys.
 
 A move is an UPDATE that changes the key of a row. Its two keys may be in different parts. A task that decides a part
 (`part_deciders`) finds out which rows the writers have to write. An UPDATE does not send a TOASTed value that it leaves
 unchanged. So the decider of the new key lacks the value. The decider of the old key knows where it is.
 
 Tasks that bring the two together (`SourceResolver`) run between the deciders and the writers. A place is a number that
-orders the changes of a batch, the changes that one commit applies. The place of a move says which resolver it has.
+orders the changes of a batch, the changes that one commit applies. The place of a move determines its resolver.
 
 Deciders send a table of sources: for each row, where its values are. They may be in changes, or in a row of the replica.
 They may also be in the row that a move took from its old key. Then the column `link` has the place of this move. A resolver
-replaces a link by the sources of that row, which may have a link, too. The rows that moves took away follow their links at
-the same time. So each round doubles the number of moves that a link leads past, and n rounds follow 2**n - 1 moves:
+replaces a link by the sources of that row, which may have a link, too. The same round also replaces the links of the rows
+that moves took away. So each round doubles the number of moves that a link skips, and n rounds resolve 2**n - 1 moves:
 
     links of the row and of four moves    row ──► 4 ──► 3 ──► 2 ──► 1
     after one round                       row ──► 3 ──► 1,  4 ──► 2,  and 2 has the sources of 1
@@ -43,9 +43,9 @@ from pgsieve.resources.parts import Guard, Message, make_message
 
 #: The kinds of messages to receivers that write.
 _WRITER_KINDS = (ROWS, ENDED_ROWS)
-#: A message to a resolver has one of these numbers: `_LEFT_ROWS`, with the sources of rows that leave their keys;
-#: `_LINKED_ROWS` minus a kind, with sources that have links, or again rows that leave their keys (`LEFT_ROWS`), if they have
-#: links; otherwise it is passed on, and `_address` makes the number.
+#: Each message to a resolver has a number. Sources of rows that leave their keys have `_LEFT_ROWS`. Sources with links have
+#: `_LINKED_ROWS` minus a kind: one of `_WRITER_KINDS`, or `LEFT_ROWS` for rows that leave their keys. All other messages
+#: are only passed on, and `_address` makes their number.
 _LEFT_ROWS, _LINKED_ROWS = -1, -2
 
 
@@ -65,7 +65,10 @@ class _Exchange:
         return make_message(address // len(_WRITER_KINDS) % self.resolver_count, address, content)
 
     def send_left_rows(self, sources: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Send the sources of rows that leave their keys to the resolvers of the moves, and to those of their links."""
+        """Send the sources of rows that leave their keys to the resolvers of the moves.
+
+        Sources with links are also sent to the resolvers of the links.
+        """
         yield from self._divide(_LEFT_ROWS, np.asarray(sources["place"]), sources)
         linked_sources = sources.filter(_mask_linked(sources))
         yield from self._divide(_LINKED_ROWS - LEFT_ROWS, np.asarray(linked_sources["link"]), linked_sources)
@@ -103,10 +106,7 @@ class DeciderWithLinks:
     def _send_sources(
         self, exchange: _Exchange, writer: int, kind: int, content: pa.Buffer
     ) -> Iterator[pa.RecordBatch]:
-        """Send a message to a writer of new rows.
-
-        A replica may keep deleted rows. The messages with the metadata of these rows have no sources.
-        """
+        """Send a message to a writer of new rows. Messages with the metadata of deleted rows have no sources."""
         sources = unpack_rows([(kind, content)], kind, "place")
         if "link" not in sources.column_names:
             yield exchange.pass_on(_address(writer, kind), content)
@@ -142,7 +142,7 @@ class SourceResolver:
         has_left_rows = any(number == _LEFT_ROWS for number, _ in messages)
         left_rows = unpack_rows(messages, _LEFT_ROWS, "place") if has_left_rows else None
         if left_rows is not None and not self.is_last:
-            # Those with links come back from the resolvers of their links.
+            # Sources with links are also at the resolvers of their links, which send them on.
             yield from exchange.send_left_rows(left_rows.filter(pc.invert(_mask_linked(left_rows))))
         for kind in (*_WRITER_KINDS, *(() if self.is_last else (LEFT_ROWS,))):
             if any(number == _LINKED_ROWS - kind for number, _ in messages):
@@ -162,13 +162,13 @@ class SourceResolver:
     def _follow_links(self, sources: pa.Table, left_rows: pa.Table) -> pa.Table:
         """Give each row the sources of the row that its link points to; `left_rows` is in the order of its places.
 
-        If a part of the keys has refused the changes, there may be no such row.
+        If the decider of a part has refused the changes, there may be no such row.
         """
         left_places, links = np.asarray(left_rows["place"]), np.asarray(sources["link"])
         left_indices = np.minimum(np.searchsorted(left_places, links), len(left_places) - 1)
         is_found, lacks_value = left_places[left_indices] == links, np.zeros(len(links), np.bool_)
-        for number in range(len(self.batch_parts.unsent_columns)):
-            name = f"sent{number}"
+        for column_number in range(len(self.batch_parts.unsent_columns)):
+            name = f"sent{column_number}"
             places = np.asarray(sources[name])
             places = np.where(places == NONE, np.asarray(left_rows[name])[left_indices], places)
             lacks_value |= places == NONE

@@ -3,10 +3,10 @@
 A batch is the changes that one commit applies to a replica, from several slices; a slice is the changes between two
 positions of the slot. In: Parquet files of the change history, which has a row for each change of a table. Only some
 columns are read: the keys, the operations, the places, and the names of the columns that were not sent. For a replica
-that keeps deleted rows, its metadata columns are read, too. The place of a change is one number, which combines its slice
-in the batch and its number in this slice. Out: `KeyedChanges`, the changes in order, in the form that
-`pgsieve.decoding.changes.net_change` takes. Everything is computed on whole columns; no Python code runs per change.
-Raises Arrow's errors.
+that keeps deleted rows, the metadata of these rows, such as the time of a DELETE, is read, too. The place of a change is
+one number, made of the number of its slice in the batch and the change's number in this slice. Out: `KeyedChanges`, the
+changes in order, in the form that `pgsieve.decoding.changes.net_change` takes. Everything is computed on whole columns; no
+Python code runs per change. Raises Arrow's errors.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,11 +37,10 @@ _NO_PLACES = np.empty(0, np.int64)
 class UnorderedChanges:
     """Some changes of a change history, in any order.
 
-    - `keys`: the key of each change: the old key of a DELETE or a LEAVE (see `split_moves`), the new key of any other
-      change
+    - `keys`: the old key of each DELETE or LEAVE (see `split_moves`), and the new key of each other change
     - `move_indices`: the indices of the UPDATEs that sent an old key; `former_keys` has these old keys
     - `sent_masks`: for each column that some change did not send, a mask of the changes that sent it
-    - `end_metadata`: for each change, the metadata that a row gets if the change ends it
+    - `end_metadata`: for each change, the metadata that its old row gets if the replica keeps this row as a deleted row
     - `truncates`: the TRUNCATEs
     """
 
@@ -132,7 +131,7 @@ def join_changes(
     parts: Sequence[UnorderedChanges], unsent_columns: Sequence[str] = (), soft_delete_columns: Metadata = ()
 ) -> KeyedChanges:
     """Join one or more parts of a batch's changes; the other parameters are those of `make_keyed_changes`."""
-    # First the parts are sorted. If then all changes of each part come before those of the next, they are in order.
+    # If the places of different parts do not overlap, the changes of sorted parts are in order.
     parts = sorted(parts, key=lambda part: int(part.places[0]) if len(part.places) else NONE)
     begins = np.cumsum([0, *(len(part.places) for part in parts)])
     move_indices = np.concatenate(
@@ -226,17 +225,17 @@ def split_moves(changes: UnorderedChanges, lost_places: Numbers = _NO_PLACES) ->
     is_kept = np.ones(len(operations), np.bool_)
     is_kept[moves] = ~np.isin(changes.places[moves], lost_places)
     kept_changes = np.flatnonzero(is_kept)
-    rows = np.concatenate([moves, kept_changes])
+    source_indices = np.concatenate([moves, kept_changes])
     return UnorderedChanges(
-        changes.places[rows],
-        changes.commit_lsns[rows],
-        changes.ordinals[rows],
+        changes.places[source_indices],
+        changes.commit_lsns[source_indices],
+        changes.ordinals[source_indices],
         np.concatenate([np.full(len(moves), LEAVE, np.int8), operations[kept_changes]]),
         pa.concat_tables([former_keys, changes.keys.take(pa.array(kept_changes))]),
         updates[:0],
         former_keys.slice(0, 0),
-        [is_sent[rows] for is_sent in changes.sent_masks],
-        changes.end_metadata.take(pa.array(rows)),
+        [is_sent[source_indices] for is_sent in changes.sent_masks],
+        changes.end_metadata.take(pa.array(source_indices)),
         changes.truncates,
     )
 
@@ -315,7 +314,7 @@ def _sort_changes(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table)
 def _replace_truncates(
     changes: KeyedChanges, truncates: pa.Table, soft_delete_columns: Metadata
 ) -> KeyedChanges:
-    """Replace each TRUNCATE by a DELETE of each key that may have a row. These DELETEs get the metadata of ended rows."""
+    """Replace each TRUNCATE by a DELETE of each key that may have a row, with the metadata that its deleted row gets."""
     if not changes.truncate_indices:
         return changes
     key_changes, source_indices = insert_deletes(

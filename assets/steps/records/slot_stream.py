@@ -1,4 +1,4 @@
-"""The table `feed` of a stream: the server cluster and timeline of its LSNs, and the LSN up to which slices are deleted.
+"""The table `feed` of a stream: to which cluster and timeline its LSNs belong, and up to which LSN slices are deleted.
 
 A slot stream is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
 another. The step `slot_consumption` writes the table. So do maintenance, before it deletes slices, and `pgsieve drop`.
@@ -69,15 +69,12 @@ class SlotStreamRecord:
             self._append({"deleted_up_to": end_lsn})
 
     def read_newest_cluster(self) -> Mapping[str, Any]:
-        """The newest row that has a cluster; an empty mapping if there is none."""
+        """The newest row of the first kind; an empty mapping if there is none."""
         rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
         return next(reversed(sort_by_version(rows)), {})
 
     def find_counting_versions(self) -> set[int]:
-        """The Delta versions of the rows that count.
-
-        These are the newest row that has a cluster, and the row with the greatest deleted LSN.
-        """
+        """The Delta versions of the rows that count: the newest of the first kind, and the one with the greatest LSN."""
         rows = self.lake.records.rows(self.path)
         deletion_row = max(
             rows, key=lambda row: (row.get("deleted_up_to") or 0, get_commit_version(row)), default={}

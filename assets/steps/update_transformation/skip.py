@@ -1,9 +1,9 @@
-"""Skips a transaction by its commit LSN, as ALTER SUBSCRIPTION … SKIP (lsn = …) does. PostgreSQL calls it the finish LSN.
+"""Skips a transaction by its commit LSN (PostgreSQL's finish LSN), as ALTER SUBSCRIPTION … SKIP (lsn = …) does.
 
 A slice is the changes from one position of the slot to another. A window is the part of a slice that is transformed
 (decoded and filtered) in one go.
 
-As in PostgreSQL, the LSN is cleared by the next transaction that has changes, even if it is not the transaction that
+As in PostgreSQL, the next transaction that has changes clears the LSN to skip, even if it is not the transaction that
 the user has named (clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for
 an LSN that has already been passed.
 """
@@ -101,7 +101,7 @@ class Skip:
 def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:
     """True if a run died in the middle of the slice after `transformed_lsn`, after it had written the changes of some tables.
 
-    In that case the slice can no longer be divided into windows.
+    Then the slice can no longer be divided into windows, because these tables have the changes of a whole window.
     """
     lake = states.lake
     histories = (

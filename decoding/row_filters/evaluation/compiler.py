@@ -407,7 +407,7 @@ def _make_coalesce_function(operands: Sequence[RowFunction]) -> RowFunction:
 def _make_extreme_function(
     choose: Callable[..., Any], operands: Sequence[RowFunction], key: Callable[[Any], Any] | None
 ) -> RowFunction:
-    """Return GREATEST or LEAST of the operands; if several are equal, the first of them, with its display scale."""
+    """Return GREATEST or LEAST: of equal operands the first one, because their display scales may differ."""
 
     def evaluate(row: Row) -> Any:
         values = [operand(row) for operand in operands]

@@ -96,8 +96,7 @@ _STATUS_LINE = re.compile(r"\d{3} [A-Z]")
 _ANSWER_BODY = re.compile(r"(status code: \d{3} [^:]*):.*", re.DOTALL)
 _ANSWER_CODE = re.compile(r"<Code>(\w+)</Code>")
 
-#: Errors that are no conflicts, although delta-rs raises them in the class of its conflicts. A second
-#: attempt would raise them again.
+#: Messages of a CommitFailedError that is no conflict. A second attempt would raise it again.
 _NO_CONFLICT = re.compile(r"Unsupported table features|Table features must be specified|append-only")
 
 
@@ -195,7 +194,7 @@ retry_after_conflict = retry(
     stop=_RETRY_STOP,
     reraise=True,
 )
-#: Repeats a commit that needs no new plan a few times if another writer was faster.
+#: Repeats a commit a few times if another writer was faster. It is for commits that need no new plan.
 retry_commit = retry(retry=retry_if_exception(is_conflict), wait=_RETRY_WAIT, stop=_RETRY_STOP, reraise=True)
 
 

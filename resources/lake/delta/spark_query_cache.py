@@ -1,4 +1,4 @@
-"""Caches what Spark's queries find in the newest version of tables, so that each query runs once per version.
+"""Caches the results of Spark's queries of a table's newest version, so that each query runs once per version.
 
 In: the session, and the path of a table.
 Out: results. They are cached until the table has another version.

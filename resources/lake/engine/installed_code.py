@@ -25,7 +25,7 @@ def compute_code_digest() -> str:
 
     It is empty if a file was changed after this process had begun, because the process may have the former code. So a
     process that lives on while pgsieve is upgraded (`pgsieve run --follow`) gets another answer from then on, and each
-    call looks at the files again. It is also empty if there are no such files, as in an archive.
+    call looks at the files again. It is also empty if the package is in an archive, and so has no such files.
     """
     digest, newest_change_ns, package = hashlib.sha256(), 0, Path(pgsieve.__file__).parent
     for folder, subfolders, names in os.walk(package, followlinks=True):

@@ -28,7 +28,7 @@ REGION = "us-east-1"
 
 _TIMEOUT_SECONDS = 60
 _MAX_ATTEMPTS = 5
-#: The number of each service's gRPC port is that of its other port plus this.
+#: A service's gRPC port has the number of its other port plus this.
 _GRPC_PORT_OFFSET = 10_000
 _SERVICES = ("master", "volume", "filer", "admin")
 #: The server's message after the keys and the bucket exist. Its port answers before that.
