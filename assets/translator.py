@@ -5,7 +5,7 @@ Out: the `AssetSpec` of the asset
 
 A user can write a subclass of `PgsieveTranslator` to change keys, groups, tags, owners, kinds, descriptions and
 automation conditions, or to add deps. Other integrations of Dagster have such translators, too. After the
-translation `DagsterNames.asset_spec` adds the deps between the steps, by the translated keys.
+translation `DagsterNames.asset_spec` adds the deps between the steps, with the translated keys.
 """
 
 import re
@@ -121,7 +121,7 @@ def source_table_asset(
 
 
 #: Maps pgsieve's kinds of assets to Dagster's `kinds`, which its pages show. All other assets have only the kind
-#: `deltalake`. No kind is an engine, such as Spark: each materialization names the engine that made it.
+#: `deltalake`. An engine such as Spark is not among the kinds: each materialization names the engine that made it.
 _DAGSTER_KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},
     AssetKind.INITIAL_SYNC: {"postgres", "deltalake"},
@@ -174,7 +174,7 @@ def _describe_asset(asset: PgsieveAsset) -> str:
             )
         case AssetKind.CHANGE_LOG:
             return (
-                f"The messages of replication slot {asset.slot}, appended whole transaction by transaction;"
+                f"The messages of replication slot {asset.slot}, appended in whole transactions;"
                 " the slot is confirmed only after they are durable."
             )
         case AssetKind.TABLE_CHANGES:
@@ -186,8 +186,8 @@ def _describe_asset(asset: PgsieveAsset) -> str:
             )
         case AssetKind.CUT:
             return (
-                "An LSN at which all replicas agree, with their Delta versions. Materialised by each increment that"
-                " has brought every table up to date; its data version changes only with the replicas."
+                "An LSN at which all replicas agree, with their Delta versions. Materialised by each run that has"
+                " brought every table up to date; its data version changes only with the replicas."
             )
         case AssetKind.CHANGE_LOG_MAINTENANCE:
             return (
@@ -196,8 +196,8 @@ def _describe_asset(asset: PgsieveAsset) -> str:
             )
         case AssetKind.MAINTENANCE:
             return (
-                "Deletes old applied changes from the change history, old cuts, and an hour later the versions that"
-                " these name; compacts the tables."
+                "Deletes old applied changes from the change history, and old cuts. Deletes the versions that only"
+                " these cuts name an hour later. Compacts the tables."
             )
 
 

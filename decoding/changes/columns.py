@@ -2,8 +2,8 @@
 
 A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new).
 
-- `commit_lsn` and `ordinal` order the changes of a slot. `number` orders the changes of a slice (the changes between
-  two positions of the slot).
+- `commit_lsn` and `ordinal` order the changes of a slot. `number` alone gives the row changes of a slice (the changes
+  between two positions of the slot) the same order.
 - `old` and `new` are structs of the relation's columns. `old` is NULL if the publisher sent no old tuple. `new` is NULL
   for a delete.
 - `unchanged` lists the columns of `new` that were not sent because their TOASTed value did not change.

@@ -81,8 +81,8 @@ def compute_multiset_change(changes: KeyChanges, present_counts: Numbers) -> Mul
     """Return the effect of changes on a multiset; `present_counts` says how often the multiset has each row.
 
     A caller that divides the rows into parts, and computes each part alone, gives an UPDATE of a row to another row as two
-    changes: a `LEAVE`, which removes the old row, and an INSERT of the new row. If the `LEAVE` finds no row, compute the
-    changes again without the INSERT. Then further changes may find no row.
+    changes: a `LEAVE`, which removes the old row, and an INSERT of the new row. If the `LEAVE` finds no row, the caller
+    computes the changes again without the INSERT. Then further changes may find no row.
     """
     old_rows, new_rows = rows_before_and_after(changes)
     is_without_row = np.zeros(len(old_rows), np.bool_)

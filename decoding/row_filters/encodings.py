@@ -1,6 +1,6 @@
 """Checks that a row filter gives the same result over UTF-8 text as over text in the database's encoding.
 
-In: a typed tree, and the name of the database's encoding. Out: nothing. Raises RefusedError if the filter
+In: a filter's tree, and the name of the database's encoding. Out: nothing. Raises RefusedError if the filter
 depends on bytes or codes of characters, or if its comparisons can have another result in UTF-8.
 
 The publisher evaluates a filter over text in the database's encoding. pgsieve receives the text in UTF-8 and

@@ -24,7 +24,7 @@ def drop(config: Config, subscription_name: str, *, delete_tables: bool, leave_s
     if subscription_name not in project.subscriptions and TableStates(lake, subscription_name).is_in_use():
         raise PgsieveError(
             f"subscription {subscription_name!r} was taken out of {config.path.name}, but was not dropped",
-            hint=f"put it back as it was, `pgsieve drop {subscription_name}`, then take it out",
+            hint=f"put it back as it was, run `pgsieve drop {subscription_name}`, then take it out",
         )
     (subscription_config,) = config.select([subscription_name])
     subscription = project.subscriptions[subscription_config.name]
@@ -46,7 +46,7 @@ def drop(config: Config, subscription_name: str, *, delete_tables: bool, leave_s
         else None
     )
     if dropped_objects.foreign:
-        remaining_objects = f"publication {', '.join(dropped_objects.foreign)}, which pgsieve did not create: DROP PUBLICATION, if nothing else needs it"
+        remaining_objects = f"publication {', '.join(dropped_objects.foreign)}, which pgsieve did not create: run DROP PUBLICATION if nothing else needs it"
     return DropReport(
         subscription=subscription_name,
         slot=dropped_objects.slot,

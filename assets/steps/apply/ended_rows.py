@@ -1,4 +1,4 @@
-"""Ended rows: rows that a replica with `deletes: soft` keeps and marks as deleted, and the metadata of these rows.
+"""Ended rows: rows that a replica with `deletes: soft` keeps and marks as deleted, in columns of metadata.
 
 A row ends by a DELETE, by a TRUNCATE, or by an UPDATE that moves the row out of the row filter. A batch is the changes
 that are applied to a replica in one commit. The place of a change is a number that orders the changes of a batch.
@@ -62,7 +62,7 @@ class EndedRows:
 class RowEndings:
     """Finds the rows that a batch ends but the replica keeps.
 
-    `has_row` is the mask of the net change's keys that have a row after the batch. It may be an ended row.
+    `has_row` is the mask of the net change's keys that have a row after the batch, even if only an ended row.
     `truncated_rows` are the rows of the replica that a TRUNCATE ends; empty without a TRUNCATE.
     """
 
@@ -73,7 +73,7 @@ class RowEndings:
 
     @property
     def metadata(self) -> pa.Table:
-        """The metadata of ended rows: a row per change. If there are TRUNCATEs, the last row is for the first of them."""
+        """For each change, the metadata of a row that it ends. The last row is for the first TRUNCATE, if there is one."""
         assert self.keyed_changes.end_metadata is not None
         return pa.concat_tables(
             [
@@ -85,17 +85,17 @@ class RowEndings:
 
     @property
     def truncated_key(self) -> int:
-        """The key number of all rows that only a TRUNCATE ends: the number after that of the last key.
+        """The number that stands for all keys that no change of the batch has: the number after that of the last key.
 
-        The changes do not have the keys of these rows.
+        Only a TRUNCATE ends rows with these keys.
         """
         return int(self.keyed_changes.keys.num_rows)
 
     def split_rows(self, removed_rows: Sequence[FileMatches]) -> tuple[list[FileMatches], list[EndedRows]]:
         """Return the rows to remove from their files, and those of these rows that are written again as ended rows.
 
-        `removed_rows` are the replica's rows in whose place the batch writes another row of the same key or, if the row
-        ends, the same row with new metadata.
+        `removed_rows` are the replica's rows that the batch replaces: by another row of the same key or, if the row ends,
+        by the same row with new metadata.
         """
         metadata, metadata_by_key = self.metadata, self.find_metadata_rows()
         matches, ended_rows = (

@@ -31,7 +31,7 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, add_costs
 
-#: In a MERGE in this process, the replica may have this many times as many bytes as the changes may have.
+#: For a MERGE in this process, the limit on the replica's bytes is this many times the limit on the changes' bytes.
 MAX_REPLICA_FACTOR = 4
 
 
@@ -204,7 +204,7 @@ class FewChangesWriter:
     def _append(self, rows: pa.Table, counts: Mapping[str, int], *, has_changes: bool) -> TableResult:
         """Append the rows, or replace the replica by them after a TRUNCATE.
 
-        `has_changes` is False if the rows change nothing. A TRUNCATE is committed nevertheless.
+        `has_changes` is False if there is nothing to append. A TRUNCATE is committed nevertheless.
         """
         is_truncated = self.pending.truncated_at is not None
         if has_changes or is_truncated:

@@ -161,7 +161,7 @@ class BatchCopy:
                         self.subscription, self.lake, snapshot, conninfo_with_sessions, self.log, read_limit
                     )
                     results, copy_faults = self._copy_in_parallel(copy, planned_tables)
-            # The first connection is not kept for this: idle during the copy, it might be closed by then.
+            # The first connection might have been closed by now, because it would have been idle during the copy.
             with source.connect() as connection:
                 catalog_after = self.subscription.slot_stream.with_defined_publications(
                     read_catalog(connection)
@@ -263,8 +263,8 @@ class BatchCopy:
         """Record the LSN of the snapshot in the states of the tables, and record why other tables have to wait.
 
         Returns the states with the LSN. Raises TransientError if another process has changed the state of a table since
-        `former_states` were read, which was before the snapshot. For example, that process may have met a later change
-        that the server cannot send.
+        `former_states` were read, which was before the snapshot. For example, that process may have set a table aside
+        because the server cannot send a later change of it.
         """
         state_by_table = {
             name: make_announced_state(self.subscription, table, catalog, former_states.get(name), snapshot)

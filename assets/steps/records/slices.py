@@ -42,7 +42,7 @@ _ROW_CHANGE_KINDS, _KEPT_KINDS = ("I", "U", "D"), ("R", "T")
 class SliceSummary:
     """Summarises the messages of a slice, batch by batch, while they pass to the writer of the change log.
 
-    `expect_bytes` is called with the bytes per table with changes: the largest table has about as many, or more.
+    `expect_bytes` is called with the mean bytes of the tables with changes. The largest table has at least about as many.
     """
 
     def __init__(self, expect_bytes: Callable[[int], None] | None = None) -> None:

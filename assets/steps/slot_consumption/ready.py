@@ -1,8 +1,8 @@
 """Makes the slot of a stream ready to be read. A slot stream is a slot with the subscriptions that read it.
 
-If pgsieve evaluates row filters, a slot is read with pgsieve's own publications, the capture publications. After this
-step they exist, and so does the recorded catalog, by which pgsieve filters. The slot exists, and is at the position of
-the change log (the table of the slot's messages).
+If pgsieve itself evaluates the row filters, it reads a slot with its own publications, the capture publications. After
+this step they exist, and the publisher's catalog, by which pgsieve filters, is recorded. The slot exists, and is at the
+position of the change log (the table of the slot's messages).
 
 In: a stream, and a session of its publisher
 Out: the stream without subscriptions that are refused, the catalog, and the publications with which the slot is read
@@ -61,9 +61,9 @@ def prepare_slot(
 
     Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
 
-    Tables that pgsieve may not capture have to wait. A lock of another session may prevent a table from being captured,
-    or its row filter from being read. Meanwhile the publisher decides: it filters each slice again for each subscription.
-    For `copier`, the subscription that is about to copy, it cannot do so if pgsieve.yaml defines a publication of it. Raises
+    Tables that pgsieve may not add to the capture publications have to wait. A lock of another session may keep a table
+    out of them, or hide its row filter. Meanwhile the publisher decides: it filters each slice for each subscription. It
+    cannot do so for `copier`, the subscription that is about to copy, if pgsieve.yaml defines a publication of it. Raises
     SlotError if the slot does not fit the change log, and OpenTransactionsError or LockedTableError if it cannot decide.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
@@ -80,9 +80,11 @@ def prepare_slot(
     created_names = [name for name in names if name not in server_catalog.publications]
     try:
         must_record = not catalogs.is_recorded(fingerprint)
-        is_begun = state is not None and log_position is not None and not catalogs.find_unread_subscriptions()
+        is_read_for_all = (
+            state is not None and log_position is not None and not catalogs.find_unread_subscriptions()
+        )
         publisher_decides = (
-            is_begun and must_record and (copier is None or can_publisher_decide(sound_stream, copier))
+            is_read_for_all and must_record and (copier is None or can_publisher_decide(sound_stream, copier))
         )
         if slot_stream.filtered:
             publish_set_aside_tables(connection, sound_stream, lake, server_catalog, no_log)
@@ -120,11 +122,11 @@ def _hold_back_undecided_tables(
     catalog: Catalog,
     plan: Sequence[CapturePublication] | None,
 ) -> None:
-    """Let tables be copied that another session has taken out of the capture publications, if the publisher cannot decide.
+    """Record that tables which another session has taken out of the capture publications have to be copied.
 
-    The tables may be back by now. `catalog` and `fingerprint` were read before the capture publications were altered as
-    planned. `plan` is None if a lock prevents that. For the other subscriptions the publisher decides until the altered
-    catalog is recorded.
+    They may lack changes even if they are in these publications again. Subscriptions for which the publisher can decide
+    are left out: it decides for them until the altered catalog is recorded. `catalog` and `fingerprint` were read before
+    this run altered the capture publications. `plan` is None if a lock prevented the alteration.
     """
     slot_stream = catalogs.slot_stream
     if plan is None or (since_xid := catalogs.find_xid_before_alteration(fingerprint)) is None:
@@ -160,7 +162,7 @@ def _record_catalog(
     - `begin`: the LSN and the transaction identifier (xid) from which on the catalog is valid
     - `state`: the state of the slot; None if the slot was just created
     """
-    # While a subscription was missing in pgsieve.yaml, its tables got no changes.
+    # While a subscription was missing in pgsieve.yaml, its tables got no changes, so they are copied again.
     forget_copies(catalogs.lake, catalogs.find_unread_subscriptions())
     restart_lsn = begin[0] if state is None else state.restart_lsn
     catalogs.append(*begin, fingerprint, catalog, restart_lsn)
@@ -246,7 +248,7 @@ def _make_capture(
 
 
 def _has_hidden_filter(slot_stream: SlotStream, catalog: Catalog, *, publisher_decides: bool) -> bool:
-    """True if a lock hides a row filter, so that the publisher has to decide. Raises LockedTableError if it cannot."""
+    """True if a lock hides a row filter, so that the publisher has to filter. Raises LockedTableError if it cannot."""
     catalog = slot_stream.with_defined_publications(catalog)
     errors = [
         error
@@ -267,7 +269,7 @@ def _read_older_wal(
     """Read WAL from before some of the capture publications existed, without these publications.
 
     Before PostgreSQL 18, pgoutput refuses to decode it with them (`find_missing_publications`). A transaction that is
-    open now may have made changes before they existed. When it commits, `unsendable_changes` reads it, also without them.
+    open now may have made changes before they existed. Once it has committed, `unsendable_changes` reads it without them.
     """
     target_lsn, version = read_flushed_lsn(connection), connection.info.server_version
 

@@ -1,4 +1,4 @@
-"""Makes the changes of one table for one subscription: as files, or as a DataFrame that Spark writes.
+"""Makes the changes that one subscription gets of one table: as files, or as a DataFrame that Spark writes.
 
 The changes come from one slice: what the slot delivered between two of its positions. In a slice, a Relation message
 describes the columns of the messages that follow it. Each such description is a relation version.
@@ -7,9 +7,9 @@ In: readings and TRUNCATEs. A reading has the messages of one relation version. 
 convert them to the columns of the replica.
 Out: files, which the caller commits, or a DataFrame
 
-Both forms run `pgsieve.decoding.changes.transform`, and count with `pgsieve.decoding.changes.tally`. The messages are
-in Parquet files. The work that writes files is divided into parts: each part reads some row groups of messages, one at
-a time. Raises the errors of decoding and of row filters, and OSError.
+Both are made by `pgsieve.decoding.changes.transform`, and counted by `pgsieve.decoding.changes.tally`. The messages are
+in Parquet files. A runner, which runs functions part by part, writes files. Each part reads some row groups of
+messages, one at a time. Raises the errors of decoding and of row filters, and OSError.
 """
 
 import json
@@ -125,7 +125,10 @@ class ReadableChanges:
         return WrittenChanges(rows.filter(is_file), _sum_counts(rows.filter(pc.invert(is_file))))
 
     def count_without_writing(self, runner: Runner) -> ChangeCounts:
-        """Transform the changes without writing them, to find out whether that raises an error. Returns their counts."""
+        """Make the changes without writing them, to find out whether that raises an error. Returns their counts.
+
+        TRUNCATEs are left out.
+        """
         parts, table_slice = self._divide_work(runner), self.table_slice
 
         def count_part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
@@ -174,7 +177,7 @@ class SentChanges:
     def count_without_writing(
         self, lake: Lake, columns: Sequence[tuple[str, str]], size_bytes: int
     ) -> ChangeCounts:
-        """Make the changes, and keep only their counts. The runner is chosen by `size_bytes`.
+        """Make the changes, and keep only their counts. The runner is chosen by `size_bytes`, the size of the messages.
 
         `columns` are as in `make_rows`.
         """

@@ -25,7 +25,7 @@ from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.passwords import remember_secrets
 
-#: The first maps the scheme of an address to its platform, the second a platform to the options of `storage`.
+#: The platform of each scheme of an address, and the options of `storage` for each platform.
 PLATFORM_BY_SCHEME = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gs"}
 OPTIONS_BY_PLATFORM: dict[str, tuple[str, ...]] = {
     "s3": ("endpoint", "region", "access_key_id", "secret_access_key", "session_token", "path_style"),
@@ -164,7 +164,7 @@ class Storage:
         )
 
     def with_address(self, address: str) -> "Storage":
-        """The storage of another address: with the same options in the same store, otherwise that of `find_storage`."""
+        """The storage of another address: with these options if it is in the same store, else from `find_storage`."""
         storage = Storage.from_address(
             address, self.options, is_written_only_by_spark=self.is_written_only_by_spark
         )
@@ -225,7 +225,7 @@ class Storage:
         return endpoint is not None and not _S3_HOST.search(urlsplit(endpoint).hostname or "")
 
     def _choose_path_style(self, environ: Mapping[str, str]) -> str | None:
-        """Where the name of the bucket is: "true" for the path of a request, "false" for the name of the host.
+        """The text "true" if a request has the bucket's name in its path, "false" if in the name of the host.
 
         None if each engine may choose. If the host is an IP address, the bucket is always in the path, whatever
         the settings are.
@@ -290,9 +290,9 @@ class Storage:
     def _read_profile_options(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
         """The options that come from a profile. If there is an endpoint, delta-rs itself reads no profile.
 
-        The keys are passed on even if there is no endpoint, because other libraries use these options, too. Keys that
-        expire are not passed on without an endpoint: then delta-rs reads the profile itself, and reads it again when it
-        needs new keys.
+        The profile's access keys are options even without an endpoint, because other libraries use these options, too.
+        Keys that expire are not options without an endpoint: then delta-rs reads the profile itself, and reads it again
+        when it needs new keys.
         """
         profile, options = AwsProfile.read_active(environ), {}
         if profile.region and not self._find_region(environ):
