@@ -13,7 +13,7 @@ deletion vectors already, the deleted rows are marked in deletion vectors instea
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.completion import Completion, MissingValues, NetRows, find_net_rows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings
+from pgsieve.assets.steps.apply.files_task import FilesTask
 from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, KeyedChanges
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, read_digests, select_first_matches
 from pgsieve.assets.steps.apply.row_selection import RowSelection
@@ -40,13 +41,10 @@ from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
-from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.derived_rows import remove_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
-from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups, join_path
-from pgsieve.resources.parts import Guard
+from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
 
 #: The most memory for the `KeyedChanges` of a batch: the key and a few numbers of each change. If a table's changes need
 #: more, Spark applies them.
@@ -404,68 +402,3 @@ class FilesWriter:
             missing_values,
             shared_rows=self.shared_rows,
         )
-
-
-@dataclass(frozen=True)
-class FilesTask:
-    """Writes the files of a batch, part by part. The task is sent to executors.
-
-    Parts are numbered in this order:
-    1. `files_to_rewrite`: a file of the replica per part, written again without its removed rows
-    2. `ended_rows`: rows that are written again, marked as deleted
-    3. `change_parts`: row groups of the change history; `row_selection` picks the new rows from them
-
-    `schema` has the columns of new rows, `replica_schema` all columns of the replica. When a file has
-    `target_file_bytes` bytes, the next one begins. `encodings` are the Parquet encodings of columns (`write_files`).
-    """
-
-    store: Store
-    path: str
-    schema: pa.Schema
-    replica_schema: pa.Schema
-    target_file_bytes: int
-    files_to_rewrite: Sequence[FileMatches]
-    ended_rows: Sequence[Sequence[EndedRows]]
-    change_parts: Sequence[Sequence[RowGroup]]
-    row_selection: RowSelection
-    encodings: Mapping[str, str] | None = None
-
-    @property
-    def part_count(self) -> int:
-        """The number of parts."""
-        return len(self.files_to_rewrite) + len(self.ended_rows) + len(self.change_parts)
-
-    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write one part; yields a row (`FILE_SCHEMA`) per file."""
-        if number < len(self.files_to_rewrite):
-            match = self.files_to_rewrite[number]
-            batches = self.store.read_batches(join_path(self.path, match.name), self.replica_schema)
-            rows, schema = (
-                remove_rows(batches, match.row_numbers, self._share_deleted_rows(match)),
-                self.replica_schema,
-            )
-        elif (later_number := number - len(self.files_to_rewrite)) < len(self.ended_rows):
-            rows, schema = self._read_ended_rows(self.ended_rows[later_number]), self.replica_schema
-        else:
-            rows = self._read_new_rows(self.change_parts[later_number - len(self.ended_rows)])
-            schema = self.row_selection.make_file_schema(self.schema)
-        return write_files(self.path, schema, guard(rows), self.store, self.target_file_bytes, self.encodings)
-
-    def _share_deleted_rows(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
-        """Return a function that adds the rows removed from a file to the shared rows; None if no rows are shared."""
-        if (shared := self.row_selection.shared_rows) is None:
-            return None
-        return lambda row_range, rows: shared.add_removed_rows(match.key_indices[row_range], rows)
-
-    def _read_ended_rows(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
-        for file_rows in rows:
-            yield from file_rows.read_batches(
-                self.store, self.path, self.replica_schema, self.row_selection.stamp
-            )
-
-    def _read_new_rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
-        row_type, store = pa.struct(self.schema), self.store
-        for selection in self.row_selection.divide(store, groups):
-            rows = (selection.read_rows(read, row_type) for _, read in store.iterate_group_readers(groups))
-            with store.prefetch(groups, rows) as batches:
-                yield from (batch for batch in batches if batch is not None)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.by_files import FilesTask, ManyChanges
+from pgsieve.assets.steps.apply.by_files import ManyChanges
+from pgsieve.assets.steps.apply.files_task import FilesTask
 from pgsieve.assets.steps.apply.key_exchange import TaskResults, exchange_keys
 from pgsieve.assets.steps.apply.key_reader import BatchParts, Division, KeyReader
 from pgsieve.assets.steps.apply.part_deciders import KeyDecider, KeyExaminer, MultisetDecider, PartDecider

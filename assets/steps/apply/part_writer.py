@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.by_files import FilesTask
 from pgsieve.assets.steps.apply.completion import MissingValues, NetRows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, make_completions
+from pgsieve.assets.steps.apply.files_task import FilesTask
 from pgsieve.assets.steps.apply.key_reader import BatchParts, ReplicaFile
 from pgsieve.assets.steps.apply.part_deciders import RESULT_SCHEMA, make_result
 from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, ROWS, unpack_rows

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.batch import AppliedChanges, AppliedChangesByTable, find_lacking_changes
-from pgsieve.assets.steps.apply.by_files import FilesTask
 from pgsieve.assets.steps.apply.completion import MissingValues
 from pgsieve.assets.steps.apply.damaged_tables import IntactVersions, is_put_back
+from pgsieve.assets.steps.apply.files_task import FilesTask
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.row_selection import RowSelection, Validity
 from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alteration_lsn

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.by_files import FilesTask
+from pgsieve.assets.steps.apply.files_task import FilesTask
 from pgsieve.assets.steps.apply.key_exchange import exchange_keys
 from pgsieve.assets.steps.apply.key_reader import BatchParts, Division, KeyReader
 from pgsieve.assets.steps.apply.part_files import FilesPlan, list_key_bounds
