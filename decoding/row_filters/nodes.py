@@ -389,7 +389,7 @@ def _cast_can_fail(operand: Node, node: Cast) -> bool:
     if target_oid == DATE or source_oid == TIME:
         return False
     if {source_oid, target_oid} <= {NUMERIC, *FLOATS}:
-        # A numeric with digits fits into double precision, but it may be out of the range of real.
+        # A numeric with digits fits into double precision. A cast to real counts as one that can fail.
         return (source_oid, target_oid) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
             target_oid == FLOAT4 or operand.digits is None
         )

@@ -37,7 +37,8 @@ def main() -> None:
     _restart_in_utf8_mode()
     # If the caller has closed a stream (`>&-` in a shell), Python sets it to None.
     sys.stdout, sys.stderr = sys.stdout or _open_null_device(), sys.stderr or _open_null_device()
-    # SIGTERM interrupts a command as Ctrl-C does, not only while Dagster runs a step. If it was ignored, it stays ignored.
+    # Let SIGTERM interrupt a command as Ctrl-C does. Dagster does so only while it runs a step. If SIGTERM was ignored, it
+    # stays ignored.
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     code: str | int | None = EXIT_FAULT

@@ -297,7 +297,7 @@ def _materialize_each(
     """Materialise an asset for each subscription, in one Dagster run.
 
     - `task`: names the work in messages
-    - `do_work`: does the work of a step. If there are several steps, it does so while Dagster records those before.
+    - `do_work`: does the work of one step; if there are several steps, while Dagster records the step before it
     """
     if not asset_makers:
         return

@@ -149,8 +149,8 @@ def _find_missing_properties(properties: Mapping[str, str], hours: int) -> dict[
     """The properties to set in a table, so that all versions of the last `hours` hours can be read.
 
     They also let Delta delete older parts of its log. A property that the user has set is changed only if both it and
-    Delta's default are shorter than `hours`. Delta must keep the log at least as long as removed files. So if the
-    user's time for removed files stays, the time for the log is never shortened.
+    Delta's default are shorter than `hours`. Delta must keep the log at least as long as removed files. So the time for
+    the log is shortened only if the time for removed files is set, too.
     """
     kept_hours = _find_kept_hours(properties, hours)
     users_files_hours, users_log_hours = (
@@ -216,8 +216,7 @@ class _DeltaRsMaintenance:
     def vacuum(self, hours: int) -> int:
         table = self.delta_rs.open_table(self.path)
         missing_properties = _find_missing_properties(table.metadata().configuration, hours)
-        # In some tables only Spark can set properties. Do not start Spark only to shorten the time for which Delta
-        # keeps its log.
+        # In some tables only Spark can set properties. Do not start Spark only to shorten a retention period.
         if missing_properties and (
             hours > _DEFAULT_FILES_HOURS or self.delta_rs.can_set_properties(self.path)
         ):

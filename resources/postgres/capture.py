@@ -50,7 +50,7 @@ def ensure_capture_publications(
     """
     # Before PostgreSQL 18, pgoutput refuses to decode WAL from before the commit that creates a requested publication. So
     # the caller first reads the WAL up to the flush position without the new publications. This WAL must contain the
-    # commits that create them. So each of these commits waits until it is flushed, whatever the role's setting is.
+    # commits that create them. So they are flushed before they return, even if the role has another setting.
     connection.execute("set synchronous_commit = local")
     has_capture = any(capture_name + suffix in catalog.publications for suffix in list_capture_suffixes())
     existing_names, refused_oids = [], set[int]()
@@ -113,7 +113,7 @@ def _add_permitted_tables(
 
 
 def _can_be_added(name: str, table: Table, catalog: Catalog) -> bool:
-    """True if a table needs no CREATE, and no SET TABLE, which removes the row filter and the column list of a table."""
+    """True if ADD TABLE is enough: the publication exists, and SET TABLE need not remove a row filter or a column list."""
     publication = catalog.publications.get(name)
     entry = None if publication is None else publication.find_table_entry(table.oid)
     return publication is not None and (entry is None or (entry.where is None and entry.columns is None))
@@ -189,7 +189,7 @@ def make_table_statements(
 def make_root_removals(
     capture_name: str, planned_publications: Sequence[CapturePublication], catalog: Catalog
 ) -> list[str]:
-    """The SQL that removes the roots as which trees are captured although the plan captures their leaves.
+    """The SQL that removes unplanned roots, as which the changes of their partitions would be captured.
 
     It has to be executed after the plan's publications exist. Other tables that are not in the plan do no harm.
     """

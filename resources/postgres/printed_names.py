@@ -23,36 +23,36 @@ printing as (
       or exists (select from pg_type where typbasetype in ({_PRINTING_TYPE_OIDS}))
       or exists (select from pg_range where rngsubtype in ({_PRINTING_TYPE_OIDS})) as prints_names
 ), spaces as (
-  select oid, nspname, xmin as x from pg_namespace
+  select oid, nspname, xmin as nspxmin from pg_namespace
    where (select prints_names from printing) and nspname !~ '^pg_(temp|toast)'
 ), named(kinds, entry) as (
-  select array['schema'], concat_ws(' ', oid, nspname, x) from spaces
+  select array['schema'], concat_ws(' ', oid, nspname, nspxmin) from spaces
   union all
   select array['role'], concat_ws(' ', oid, rolname) from pg_roles where (select prints_names from printing)
   union all
   select array['database'], concat_ws(' ', oid, datname, xmin) from pg_database
    where (select prints_names from printing) and current_setting('server_version_num')::int >= 190000  -- regdatabase
   union all
-  select array['relation'], concat_ws(' ', c.oid, relname, nspname, x, t.xmin)
+  select array['relation'], concat_ws(' ', c.oid, relname, nspname, nspxmin, t.xmin)
     from pg_class c join spaces n on n.oid = relnamespace left join pg_type t on t.oid = reltype
    where c.oid >= 16384 and relpersistence <> 't'
   union all
-  select array['type', 'function', 'operator'], concat_ws(' ', t.oid, typname, nspname, x, t.xmin)
+  select array['type', 'function', 'operator'], concat_ws(' ', t.oid, typname, nspname, nspxmin, t.xmin)
     from pg_type t join spaces n on n.oid = typnamespace where t.oid >= 16384
   union all
-  select array['function'], concat_ws(' ', p.oid, proname, proargtypes, nspname, x, p.xmin)
+  select array['function'], concat_ws(' ', p.oid, proname, proargtypes, nspname, nspxmin, p.xmin)
     from pg_proc p join spaces n on n.oid = pronamespace where p.oid >= 16384
   union all
-  select array['operator'], concat_ws(' ', o.oid, oprname, oprleft, oprright, nspname, x, o.xmin)
+  select array['operator'], concat_ws(' ', o.oid, oprname, oprleft, oprright, nspname, nspxmin, o.xmin)
     from pg_operator o join spaces n on n.oid = oprnamespace where o.oid >= 16384
   union all
-  select array['collation'], concat_ws(' ', c.oid, collname, nspname, x, c.xmin)
+  select array['collation'], concat_ws(' ', c.oid, collname, nspname, nspxmin, c.xmin)
     from pg_collation c join spaces n on n.oid = collnamespace where c.oid >= 16384
   union all
-  select array['configuration'], concat_ws(' ', c.oid, cfgname, nspname, x, c.xmin)
+  select array['configuration'], concat_ws(' ', c.oid, cfgname, nspname, nspxmin, c.xmin)
     from pg_ts_config c join spaces n on n.oid = cfgnamespace where c.oid >= 16384
   union all
-  select array['dictionary'], concat_ws(' ', d.oid, dictname, nspname, x, d.xmin)
+  select array['dictionary'], concat_ws(' ', d.oid, dictname, nspname, nspxmin, d.xmin)
     from pg_ts_dict d join spaces n on n.oid = dictnamespace where d.oid >= 16384
 ), printed_names(kind, digest) as (
   select kind, count(*) || ' ' || sum(hashtextextended(entry, 0))

@@ -43,7 +43,7 @@ class Validity:
         """Add the columns that say from when to when each row is valid; `places` has the place of each row's change."""
         begin = int(np.searchsorted(self.places, places[0])) if len(places) else 0
         versions: slice | Numbers = slice(begin, begin + len(places))
-        # Most versions of a batch are adjacent, and need no search.
+        # Mostly the rows are consecutive versions, and the first one's place is enough to find them.
         if not np.array_equal(self.places[versions], places):
             versions = np.searchsorted(self.places, places)
         return add_validity(rows, self.begin_commits[versions], self.end_commits[versions], self.commits)

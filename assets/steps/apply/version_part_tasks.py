@@ -1,7 +1,8 @@
-"""The tasks that apply very many changes to the versions of rows (`history: scd2`) by parts of the keys.
+"""The tasks that apply very many changes to the versions of rows (`history: scd2`), divided by their keys.
 
-They have the three rounds of `part_deciders`: `VersionReader`, `VersionDecider`, `VersionPartWriter`. A version of a row is
-valid from one of the publisher's commits to another. A present version has not ended yet. The place of a change is a
+They have the three rounds of `part_deciders`: `VersionReader`, `VersionDecider`, `VersionPartWriter`. Each task of a round
+is a receiver: it gets the messages with its number from the round before. A version of a row is valid from one of the
+publisher's commits to another. A present version has not ended yet. The place of a change is a
 number that orders the changes of a batch, the changes that one commit applies.
 
 In: row groups of a change history (the Delta table with all changes of a table), and files of the table of versions. Out:
@@ -41,7 +42,7 @@ from pgsieve.resources.parts import Guard, Message, make_message
 
 @dataclass(frozen=True)
 class VersionReader(KeyReader):
-    """Sends what `KeyReader` sends, with the LSN and the time of each change's commit; of the files only present versions."""
+    """Sends what `KeyReader` sends, and each change's commit LSN and time. From files it sends only present versions."""
 
     @property
     def _change_columns(self) -> Sequence[str]:

@@ -1,7 +1,7 @@
 """Reads the rows of a copy: executors execute the queries for chunks of a table at the exported snapshot.
 
-A chunk is a part of a table. For each chunk there is one query. The Arrow batches of its result are passed on one by
-one, to a file or to the JVM. So a chunk never has to fit in memory.
+A chunk is a part of a table. For each chunk there is one query. An executor passes on the Arrow batches of its result
+one by one, to a file or to the JVM. So a chunk need not fit in the executor's memory.
 """
 
 import time
@@ -103,7 +103,7 @@ def write_rows_to_files(
 
 
 def read_with_retries(read: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    """Read all rows of a chunk. After a transient fault, read them again.
+    """Return all that `read` yields from a chunk. After a transient fault, read again.
 
     If the snapshot is lost, or the table is locked, the error is raised without another attempt.
     """

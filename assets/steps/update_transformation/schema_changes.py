@@ -183,7 +183,7 @@ class SchemaChanges:
             raise OvertakenError(self._states.path)
 
     def _refuse_unapplied_changes(self, state: TableState) -> None:
-        """Raise SchemaChangedError if the replica may not have all changes with the former columns and key yet.
+        """Raise SchemaChangedError if the replica may still lack changes with the former columns and key.
 
         Such changes are in the change history, the Delta table of the table's changes. `_transformed` counts them by
         slice, but lacks a slice if a run died before it recorded the slice.
@@ -257,7 +257,7 @@ def find_former_layout(
     """Find the earliest layout that changes between `transformed_lsn` and `lsn` may have.
 
     A layout has the catalog's facts about the columns of a table. `followed_definition` is the one that the replica has
-    had so far. Changes may have its layout, or its own former layout.
+    had so far. Changes may have this definition's layout, or the layout before it (`former`).
     """
     earlier_layout = followed_definition.former
     if earlier_layout is None or earlier_layout.until <= transformed_lsn:

@@ -1,4 +1,4 @@
-"""UPDATE transformation: turns the messages of the change log into changes, and filters them as pgoutput does.
+"""UPDATE transformation: turns the slot's messages in the change log into changes, and filters them as pgoutput does.
 
 A slice is the changes from one position of the slot to another. It is transformed once for each subscription, as a
 whole or in windows (parts). The changes of each table are one Delta commit, and its position is the end of the slice or
@@ -167,7 +167,7 @@ class Transformation:
         """Record that replicas may have other rows than a new copy would have.
 
         There are two reasons. A transaction of the slice was skipped. Or publications were altered within the slice. In
-        that case the publisher has filtered it, and pgsieve does not know which rows it left out.
+        that case the publisher has filtered the slice, and pgsieve does not know which rows are missing.
         """
         contents = read_slice_contents(self.lake, self.subscription.slot_stream, end)
         truncated_relations = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
