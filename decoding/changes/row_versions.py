@@ -1,7 +1,7 @@
 """Computes the versions of rows that changes make: which commit begins each version, and which commit ends it.
 
 In: changes in order, with numbers of their keys (`KeyChanges`) and of their commits. Out: one element per version
-(`RowVersions`). `tenures` says which row a key has after each change. `versions` makes the rows of a history table from
+(`RowVersions`). A tenure is the time during which a row has a key. `versions` makes the rows of a history table from
 this. Raises nothing.
 """
 
@@ -24,9 +24,10 @@ class RowVersions:
     A commit makes a version of each key that it changes and that has a row after the commit. All fields but
     `former_end_commits` have one element per version.
 
-    - `keys`, `last_changes`, `base_keys`, `changes_by_column` and `begin_changes` have the same meaning as in `NetChange`.
+    - `keys` is the key of the version, and `last_changes` the change that has its values. `base_keys`, `changes_by_column`
+      and `begin_changes` tell where the values are that this change did not send (see `NetChange`).
     - `end_commits` is the number of the commit that ends the version, or `NONE` if no commit ends it.
-    - `former_end_commits` has for each key the commit that ends the row from before the changes, or `NONE`.
+    - `former_end_commits` has one element per key: the commit that ends the row from before the changes, or `NONE`.
     """
 
     keys: Numbers
@@ -39,7 +40,7 @@ class RowVersions:
 
 
 def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: Mask) -> RowVersions:
-    """Return the versions that changes make; the changes must have no conflict and no `LEAVE`.
+    """Return the versions that changes make. No change may be a `LEAVE`, or give a row a key that has a row already.
 
     `commits` has the number of each change's commit. A commit makes at most one version of a row, since other
     transactions see only the last row of a transaction.
@@ -80,7 +81,7 @@ def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: 
 def _compute_versions_of_single_changes(
     changes: KeyChanges, change_keys: Numbers, commits: Numbers, has_row_before: Mask
 ) -> RowVersions:
-    """Return the versions if no change is a move, and all changes have different keys.
+    """Return the versions if no change is a move (an UPDATE of a key), and all changes have different keys.
 
     `change_keys` is the key of each change. The order of the changes does not matter here.
     """

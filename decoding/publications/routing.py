@@ -77,8 +77,8 @@ def plan_capture(
     A partition tree can be captured in two ways:
 
     - As its root: if each subscription of the tree publishes it as this root, and all of its leaves alike. The
-      publisher sends each change as a change of the root, which it finds in the catalog as of the change. It also
-      distinguishes a TRUNCATE of a leaf from a TRUNCATE of the root.
+      publisher sends each change as a change of the root that the leaf had at that time. It also distinguishes a
+      TRUNCATE of a leaf from a TRUNCATE of the root.
     - As its leaves: in all other cases in which a subscription publishes the tree as its root. `find_routes` routes the
       changes of the leaves to the root. The capture publication then lists the root, but without
       publish_via_partition_root. So the publisher also sends the changes of leaves that are created later.
@@ -101,7 +101,7 @@ def plan_capture(
     tables_by_group: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
     for table, operations in operations_by_table.values():
         if not table.legible:
-            continue  # A statement cannot name this table; `Subscription.definition` reports it.
+            continue  # No statement can contain its illegible name; `Subscription.definition` reports it.
         sorted_operations = tuple(operation for operation in OPERATIONS if operation in operations)
         via_root = table.oid in roots and roots[table.oid][0]
         tables_by_group.setdefault((sorted_operations, via_root), []).append(table)

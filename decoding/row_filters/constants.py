@@ -308,7 +308,7 @@ def constant_from_text(text: str | None, type_oid: int) -> Constant:
 
 
 def make_constant(value: ConstantValue, type_oid: int) -> Constant:
-    """Return a constant of this type; a numeric also gets the numbers of its digits (`Digits`)."""
+    """Return a constant of this type; a numeric also gets its precision and scale (`Digits`)."""
     if type_oid != NUMERIC:
         return Constant(value, type_oid=type_oid)
     if value is None:

@@ -120,8 +120,8 @@ class DerivedType:
     - `underlying_oid` is the oid of another type: the base type of a domain, the subtype of a range, the range type of a
       multirange, or the element type of an array.
     - `labels` are the labels of an enum, the oldest first. `label_xids` has the transaction that last wrote each label.
-    - `fields` has the number and the type oid of each field of a composite type. It is filled in only for composite
-      types that a column or another type contains, and is otherwise empty.
+    - `fields` has the number and the type oid of each field of a composite type. It is empty unless a column or another
+      type contains this composite type.
     """
 
     kind: str

@@ -211,8 +211,8 @@ class Materializer:
     ) -> dg.AssetsDefinition:
         """Make the assets of the cut and of the replicas that have changed.
 
-        A cut names a version of each replica; together these versions equal the publisher at one LSN. It includes the
-        tables of `unchanged_tables`, too. `receive_error` and `prefetched_work` are as in `make_table_changes_asset`.
+        A cut names a version of each replica; together these versions equal the publisher at one LSN. The cut
+        includes `unchanged_tables`, too. `receive_error` and `prefetched_work` are as in `make_table_changes_asset`.
         """
         return replica_tables_asset(
             self.subscription,
@@ -240,7 +240,7 @@ class Materializer:
         Both parts are empty if there are no changes. `read_published_tables` returns the tables of each subscription. It is called
         only if there are changes, because it asks the publisher. A subscription that an error has just disabled may
         still have changes to report: those that were applied before the error. A table that
-        was set aside counts as changed until one run has failed for it.
+        was set aside counts as changed until a run has reported its problem.
         """
         name = self.subscription.name
         paths = [record_type(self.lake, name).path for record_type in (Cuts, TransformedSlices, TableStates)]
@@ -254,7 +254,7 @@ class Materializer:
         return split_tables(read_published_tables()[self.subscription.name], changed_names)
 
     def _find_newly_set_aside(self) -> set[Name]:
-        """The tables that are set aside, and for which no run has failed yet."""
+        """The tables that are set aside, and whose problems no run has reported yet."""
         states, record = (
             TableStates(self.lake, self.name).read_newest(),
             SubscriptionRecord(self.lake, self.name),

@@ -402,7 +402,7 @@ class _Follower:
             can_start = not all(map(self._are_open, awaited_id_tuples))
             if foreign_tables and time.monotonic() - last_request_at >= _FOREIGN_SECONDS:
                 can_start, last_request_at = (
-                    can_start or any(map(self._can_answer, foreign_tables)),
+                    can_start or any(map(self._do_servers_answer, foreign_tables)),
                     time.monotonic(),
                 )
             if can_start:
@@ -415,7 +415,7 @@ class _Follower:
             return are_transactions_open(self._slot_stream.source, transaction_ids)
         return True
 
-    def _can_answer(self, name: TableName) -> bool:
+    def _do_servers_answer(self, name: TableName) -> bool:
         """True if the foreign servers that have rows of this table answer now."""
         with suppress(PgsieveError):
             verify_foreign_servers(self._slot_stream.source, name)

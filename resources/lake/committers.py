@@ -109,8 +109,8 @@ class FileCommitter:
     ) -> list[dict[str, Any]]:
         """Call `write`, which writes files. Commit these files, and mark the rows of `marked_files` as deleted.
 
-        Returns a row for each file (`parquet_files.FILE_SCHEMA`). `expected_version` has the same meaning as in
-        `Commit`.
+        Returns a row for each file (`parquet_files.FILE_SCHEMA`). Raises OvertakenError if the table is no longer at
+        `expected_version`.
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
@@ -120,7 +120,7 @@ class FileCommitter:
     def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
     ) -> list[MarkedFile] | None:
-        """Prepare `marked_files` for `commit_marked_files`: the files of the rows `matches`, with these rows marked.
+        """Return the files of the rows `matches`, with these rows marked, for `commit_marked_files`.
 
         Returns None, or raises OvertakenError, in the same cases as `find_markable_files`.
         """
@@ -198,13 +198,13 @@ class FileCommitter:
     def can_rewrite_files(self, path: str, columns: Collection[str]) -> bool:
         """True if a commit may replace files of a table by files with fewer rows.
 
-        False if the table has other columns than these.
+        False, for example, if a user has added columns to `columns`, because only a MERGE keeps their values.
         """
         with self.access.translate_errors(path):
             return row_removal.can_rewrite_files(self.delta_rs, path, columns)
 
     def can_mark_rows(self, path: str, columns: Collection[str]) -> bool:
-        """True if rows of a table may be marked in deletion vectors. False if the table has other columns than these."""
+        """True if rows of a table may be marked in deletion vectors. False if it has other columns than `columns`."""
         if not self.wants_vectors:
             return False
         with self.access.translate_errors(path):

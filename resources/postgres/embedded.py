@@ -162,7 +162,7 @@ class EmbeddedServer:
     def conninfo(self, **extra_parameters: str) -> str:
         """A libpq conninfo for the superuser and the database `postgres`.
 
-        `extra_parameters` adds parameters, or replaces those with its names.
+        `extra_parameters` are added, and replace parameters of the same names.
         """
         parameters = {"host": "127.0.0.1", "port": str(self.port), "user": "postgres", "dbname": "postgres"}
         return make_conninfo("", **{**parameters, **extra_parameters})

@@ -71,16 +71,16 @@ def verify_foreign_servers(source: Source, root_name: tuple[str, str]) -> None:
         root_oid, table_names = rows[0][0], [name for _, name in rows]
         # If a check is abandoned, the server process goes on until its connection to the foreign server ends. The mark,
         # a comment in the query, identifies the processes of abandoned checks in pg_stat_activity.
-        comment = f"/* pgsieve asks for the foreign leaves of {root_oid} */"
+        mark = f"/* pgsieve asks for the foreign leaves of {root_oid} */"
         if connection.execute(
-            _IS_TOO_EARLY_QUERY, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": comment}
+            _IS_TOO_EARLY_QUERY, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": mark}
         ).fetchone() == (True,):
             raise _make_no_answer_error(table_names)
         # A foreign scan connects to the foreign server before it requests a row, so `limit 0` suffices. The
         # lock_timeout is shorter than ANSWER_SECONDS, so that a locked table is not taken for a silent server.
         queries = [f"select from {name} limit 0" for name in table_names]
         results = _fetch_results(
-            connection.pgconn, f"{comment} set lock_timeout = '1s'; " + "; ".join(queries)
+            connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(queries)
         )
         if results is None:
             with suppress(psycopg.Error):

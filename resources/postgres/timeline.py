@@ -27,7 +27,7 @@ class TimelineError(SlotError):
 
 
 def read_current_timeline(connection: psycopg.Connection[Any]) -> int:
-    """The timeline that the server writes to, which is part of the names of its WAL files.
+    """The timeline that the server writes to. The names of its WAL files begin with it.
 
     PostgreSQL does not show the timeline that a standby replays. For a standby the result is the newer of two
     timelines: the one that the standby receives, and the one of its last restartpoint.

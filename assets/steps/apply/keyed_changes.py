@@ -42,7 +42,7 @@ class KeyedChanges:
 
     If the replica keeps deleted rows (`deletes: soft`), `end_metadata` has a row per change: the metadata that a row gets
     if this change ends (deletes) it. In such a replica a TRUNCATE counts as a DELETE of each key of the batch that may
-    have a row. `truncated_metadata` has one row: the metadata that all other rows of the replica get by the first TRUNCATE.
+    have a row. `truncated_metadata` has one row: the metadata that the first TRUNCATE gives to the replica's other rows.
     """
 
     keys: pa.Table
@@ -74,8 +74,8 @@ class KeyedChanges:
     def lookup_masks(self) -> tuple[Mask, Mask]:
         """Two masks of the keys to look up in the replica.
 
-        Keys of the first mask should have a row there, for example the key of a DELETE. For keys of the second mask it
-        matters for another reason whether there is a row, for example because an UPDATE moves the row to another key.
+        Keys of the first mask should have a row there, for example the key of a DELETE. Keys of the second mask may have a
+        row there that matters, for example because it would conflict with an INSERT.
         """
         if not self._cached_lookup_masks:
             self._cached_lookup_masks.append(self.changes.compute_lookup_masks(self.keys.num_rows))
@@ -195,8 +195,8 @@ class ChangesOutcome:
     def mask_replaced_keys(self, *, retain_ended: bool) -> Mask:
         """Return a mask of the keys whose row is removed from its file of the replica.
 
-        In a replica that keeps deleted rows (`retain_ended`), these are the keys that have a row after the changes. It may
-        be the old row, marked as deleted.
+        In a replica that keeps deleted rows (`retain_ended`), these are the keys that have a row after the changes, also if
+        this is the old row, marked as deleted.
         """
         is_replaced = np.zeros_like(self.had_row)
         is_replaced[self.net.keys[self.has_row] if retain_ended else self.net.keys] = True

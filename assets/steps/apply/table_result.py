@@ -29,7 +29,7 @@ class TableResult:
     - `problem`: why the table failed; None if it did not
     - `damaged`: True if the cause of `problem` is a damaged replica, not a change
     - `is_overtaken`: True if another process works on the table, so that the replica may lack the batch
-    - `through`: the partitions through which changes came, as `partition_names` of `TableChanges`
+    - `through`: the partitions through which changes came, if the table is a partition root
     """
 
     schema: str

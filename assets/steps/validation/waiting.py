@@ -54,7 +54,7 @@ def select_sound_subscriptions(
 def make_subscription_catalog(
     connection: psycopg.Connection[Any], subscription: Subscription, server_catalog: Catalog
 ) -> Catalog:
-    """Add the publications that pgsieve.yaml defines for a subscription to the catalog of the server.
+    """Return the server's catalog with the publications that pgsieve.yaml defines for a subscription.
 
     If the subscription is refused, its problem is raised.
     """

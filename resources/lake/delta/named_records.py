@@ -55,7 +55,7 @@ class NamedRecords:
     def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
         """Append rows, with the Delta version of their commit in a column. If another writer was faster, append again.
 
-        With `expected_version` this is an error, because the rows were planned from that version.
+        With `expected_version` a faster writer is an error, because the rows were planned from that version.
         """
 
         def attempt() -> None:
@@ -121,7 +121,7 @@ class NamedRecords:
             return self._records.count_rows(path)
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
-        """The slices of a change log that end after an LSN: the LSNs where they end, in order."""
+        """The LSNs after `after_lsn` at which slices of a change log end, in order."""
         with self._translate_errors(path):
             return self._records.slices(path, after_lsn)
 
