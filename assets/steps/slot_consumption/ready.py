@@ -80,11 +80,9 @@ def prepare_slot(
     created_names = [name for name in names if name not in server_catalog.publications]
     try:
         must_record = not catalogs.is_recorded(fingerprint)
-        is_read_for_all = (
-            state is not None and log_position is not None and not catalogs.find_unread_subscriptions()
-        )
+        all_read = state is not None and log_position is not None and not catalogs.find_unread_subscriptions()
         publisher_decides = (
-            is_read_for_all and must_record and (copier is None or can_publisher_decide(sound_stream, copier))
+            all_read and must_record and (copier is None or can_publisher_decide(sound_stream, copier))
         )
         if slot_stream.filtered:
             publish_set_aside_tables(connection, sound_stream, lake, server_catalog, no_log)
