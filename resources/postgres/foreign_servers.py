@@ -79,9 +79,7 @@ def verify_foreign_servers(source: Source, root_name: tuple[str, str]) -> None:
         # A foreign scan connects to the foreign server before it requests a row, so `limit 0` suffices. The
         # lock_timeout is shorter than ANSWER_SECONDS, so that a locked table is not taken for a silent server.
         queries = [f"select from {name} limit 0" for name in table_names]
-        results = _fetch_results(
-            connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(queries)
-        )
+        results = _fetch_results(connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(queries))
         if results is None:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=_CANCEL_SECONDS)
