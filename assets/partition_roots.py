@@ -1,8 +1,8 @@
 """The assets of the replicas. Their step applies changes to all replicas of a subscription, and then writes a cut.
 
 A replica is the copy of one of the publisher's tables. A cut names a version of each replica of a subscription;
-together these versions equal the publisher at one LSN. When the changes of a partition were decoded and
-filtered, they were routed: to the replica of the partition, or to that of the ancestor as which it is published
+together these versions equal the publisher at one LSN. The step before has routed the changes of a partition: to the
+replica of the partition or, if the partition is published as an ancestor, to the ancestor's replica
 (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
 If a run fails, Dagster shows all assets that the run has planned as failed. So runs plan only the cut, and report the

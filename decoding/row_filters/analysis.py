@@ -242,7 +242,7 @@ class _Analysis:
 
     def analyse_collate(self, part: exp.Collate) -> Node:
         operand = self._analyse_part(self._unwrap_left_operand(part))
-        # A quoted constant has no type yet. It takes one from its place, as it would without COLLATE (`coerce`).
+        # A quoted constant has no type yet. As without COLLATE, `coerce` gives it the type that its place needs.
         if operand.type_oid != UNKNOWN and not is_collatable(operand.type_oid):
             self._refuse(part, "its type does not support collations")
         identifier = part.expression

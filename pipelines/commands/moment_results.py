@@ -8,7 +8,7 @@ class TableAtLsn:
     """A table as it was at an LSN.
 
     - `rows`: the number of its rows
-    - `changes`: the number of changes that were applied to an earlier version of the replica; 0 if a version was right
+    - `changes`: the number of changes that were applied to an earlier version of the replica; 0 if a version has the rows
     - `path`, `version`: the Delta table and version that have the rows. None if the rows were in a clone (a temporary
       copy), which has been deleted.
     """
@@ -25,7 +25,7 @@ class TableAtLsn:
 class MomentReport:
     """The tables of a subscription with exactly the transactions that committed before an LSN.
 
-    `warnings` name published tables that are missing, since they have no rows now.
+    `warnings` name published tables that `tables` lacks, and say why.
     """
 
     subscription: str

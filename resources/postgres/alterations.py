@@ -16,8 +16,8 @@ For each change, the output plugin pgoutput decides what to send by the catalog 
 (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c). If the fingerprints before and after a slice
 are equal, one catalog is right for all changes of the slice.
 
-The slot is read with the capture publications. If one lacked a table for a while, the slot lacks changes, and only the
-publications of the subscriptions have them all. So an alteration of a capture publication changes the fingerprint, too.
+The slot is read with the capture publications. If they lacked a table for a while, what is read lacks changes, which only
+the publications of the subscriptions send. So an alteration of a capture publication changes the fingerprint, too.
 
 An alteration that was undone changes the fingerprint, too. Either a row of the catalog was written again, and has
 another xmin. Or a row was inserted and deleted, and the server still stores its index entry

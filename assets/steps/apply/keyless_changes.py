@@ -103,8 +103,8 @@ class KeylessChanges:
     def compute_net_change(self, count_rows: RowCounter) -> "MultisetOutcome":
         """Compute the net change of the multiset.
 
-        If each change finds its row, the replica must have certain rows. First, only these are looked up. If one of
-        them is missing, the old rows of all changes are looked up, and the changes are replayed one by one.
+        First, only those rows are looked up that the replica must have if each change finds its row. If one of them is
+        missing, the old rows of all changes are looked up, and the changes are replayed one by one.
         """
         changes, row_count = self.keyed_changes.effective_changes, self.keyed_changes.keys.num_rows
         old_rows = rows_before_and_after(changes)[0]
@@ -146,7 +146,7 @@ class MultisetOutcome:
 def select_first_matches(matches: Sequence[FileMatches], wanted_counts: Numbers) -> list[FileMatches]:
     """Select as many of the replica's rows as are to be deleted.
 
-    `matches` has the rows that were found, file by file: their places in the file (`row_numbers`), and the numbers of
+    `matches` has the rows that were found, file by file: their numbers in the file (`row_numbers`), and the numbers of
     the distinct rows that they equal (`key_indices`). `wanted_counts[i]` is the number of rows to select that equal the
     row with the number i.
     """

@@ -1,4 +1,4 @@
-"""The messages by which tasks exchange keys, places and rows, when they apply a batch by parts of the keys.
+"""The messages by which tasks exchange keys, places and rows, when they apply a batch divided by its keys.
 
 A batch is the changes that one commit applies. A place is a number that orders the changes of a batch. A `KeyReader`
 sends changes, and rows of the replica's files, to deciders. A decider is the task that finds out which rows of its part
@@ -25,8 +25,8 @@ from pgsieve.resources.parts import Message, make_message
 #: A message with TRUNCATEs has this in place of the number of its sender.
 TRUNCATES_SENDER = -1
 #: In a message to a writer, one of these takes the place of the sender's number. It says what the message is about: rows to
-#: write or to remove (`ROWS`), or deleted rows that a replica keeps, with their metadata (`ENDED_ROWS`). Rows that an UPDATE
-#: takes away from their key (`LEFT_ROWS`) have no receiver among the writers: `moved_rows` handles them.
+#: write or to remove (`ROWS`), or deleted rows that a replica keeps, with their metadata (`ENDED_ROWS`). Messages about rows
+#: whose key an UPDATE changes (`LEFT_ROWS`) go to no writer: `moved_rows` handles them.
 ROWS, ENDED_ROWS, LEFT_ROWS = range(3)
 _TRUNCATE_SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 _NO_ROWS = np.empty(0, np.int64)
@@ -103,7 +103,7 @@ class ReceivedChanges:
         return np.concatenate([np.asarray(table["row"]) for table in self.rows_by_sender[number]])
 
     def find_other_living_rows(self, sender: int, match: PartMatches) -> Numbers:
-        """Find the numbers of the living rows of a file whose keys no change has; `match` has the other rows."""
+        """Find the numbers of a file's living rows to whose keys no change belongs; `match` has the other rows."""
         table = pa.concat_tables(self.rows_by_sender[sender])
         return np.setdiff1d(np.asarray(table["row"])[np.asarray(table["is_living"])], match.row_numbers)
 

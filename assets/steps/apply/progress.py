@@ -69,8 +69,8 @@ class ReplicaProgress:
             end > transformed_lsn
             for end in AlteredSlices(lake, slot_stream).read_ends(self.subscription.name, change_log_lsn)
         )
-        # A slice may leave the change log once it is transformed. So the position of the transformed slices is read last:
-        # if it is unchanged, `has_slices` has missed no slice.
+        # A slice may leave the change log once another process has transformed it, and `has_slices` may miss it. So look
+        # afterwards whether the transformed slices have advanced.
         is_overtaken = self.read_transformed_lsn() > transformed_lsn
         return transformed_lsn if has_slices or is_overtaken else change_log_lsn
 

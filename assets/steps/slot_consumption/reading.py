@@ -1,4 +1,4 @@
-"""Drains a slot: reads it up to an LSN in a loop. The messages are appended as slices, and confirmed after that.
+"""Drains a slot: reads it up to an LSN in a loop. The messages are appended to the change log, and then confirmed.
 
 A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
 
@@ -72,7 +72,8 @@ _MAX_OVERTAKEN_COUNT = 6
 class DrainResult:
     """The result of a drain.
 
-    The slot was read from `from_lsn` to `to_lsn`. `slices` is the number of slices, and `lag` the slot's lag in bytes.
+    The slot was read from `from_lsn` to `to_lsn`. `slices` is the number of slices, and `lag` the slot's lag in bytes; 0
+    if it was not measured.
     """
 
     from_lsn: int
@@ -150,10 +151,10 @@ class _SlotReader:
         self._catalog_validity = Catalogs(slot.lake, slot.slot_stream).find_validity(
             slot.connection, self.position
         )
-        self._is_catalog_unproven = False
+        self._must_ask_publisher = False
         self._has_two_phase = is_two_phase(slot.slot_stream, state)
         self._stride = Stride(SLICE_BYTES)
-        self._can_advance_copies = True
+        self._may_copy_slot = True
 
     def read(self) -> None:
         """Append and confirm the transactions that commit before the target."""
@@ -170,7 +171,7 @@ class _SlotReader:
                     f"the publications were altered after {format_lsn(self.position)}: the server decides which"
                     " changes are sent"
                 )
-                self._is_catalog_unproven = True
+                self._must_ask_publisher = True
             except OvertakenError as error:
                 self._count_overtaken(error)
                 time.sleep(random.uniform(0, 2**self._overtaken_count / 10))  # noqa: S311 - no secret
@@ -196,7 +197,7 @@ class _SlotReader:
         Returns False if the last slice is empty and ends at the target, and its position need not be recorded.
         """
         begin = self.position
-        publisher_decides = self._catalog_validity is None or self._is_catalog_unproven
+        publisher_decides = self._catalog_validity is None or self._must_ask_publisher
         is_single = publisher_decides or self._has_two_phase or self._lake.is_reached_by_spark_only
         ends = self._stride.next_ends(begin, self._target_lsn, is_single=is_single)
         self._end_lsn = ends[-1]
@@ -234,11 +235,11 @@ class _SlotReader:
             return False
         if self.position < self._end_lsn:
             self._log(
-                f'the server does not move a copy of the slot "{self._slot_stream.slot}": it is read by one session'
+                f'the server does not move a copy of the slot "{self._slot_stream.slot}": one session reads the slot'
             )
-            self._can_advance_copies = False
+            self._may_copy_slot = False
         self._stride.grow()
-        self._is_catalog_unproven = False
+        self._must_ask_publisher = False
         return True
 
     def _append_publisher_slices(
@@ -336,7 +337,7 @@ class _SlotReader:
         (PostgreSQL documentation, synchronized_standby_slots), and a temporary copy of the slot would not wait for that.
         """
         size = self._end_lsn - self.position
-        if not self._can_advance_copies or size < SECOND_SESSION_BYTES:
+        if not self._may_copy_slot or size < SECOND_SESSION_BYTES:
             return False
         state = read_slot_state(self._connection, self._slot_stream.slot)
         return (
@@ -349,7 +350,7 @@ class _SlotReader:
     def _must_publisher_decide(self) -> bool:
         """True if the publisher has to decide which changes of the next slice a subscription gets.
 
-        If only Spark writes the lake, this method peeks at the slice. Otherwise a slice is examined when it is read.
+        If only Spark writes the lake, this method peeks at the slice. Otherwise `append_slices` examines it (UnprovenError).
         """
         catalog_validity = self._catalog_validity
         if (
