@@ -180,7 +180,7 @@ def _make_replica_event(
 ) -> dg.AssetMaterialization:
     """The materialization of a replica after its copy. Later ones come from the runs that apply changes.
 
-    `work` is what the copy has cost, together with the other copies of the run.
+    `work` is the work of the whole run, which may have copied other tables, too.
     """
     name = copy_result.schema, copy_result.table
     publications = tuple(subscription.slot_stream.subscriptions[subscription.name])

@@ -3,8 +3,8 @@
 In: the configuration
 Out: the storage, the Spark engine and the sources. Nothing is connected yet.
 
-Raises PgsieveError if the lake's store could lose a commit. The module imports nothing of `pgsieve.assets`: that import
-takes a while, and a command begins to connect before that import ends (`pgsieve.pipelines.commands.early_start`).
+Raises PgsieveError if the lake's store could lose a commit. The module imports nothing of `pgsieve.assets`, so that a
+command can connect while it still imports those modules (`pgsieve.pipelines.commands.early_start`).
 """
 
 from collections.abc import Mapping

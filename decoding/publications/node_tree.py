@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-#: outToken() writes a backslash before each delimiter inside a value. So quotes around a value need no special rule.
+#: outToken() writes a backslash before each delimiter inside a value, even between quotes. So a quoted value is one token.
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 
 #: Maps labels of versions 13 and 14 to the labels of later versions, which are the names of the structs.

@@ -24,7 +24,7 @@ CharacterReplacements: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class InitcapRules:
-    """The rules of initcap: `rest` applies to each character after a character of a word, `first` to all others.
+    """The rules of initcap: `rest` applies to a character that follows a character of a word, `first` to all others.
 
     `members` has the ranges of the characters that belong to words: the first and the last character of each range.
     """

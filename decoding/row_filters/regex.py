@@ -26,7 +26,7 @@ _MAX_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
 _DIGITS: Final = frozenset("0123456789")
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
 _CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
-#: The beginnings of elements of a set that are refused, except classes that `_CLASS` matches.
+#: An element of a set that begins like this is refused, unless `_CLASS` matches it.
 _ELEMENT_OPENINGS: Final = ("[.", "[=", "[:")
 # The ASCII characters of each class. If a collation has letters beyond ASCII, classes are refused.
 _CHARACTERS_BY_CLASS: Final = {
@@ -79,7 +79,7 @@ class _Translation:
             raise RefusedError("a regular expression that begins with *** is not supported")
         body = "".join(self._translate_alternatives())
         if self._position < len(self._pattern):
-            raise RefusedError("its parentheses are not balanced")
+            raise RefusedError("the parentheses of a regular expression are not balanced")
         return f"(?s){body}"
 
     def _write_variants(self, character: str) -> str:
@@ -123,7 +123,7 @@ class _Translation:
             raise RefusedError("a quantifier has nothing to repeat")
         first_character = self._take()
         if first_character == "{" and self._peek() in _DIGITS:
-            raise RefusedError("its bounds are not valid")
+            raise RefusedError("the bounds of a quantifier are not valid")
         anchor = {"^": r"\A", "$": r"\z"}.get(first_character)
         if first_character == "\\" and self._peek() in ("A", "Z"):
             anchor = {"A": r"\A", "Z": r"\z"}[self._take()]
@@ -160,7 +160,7 @@ class _Translation:
             self._position += 2
         body = "".join(self._translate_alternatives())
         if self._take() != ")":
-            raise RefusedError("its parentheses are not balanced")
+            raise RefusedError("the parentheses of a regular expression are not balanced")
         return f"(?:{body})"
 
     def _translate_quantifier(self) -> str:
@@ -177,7 +177,7 @@ class _Translation:
             return text
         minimum, maximum = int(match[1]), int(match[3] or match[1])
         if max(minimum, maximum) > _MAX_REPETITIONS or maximum < minimum:
-            raise RefusedError("its bounds are not valid")
+            raise RefusedError("the bounds of a quantifier are not valid")
         return text
 
     def _read_escape(self, *, is_in_set: bool) -> str:
@@ -262,7 +262,7 @@ def translate_pattern(pattern: str, mapping: CaseMapping | None, *, has_ascii_cl
         pc.match_substring_regex(pa.scalar(""), translation)
     except pa.ArrowInvalid:
         # The only reason for which RE2 refuses a translated pattern is too many repetitions.
-        raise RefusedError("its nested bounds repeat too often") from None
+        raise RefusedError("nested quantifiers repeat too often") from None
     return translation
 
 
@@ -281,7 +281,7 @@ def similar_to_escape(pattern: str, escape: str) -> str:
         for has_nested_brackets in (False, True)
     )
     if earlier_body != later_body:
-        raise RefusedError("the end of its set depends on the server's minor version")
+        raise RefusedError("the end of a set depends on the server's minor version")
     return f"^(?:{earlier_body})$"
 
 

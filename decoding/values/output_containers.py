@@ -26,8 +26,8 @@ from pgsieve.decoding.binary.cursor import Cursor
 
 #: A function that prints binary values as strings. Its second argument is the oid of their type. NULL stays NULL.
 PartPrinter: TypeAlias = Callable[[pa.Array, int], pa.Array]
-#: A function that assembles a value from the texts of its parts. It takes the texts that come next, so these functions
-#: must be called once each, in the order in which the values were split.
+#: A function that assembles a value from the texts of its parts. Each call takes the next texts. So each of these
+#: functions must be called once, in the order in which the values were split.
 Assembler: TypeAlias = Callable[[], str]
 
 _MAX_DIMENSIONS = 6  # MAXDIM

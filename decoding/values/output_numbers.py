@@ -21,8 +21,8 @@ _SPECIAL_NAMES = {math.inf: "Infinity", -math.inf: "-Infinity", 0.0: "0"}
 # of significant digits with which any two different numbers of the type are printed differently.
 _FLOAT8_WIDTH, _FLOAT8_DIGITS = 15, 17
 _FLOAT4_WIDTH, _FLOAT4_DIGITS = 6, 9
-# Below these limits, the shortest decimal is never halfway between two numbers. What is halfway is an odd multiple of a
-# power of 1/2, and has more digits than any shortest decimal.
+# Below these limits, the shortest decimal is never halfway between two numbers, because a decimal that is halfway has more
+# digits than a shortest decimal can have.
 _FLOAT8_FIRST_TIE, _FLOAT4_FIRST_TIE = 2.0**50, 2.0**20
 
 

@@ -37,8 +37,8 @@ def resync(
 ) -> ResyncReport:
     """Copy the named tables again; without names, all tables that need it.
 
-    Without names, this also replaces a slot that was lost, and those of pgsieve's own tables that are damaged. If
-    another lake may have read the slot, this lake takes it only if `take_over` is true.
+    Without names, this also replaces a lost slot, and damaged ones of pgsieve's own tables. If another lake may have
+    read the slot, this lake takes it only if `take_over` is true.
     """
     if take_over:
         take_slots_over(config, [subscription_config])
@@ -62,11 +62,11 @@ def resync(
         ResyncedTable(*table_to_copy.name, table_to_copy.state, table_to_copy.changes)
         for table_to_copy in tables_to_copy
     )
-    summary, is_followed = None, False
-    if names_to_copy and (is_followed := _is_slot_in_use(slot_stream)):
+    summary, is_slot_followed = None, False
+    if names_to_copy and (is_slot_followed := _is_slot_in_use(slot_stream)):
         states.leave_to_next_copy(names_to_copy)
     elif names_to_copy:
-        # Otherwise, if a former copy was killed after its commit, a run would complete it instead of copying again.
+        # Without this record, a run would complete a former copy that was killed after its commit, and not copy again.
         states.leave_to_next_copy(names_to_copy)
         with open_instance(config) as instance:
             materializer = Materializer(project, subscription, instance, progress)
@@ -84,7 +84,7 @@ def resync(
         resynced_tables,
         slot_loss.message if slot_loss else None,
         summary,
-        is_followed,
+        is_slot_followed,
         tuple(damaged_records),
     )
 

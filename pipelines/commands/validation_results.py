@@ -45,7 +45,7 @@ class PublicationDescription:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedChanges:
-    """The changes of some relations that a subscription receives. The relations are the table itself, or its partitions.
+    """The changes that a subscription receives of some relations: of the table itself, or of its partitions.
 
     - `row_filters`: maps each published operation to its row filter; None means that every row is sent
     - `identity`: the replica identity of the relations
@@ -64,11 +64,11 @@ class ReceivedTable:
 
     - `row_filter`: the row filter of the initial copy; None if every row is copied
     - `since_copy`: how the table's publications have changed since it was copied
-    - `metadata`: maps each kind of metadata to the name of its column in the replica
+    - `metadata`: maps each kind of metadata, such as `commit_lsn`, to the name of its column in the replica
     - `renamed`: maps the publisher's name of a column to its name in the replica, if the two differ
-    - `histories`: a sentence about each retained history of the table's rows (changes, or versions of rows)
-    - `refilter_from`: a subscription whose replica has all rows that the table needs, so that `pgsieve refilter` can
-      make the table without a copy. None if there is no such subscription, or if no copy is needed.
+    - `histories`: a sentence about each history of the table (its changes, or versions of its rows) that the lake has
+    - `refilter_from`: a subscription from whose replica `pgsieve refilter` can make the table, instead of a copy from
+      the publisher. None if there is no such subscription, or if no copy is needed.
     """
 
     schema: str

@@ -78,7 +78,7 @@ class Policy:
     - `small_bytes`: up to this many bytes are small work, which the calling thread does in its own memory
     - `rewritten_bytes`: in replicas up to this many bytes, pgsieve deletes rows by rewriting the files that contain
       them. In larger replicas it does this only if the files are small in proportion to the changes. Otherwise it
-      marks the rows in deletion vectors. With -1 it rewrites files only of tables whose rows it may not mark.
+      marks the rows in deletion vectors. With -1 it rewrites files only if the table's rows cannot be marked.
     - `wants_vectors`: whether the user wants deletion vectors in large tables
     - `min_parted_changes`: if a table has at least this many changes, the runner computes the rows that result from
       the changes. This work is divided by keys, or by the digests of rows without a key. With fewer changes the driver
@@ -181,7 +181,7 @@ class Policy:
                 reason = "a column name that a MERGE of delta-rs reserves"
             elif overwrite and delta_rs.has_permuted_columns(path, columns):
                 reason = "columns in another order"
-            elif overwrite and delta_rs.is_partitioned_by_others(path, columns):
+            elif overwrite and delta_rs.is_partitioned_by_other_columns(path, columns):
                 reason = "partitions by a column that is dropped"
             else:
                 return InProcessCommitter(delta_rs, self.access), f"{byte_count} bytes"

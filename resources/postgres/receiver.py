@@ -39,8 +39,8 @@ from pgsieve.decoding.protocol.envelope import (
     xlog_data_columns,
 )
 
-#: The columns of messages: the LSN and the message. The LSN is the start of the data in XLogData. It is 0 for a
-#: message that only introduces the next message, such as Relation.
+#: The columns of messages: the LSN and the message. The LSN is the field `data_start` of XLogData. It is 0 for a message
+#: that only introduces the next message, such as Relation.
 MESSAGE_SCHEMA = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
 #: `items` yields an item at least this often, even if no message has arrived. So a consumer can do its regular work
@@ -61,8 +61,8 @@ _MIN_READ_BYTES = 8192
 #: not answered.
 _END_TIMEOUT_SECONDS = 1.0
 
-#: The kinds of messages that end a transaction (Commit, Prepare and others). Only the LSNs of these messages are ends
-#: of WAL records.
+#: The kinds of messages that end a transaction (Commit, Prepare and others). The LSN of such a message is the end of its
+#: WAL record. Other messages have LSNs that are not ends of records.
 _TRANSACTION_END_TAGS = np.array([*b"CPKrcp"], np.uint64)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 

@@ -23,7 +23,7 @@ _TEXT_TYPES = ("text", "name", '"char"', "varchar", "bpchar")
 
 
 class Texts:
-    """A cursor that reads texts, and records which of them are illegible.
+    """Has a cursor that reads texts, and records which of them are illegible.
 
     With `as_bytes` the server sends texts in the database's encoding, and converts nothing.
     """

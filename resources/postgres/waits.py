@@ -132,7 +132,7 @@ def _format_holder(row: tuple[Any, ...]) -> str:
 
 
 def find_exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """Find the tables of the database that cannot be read now. Returns a text for messages by the oid of the table.
+    """Find the tables of the database that cannot be read now. Maps the oid of each to a text for messages.
 
     The text names the sessions and prepared transactions that lock the table exclusively, or wait to do so.
     """

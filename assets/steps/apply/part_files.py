@@ -1,6 +1,6 @@
-"""Plans and commits the files of a table whose changes tasks apply by parts of its keys.
+"""Plans and commits the files of a table to which parallel tasks apply a batch, each task for a part of the keys.
 
-In: the files of the table, and the results of the tasks that write (`part_writer`, `version_part_tasks`). Out: a plan,
+A batch is the changes that one commit applies. In: the files of the table, and the results of the tasks that write (`part_writer`, `version_part_tasks`). Out: a plan,
 which says which files the tasks search, and one commit with the files that they wrote. Raises LakeError, and
 OvertakenError if another process has committed to the table first.
 """
@@ -42,8 +42,8 @@ class FilesPlan:
     ) -> "FilesPlan | None":
         """Decide how to remove rows from these files of a table, which has this Delta version.
 
-        `removes_rows` says whether the batch may remove rows. None if the files can neither be rewritten nor get deletion
-        vectors.
+        `removes_rows` says whether the batch may remove rows. Returns None if the files can neither be rewritten nor get
+        deletion vectors.
         """
         committer, path = deletion.committer, deletion.path
         row_count = sum(file.row_count or 0 for file in files)
@@ -97,9 +97,9 @@ class FilesPlan:
 def list_key_bounds(
     store: Store, groups: Sequence[RowGroup], key_schema: pa.Schema
 ) -> list[Mapping[str, Bounds]]:
-    """For each file of the change history that has these row groups, list the bounds of its keys.
+    """List the bounds of the keys in each file that has one of these row groups.
 
-    `key_schema` has the names and types of the key's columns. Files without keys are left out.
+    The files are of a change history (the Delta table with all changes of a table). `key_schema` has the names and types of the key's columns. Files without keys are left out.
     """
     bounds = [_read_bounds(store, file, key_schema) for file in dict.fromkeys(group.file for group in groups)]
     return [file_bounds for file_bounds in bounds if file_bounds is not None]

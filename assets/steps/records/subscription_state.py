@@ -53,7 +53,7 @@ class SubscriptionState:
     - `folders`: the template of the replicas' folders; None until it is recorded
     - `properties`: the Delta properties that were last set on the replicas, as JSON; None until then
     - `clustered`: the columns by which each replica was last clustered, as JSON; None if there was no clustering
-    - `database`: the database of the replicas (`Database` as text); None until it is recorded
+    - `database`: the publisher's database (a `resources.postgres.database.Database` as text); None until it is recorded
     - `deleted_up_to`: the LSN up to which maintenance may have deleted slices of change histories; None if it is not
       known
     """
@@ -73,8 +73,8 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
     """The error for a disabled subscription. It says why the subscription is disabled, and how the user can enable it."""
     return SubscriptionDisabledError(
         f'subscription "{subscription}" is disabled: {state.reason}',
-        hint=f"correct the reason; then `pgsieve enable {subscription}`, the command that the reason names if it names one,"
-        f" and `pgsieve run {subscription}`",
+        hint=f"correct the reason; then `pgsieve enable {subscription}`; then the command that the reason names, if any;"
+        f" then `pgsieve run {subscription}`",
         sqlstate="55000",
     )
 

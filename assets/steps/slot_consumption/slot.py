@@ -1,6 +1,6 @@
-"""Compares a stream's slot with the position of its change log, and replaces a slot that was lost.
+"""Compares a slot with the position of its change log, and replaces a slot that was lost.
 
-A slot stream is a slot with the subscriptions that read it.
+A slot stream is a slot with the subscriptions that read it. The change log is the lake's table of the slot's messages.
 
 In: the present slot and server cluster, and their record in the stream's table `feed`
 Out: - a SlotError, which names the gap between slot and change log, and the command that closes it
@@ -85,7 +85,7 @@ def take_slot(
     if log_position is not None and not newest_row and _has_copies(lake, slot_stream):
         raise SlotStreamLostError(
             f'source "{slot_stream.source.name}": "{SlotStreamRecord(lake, slot_stream).path}" is gone, which records the'
-            " change log's cluster and its deleted slices",
+            " cluster of the change log, and which of its changes were deleted",
             hint=_make_recovery_hint(slot_stream),
             sqlstate="55000",
         )
@@ -173,7 +173,7 @@ def refuse_other_publisher(
 def refuse_slot_of_another_lake(
     connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
 ) -> None:
-    """Raise SlotNotOwnedError if the slot exists, and this lake has no data of it and has not claimed it.
+    """Raise SlotNotOwnedError for an existing slot that this lake has neither read nor claimed.
 
     Changes that one lake confirms are lost for every other lake. A lake claims a slot before it creates the slot, so
     that after a crash the next run recognises it.

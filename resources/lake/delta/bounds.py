@@ -1,4 +1,4 @@
-"""Leaves out those bounds of the values in a file that would be wrong for some reader.
+"""Chooses which bounds of values delta-rs writes into a file.
 
 The bounds of a column are the least and the greatest value in a file or a row group. A reader that looks for other
 values skips the file. Without bounds, it reads the file.
@@ -12,7 +12,7 @@ These bounds are left out:
   9007199254740993 into ...992. A reader that looks for the value would skip the file.
 - bounds of floating-point numbers: Parquet's bounds ignore NaN, which PostgreSQL and Spark order after every number. A
   reader that looks for greater values would skip NaN. `parquet_files` leaves these bounds out, too.
-- all but a prefix of the bounds of texts and bytes: the footer of the file and the log of Delta would otherwise contain
+- bounds of texts and bytes, except a prefix: the footer of the file and the log of Delta would otherwise contain
   values of megabytes, and Spark cannot read a log with a text of more than 20,000,000 characters. An upper bound that is
   truncated is rounded up, so it is still an upper bound.
 - bounds of dates after the year 262142: delta-rs crashes with them. The dates of PostgreSQL end in the year 5874897, and
@@ -53,8 +53,8 @@ def write_with_bounds(
     """Call `write` with properties for files of this schema. Return its result.
 
     If delta-rs crashes because of the bounds of dates, `write` is called again without these bounds. The write
-    that crashed has committed nothing. If `rows`, the rows to write or some of them, have a date that is too late, the first
-    call already leaves these bounds out.
+    that crashed has committed nothing. `rows` are the rows to write, or some of them. If they have a date that is too late,
+    the first call already leaves these bounds out.
     """
     if rows is not None and any(map(_has_late_date, rows.columns)):
         return write(make_writer_properties(schema, date_bounds=False))

@@ -155,7 +155,7 @@ class DeltaRsRecords(Commits):
         names = self.columns(path)
         return names != list(columns) and sorted(names) == sorted(columns)
 
-    def is_partitioned_by_others(self, path: str, columns: Collection[str]) -> bool:
+    def is_partitioned_by_other_columns(self, path: str, columns: Collection[str]) -> bool:
         """True if a table is partitioned by a column that is missing in `columns`.
 
         An overwrite by delta-rs would keep the partitions.

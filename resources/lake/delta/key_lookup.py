@@ -88,7 +88,7 @@ class FileMatches:
     `row_numbers` has their numbers, in ascending order, and `key_indices` has the index of each row's key.
 
     - `name`: the name of the file relative to the table's folder
-    - `log_path`: the path of the file in the table's log
+    - `log_path`: the same name as the table's log writes it, with URL encoding
     - `size_bytes`: the bytes of the file
     - `deleted_row_numbers`: the numbers of the rows that a deletion vector marks; `row_numbers` contains none of them
     """
@@ -129,7 +129,7 @@ def find_key_matches(
     - a file must be read, and the table is not plain (`requirements.has_plain_rows`), for example because it has
       partitions
 
-    Without `max_bytes` there is no limit, and files may have deletion vectors.
+    If `max_bytes` is None, the result is never None, and files may have deletion vectors.
     """
     groups = [keys.filter(pa.array(mask)) for mask in key_masks if mask.any()]
     names = {
@@ -187,10 +187,10 @@ def _find_matched_files(
     files = [(unquote(action["path"]), action["path"], action["size_bytes"]) for action in actions]
     files = [file for file in files if file[0] in names]
     with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        # Arrow decodes the rows of a local file in threads of its own, and integers are found in less time than that. Then
-        # more threads would only cost memory, which the system has to clear.
-        is_fast = sought_keys.number_by_key is not None and not is_uri(path)
-        search = map if is_fast else pool.map
+        # Arrow's own threads decode a local file, and finding integers takes less time than that. Then threads here would
+        # save no time, and need more memory.
+        needs_no_threads = sought_keys.number_by_key is not None and not is_uri(path)
+        search = map if needs_no_threads else pool.map
         # Search only a few files at a time, because the caller may stop before the last one.
         for begin in range(0, len(files), _PARALLEL_FILES):
             matches = search(find_matches, *zip(*files[begin : begin + _PARALLEL_FILES], strict=True))
@@ -203,8 +203,8 @@ class Flag:
 
     If `is_set`, it selects the rows in which the column is true; otherwise those in which it is false or NULL.
 
-    If the caller knows a column that is NULL in exactly these rows, `null_column` is its name. Then files whose statistics
-    already tell are not read.
+    If the caller knows a column that is NULL in exactly these rows, `null_column` is its name. Then a file is not read if
+    its statistics say that this column has only NULLs.
     """
 
     column: str
@@ -217,13 +217,13 @@ def find_flagged_rows(
 ) -> list[FileMatches]:
     """The rows that a flag selects, file by file, in order.
 
-    `candidates` are the rows that are searched; None means the whole table. With `candidates`, each row keeps its
-    element of `key_indices`. Otherwise all `key_indices` are 0.
+    `candidates` are the rows that are searched, which keep their `key_indices`. None means the whole table. In this case
+    all `key_indices` are 0.
     """
     if candidates is not None and not candidates:
         return []
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
-    row_counts = {} if flag.null_column is None else _count_rows_by_null_file(table, flag.null_column)
+    row_counts = {} if flag.null_column is None else _count_rows_of_null_files(table, flag.null_column)
 
     def read_selection(name: str) -> npt.NDArray[np.bool_]:
         if name in row_counts:
@@ -247,7 +247,7 @@ def find_flagged_rows(
     return [match for match in matches if len(match.row_numbers)]
 
 
-def _count_rows_by_null_file(table: DeltaTable, column: str) -> dict[str, int]:
+def _count_rows_of_null_files(table: DeltaTable, column: str) -> dict[str, int]:
     """Find the files whose statistics say that a column has only NULLs. Map each to its number of rows."""
     files = pa.table(table.get_add_actions(flatten=True))
     nulls = f"null_count.{_make_name_translator(table)(column)}"
@@ -338,7 +338,7 @@ class StoredFile(NamedTuple):
     """A file of a table.
 
     - `name`: the name relative to the table's folder
-    - `log_path`: the path in the table's log
+    - `log_path`: the same name as the table's log writes it, with URL encoding
     - `size_bytes`: the bytes of the file
     - `row_count`: the number of rows; None if it is unknown
     """
@@ -384,7 +384,7 @@ def _read_batches(
     condition = conditions[0] if conditions else None
     for further_condition in conditions[1:]:
         condition = condition & further_condition
-    systems, paths = zip(*map(store.find_file_system, files), strict=True)
+    file_systems, paths = zip(*map(store.find_file_system, files), strict=True)
     # With the schema, columns that an older file lacks are NULL.
-    dataset = ds.dataset(list(paths), schema=schema, format="parquet", filesystem=systems[0])
+    dataset = ds.dataset(list(paths), schema=schema, format="parquet", filesystem=file_systems[0])
     yield from dataset.to_batches(columns=schema.names, filter=condition)
