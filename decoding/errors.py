@@ -93,8 +93,8 @@ from collections.abc import Mapping
 
 from pgsieve.decoding.visible import escape_controls
 
-#: Stands for the name of a table in a hint, in a YAML string in single quotes. A caller that knows the table replaces it
-#: by the name, with each single quote doubled.
+#: Stands for the name of a table in a hint, within a YAML string that has single quotes. A caller that knows the table
+#: replaces it by the name, with each single quote doubled.
 TABLE_PLACEHOLDER = "<schema>.<table>"
 
 

@@ -77,7 +77,7 @@ def _make_increments_job(
 ) -> UnresolvedAssetJobDefinition:
     """Make the job that reads the slot of a stream and applies the changes to the replicas of some of its subscriptions.
 
-    If the job is for one subscription of several, `name_part` sets its name apart.
+    If the job is for one of several subscriptions, `name_part` distinguishes its name.
     """
     names = ", ".join(subscription.name for subscription in subscriptions)
     return dg.define_asset_job(

@@ -100,7 +100,7 @@ def is_collatable(type_oid: int) -> bool:
 
 
 def strip_collation(node: Node) -> Node:
-    """Return the operand of COLLATE, also of several; return any other node unchanged."""
+    """Return a node without the COLLATE around it, even if there are several."""
     while isinstance(node, Collate):
         node = node.operand
     return node
@@ -137,7 +137,7 @@ def has_only_ascii_letters(nodes: Sequence[Node]) -> bool:
 def case_mapping(
     nodes: Sequence[Node], function: CaseFunction, find_mapping: CaseMappingFinder
 ) -> CaseMapping:
-    """Return the case mapping of the collation of these strings; raises RefusedError if it has no mapping."""
+    """Return the case mapping of the collation of these strings; raises RefusedError if the collation has none."""
     name = find_collation_name(nodes)
     mapping = find_mapping(name, function)
     if mapping is None or mapping.refusal:

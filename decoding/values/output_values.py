@@ -72,7 +72,7 @@ def print_macaddr(value: bytes) -> str:
 
 
 def print_inet(value: bytes) -> str:
-    """Print an inet or cidr with its number of bits; an inet of a single host is printed without it."""
+    """Print an inet or cidr with its number of bits, which is left out for an inet of a single host."""
     cursor = Cursor(value, "inet")
     family, bits, is_cidr = cursor.u8("a family"), cursor.u8("bits"), cursor.u8("cidr or not")
     address = cursor.byten(cursor.u8("a size"), "an address")

@@ -75,7 +75,7 @@ class RowDeletion:
 
     @cached_property
     def max_rewritten_bytes(self) -> int:
-        """Files of at most this many bytes together are rewritten; otherwise rows are marked."""
+        """Files of at most this many bytes together are rewritten; otherwise rows are marked (`Policy.rewritten_bytes`)."""
         bytes_by_ratio, lake_limit = MAX_REWRITE_RATIO * self.change_bytes, self.lake.policy.rewritten_bytes
         small_table_bytes = (
             lake_limit if self.max_table_bytes is None else min(lake_limit, self.max_table_bytes)

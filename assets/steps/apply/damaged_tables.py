@@ -101,7 +101,7 @@ class IntactVersions:
     def _find_intact_version(
         self, state: TableState, former_head: TableHead | None, head: TableHead
     ) -> int | None:
-        # Nothing is recorded if another process has copied the table, which then has a newer state.
+        # If another process has copied the table, it has a newer state, for which nothing is recorded.
         if (known_version := self._last_versions.get((state.name, state.version))) is not None:
             return known_version
         if (version := find_version_in_cut(self.cut, self.versions, state)) is not None:

@@ -36,7 +36,7 @@ from pgsieve.resources.lake.stores.store import join_path
 class TableBase:
     """A version of a replica, and the slices of its change history with later changes.
 
-    - `path`, `version`: the version of the replica, which has all that committed before `since_lsn`
+    - `path`, `version`: a version of the replica, which has all transactions that committed before `since_lsn`
     - `state`: the state of the table at that time. Its definition describes this version and these slices.
     - `history_path`, `slice_ends`: the path of the change history, and the ends of the slices
     """
@@ -64,7 +64,7 @@ def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase
     """Find the bases of a subscription's tables at a moment.
 
     With `only_table`, only this table is searched, so other tables cause no error. The result is empty if an earlier cut
-    shows that the subscription did not have it yet.
+    shows that the subscription did not have this table yet.
     """
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).read_all()
@@ -133,10 +133,10 @@ class _BaseSearch:
             ),
             None,
         )
-        is_copied_since = ready_state is not None and (
+        is_copied_after_cut = ready_state is not None and (
             self.cut_before is None or ready_state.lsn > self.cut_before.lsn
         )
-        if cut_version is None and not is_copied_since:
+        if cut_version is None and not is_copied_after_cut:
             return None
         if ready_state is None:
             raise self._make_unreadable_error(
@@ -147,7 +147,7 @@ class _BaseSearch:
         if (
             self.cut_before is not None
             and cut_version is not None
-            and not is_copied_since
+            and not is_copied_after_cut
             and self.cut_before.lsn == self.moment.lsn
         ):
             state = self._find_fitting_state(
@@ -155,7 +155,7 @@ class _BaseSearch:
             )
             return TableBase(path, cut_version, state, self.moment.lsn, self._find_history_path(name, state))
         return self._find_base_after_cut(
-            name, path, states, ready_state, None if is_copied_since else cut_version
+            name, path, states, ready_state, None if is_copied_after_cut else cut_version
         )
 
     def _find_base_after_cut(

@@ -8,7 +8,7 @@ In: a subscription
 Out: the paths of the tables that were removed
 
 Raises LakeError if only Spark reaches the lake; in that case the user has to remove the folders. A damaged change log
-is not removed here, but together with its slot.
+is not removed here: it is removed together with its slot.
 """
 
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -37,8 +37,8 @@ def remove_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
     A table is put back by RESTORE, or if its folder comes from a backup.
 
     All tables of the subscription are copied again if its sync states (`_table_states`) or its summaries of slices
-    (`_transformed`) are removed. All tables of the stream are copied again if a record table of the stream is removed,
-    except `slices`.
+    (`_transformed`) are removed. All tables of the stream are copied again if a record table of the stream, other than
+    `slices`, is removed.
 
     If the state of the subscription is removed, the subscription is like a new one: it is enabled, and skips nothing.
     If only cuts, slices, registered names or sequences are removed, nothing is copied: these tables begin again.

@@ -27,7 +27,7 @@ def read_slice_by_executor(
 ) -> NotedRows:
     """Let one executor read a slice from the slot. Returns the rows for the change log, with a note.
 
-    Spark returns the slice's summary as a note, a text beside the rows.
+    The note is the slice's summary, as a text that Spark returns beside the rows.
 
     The slice has the transactions whose commit LSN is at or after `begin` and before `slice_end`.
     """
@@ -60,8 +60,8 @@ def make_change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterat
     """Yields the rows of the change log for messages.
 
     `messages` are binary arrays with transactions in commit order. The headers of messages (type, relation,
-    transaction) are read from the bytes by numpy, and the messages themselves stay as they are. The column `number` is
-    one integer. It orders the messages of a slice as the order key (commit LSN, ordinal) does.
+    transaction) are read from the bytes by numpy, and the messages themselves stay as they are. The column `number`
+    counts the messages of a slice, in the order of their order keys (commit LSN, ordinal).
     """
     scanner, count = HeaderScanner(), 0
     for message_array in messages:

@@ -1,6 +1,6 @@
 """Writes Arrow batches into Parquet files of a Delta table, in the process that has the rows.
 
-Rows do not pass through the JVM, if delta-rs can reach the lake and the rows need no expression of Spark. The executor
+If delta-rs can reach the lake, and the rows need no expression of Spark, they do not pass through the JVM. The executor
 that has made the rows writes them into files, and the driver commits these files (`Commits.commit`). If an executor
 fails, its files are not committed, and VACUUM removes them later. Executors have no configuration of pgsieve, so the
 functions get all that they need as arguments.
@@ -118,7 +118,7 @@ def _divide_into_row_groups(
     """Gather batches into row groups. Each result is the list of the batches of one row group."""
     group, row_count, group_bytes = list[pa.RecordBatch](), 0, 0
     for batch in batches:
-        # Leave out batches without rows. A row group without rows has no bounds, and its file would have no bounds then.
+        # Leave out batches without rows. A row group without rows has no bounds, and then the whole file would have none.
         if not batch.num_rows:
             continue
         if group and row_count + batch.num_rows > ROW_GROUP_ROWS:
