@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 # Dagster, SQLAlchemy and pyarrow create many objects while they are imported, and none of these is garbage. By default
-# Python searches for garbage after each 700 new containers. In a command that has nothing to do, the search took a tenth
-# of the processor time.
+# Python often searches for garbage meanwhile. In a command that has nothing to do, that took a tenth of the processor
+# time.
 gc.set_threshold(100_000)
 # When the process ends, Python searches for garbage once more, which took half a second or longer. `gc.freeze` exempts
 # all objects from this search. The system frees the memory anyway.

@@ -39,7 +39,7 @@ from pgsieve.resources.lake.stores.store import divide_groups
 
 @dataclass(frozen=True)
 class KeyPartsWriter:
-    """Applies a batch, which ends at the LSN `end`, to one replica table by parts of its keys.
+    """Applies a batch, which ends at the LSN `end`, to one replica table, divided by its keys.
 
     `path` is the path of the replica, and `changes_path` that of its change history.
     """
@@ -52,7 +52,7 @@ class KeyPartsWriter:
     end: int
 
     def apply(self, stored_changes: ManyChanges) -> TableResult | None:
-        """Apply the changes; None if they cannot be applied by parts of the keys.
+        """Apply the changes; None if that is not possible part by part.
 
         For example, a change gives a row the key of another row.
         """

@@ -1,4 +1,4 @@
-"""Runs the rounds of tasks that apply very many changes by parts of the keys.
+"""Runs the rounds of tasks that apply very many changes divided by their keys.
 
 In: the task that reads the keys (`key_reader`), those that decide the changes of each part (`part_deciders`), and those
 that write files. Out: what the last tasks return: counts, and the new and the changed files. Raises LakeError.

@@ -1,4 +1,4 @@
-"""Finds the values that moved rows lack, when tasks apply very many changes by parts of the keys.
+"""Finds the values that moved rows lack, when tasks apply very many changes divided by their keys.
 
 A move is an UPDATE that changes the key of a row. Its two keys may be in different parts. A task that decides a part
 (`part_deciders`) finds out which rows the writers have to write. An UPDATE does not send a TOASTed value that it leaves

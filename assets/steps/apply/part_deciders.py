@@ -1,4 +1,4 @@
-"""The tasks that decide very many changes by parts of their keys.
+"""The tasks that decide very many changes, divided into parts by their keys.
 
 To decide the changes of a key is to find out which of its rows are removed and which are written. The work has three
 rounds: `KeyReader` (`key_reader`), `KeyDecider`, and `PartWriter` (`part_writer`). The tasks of a round yield messages.

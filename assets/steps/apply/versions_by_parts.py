@@ -1,4 +1,4 @@
-"""Applies very many changes to the versions of rows (`history: scd2`) of one table, by parts of the keys.
+"""Applies very many changes to the versions of rows (`history: scd2`) of one table, divided by their keys.
 
 A task decides a part: it computes from the changes of these keys which versions end and which begin. A batch is the
 changes that are applied in one commit.
@@ -50,7 +50,7 @@ class VersionPartsWriter:
     def apply(self) -> bool:
         """Write the versions in one commit; its position is the end of the last slice.
 
-        Returns False if nothing was written, because the batch is small or cannot be applied by parts of the keys.
+        Returns False if nothing was written, because the batch is small or cannot be applied part by part.
         """
         if not self._is_divisible:
             return False
