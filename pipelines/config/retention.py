@@ -64,7 +64,7 @@ def _parse_versions_retention(value: object) -> timedelta:
 class RetentionConfig(BaseModel):
     """How long applied changes and old versions of tables are retained. None retains them for ever.
 
-    `change_log` is for the changes in the change log, `changes` for those in the change histories.
+    `change_log` is for the slot's messages in the lake, `changes` for the change histories (the changes of each table).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

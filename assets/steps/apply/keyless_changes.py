@@ -2,7 +2,9 @@
 
 A table without a key is a multiset of rows: it may have several equal rows. A batch is the changes that one commit
 applies. Their net change is what they do together: which rows are deleted and inserted, and how often. The place of a
-change is a number that orders the changes of a batch. In: files of the change history, and the replica.
+change is a number that orders the changes of a batch.
+
+In: files of the change history (the table's changes), and the replica.
 Out: the changes, with the digest of the whole row as the key (`KeyedChanges`), and the rows to delete and insert.
 A task that reads digests has only one row group in memory at a time. Raises LakeError, and Arrow's errors.
 """

@@ -4,8 +4,8 @@ A slice has the changes from one position of the slot to another. To transform i
 for the subscription. A cut is an LSN, and for each replica the Delta version that has exactly the changes before this
 LSN.
 
-In: the cuts, the records of transformed slices, the change log. Out: the LSNs up to which everything is transformed or
-applied, and the tables that are ahead of the newest cut. Raises LakeError.
+In: the cuts, the records of transformed slices, the change log (the slot's messages). Out: the LSNs up to which everything
+is transformed or applied, and the tables that are ahead of the newest cut. Raises LakeError.
 """
 
 from dataclasses import dataclass

@@ -71,7 +71,7 @@ class CopyResult:
     #: Maps each column of the replica to its name at the publisher.
     publisher_name_by_column: Mapping[str, str] = field(default_factory=dict)
     #: True if another process has copied the table at a later LSN, or applies changes to it. That process also sets the
-    #: table's state.
+    #: table's sync state.
     is_overtaken: bool = False
     #: The ids of the transactions for which the snapshot of the table has to wait.
     awaited_transactions: tuple[str, ...] = ()
@@ -218,7 +218,7 @@ class SnapshotCopy:
         # Without `copy_data`, a table that is published again keeps the rows of its replica.
         if not self.subscription.copy_data and lake.records.exists(path):
             # The replica's position (the LSN up to which it has changes) must rise, as it does by a copy. If it stayed below
-            # the LSN in the table's state, the replica would count as put back to an earlier version.
+            # the LSN in the table's sync state, the replica would count as put back to an earlier version.
             lake.record_position(path, self.snapshot.lsn)
             return _WrittenReplica(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:

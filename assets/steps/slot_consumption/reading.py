@@ -1,4 +1,4 @@
-"""Drains a slot: reads it up to an LSN in a loop. The messages are appended to the change log, and then confirmed.
+"""Drains a slot: reads it up to an LSN in a loop. The messages are appended to the change log (a table), then confirmed.
 
 A slice is the changes from one position of the slot to another. A stream is a slot with the subscriptions that read it.
 

@@ -1,7 +1,7 @@
 """Two-phase transactions: whether a slot sends them at PREPARE, and how prepared transactions are recovered after a crash.
 
 In: the slot stream (a slot with its subscriptions), and the state of the slot
-Out: the stream's table `prepared`, up to the position of the change log
+Out: the stream's table `prepared`, up to the position of the change log (the table of the slot's messages)
 """
 
 from collections.abc import Sequence
