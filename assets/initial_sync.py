@@ -49,7 +49,7 @@ from pgsieve.resources.work import Work, measure_work
 
 #: The tag of a run that was started because tables had no copy yet. Another run may have copied some of them by the
 #: time at which this run begins.
-LACKING_TAG = "pgsieve/lacking"
+ONLY_MISSING_TAG = "pgsieve/lacking"
 
 #: What the op yields to Dagster.
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization
@@ -95,7 +95,7 @@ def initial_sync_asset(
     - `show_progress`: gets lines about the progress, which also go to the log of the run
     - `seconds`: the copy waits at most this long for open transactions to end
 
-    A run with the tag `LACKING_TAG` copies only tables that have no copy when it begins. If a table cannot be copied,
+    A run with the tag `ONLY_MISSING_TAG` copies only tables that have no copy when it begins. If a table cannot be copied,
     its partition is not materialised, and the run fails after it has copied the others.
     """
     asset = subscription_asset(subscription, AssetKind.INITIAL_SYNC)
@@ -107,7 +107,7 @@ def initial_sync_asset(
             show_progress(line)
 
         names = [decode_partition_key(key) for key in context.partition_keys]
-        is_tagged = LACKING_TAG in context.run.tags
+        is_tagged = ONLY_MISSING_TAG in context.run.tags
         with measure_work() as work:
             copies = copy_tables(subscription, lake, names, log, only_needed=is_tagged, wait_seconds=seconds)
         return copies, work

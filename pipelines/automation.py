@@ -18,7 +18,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from pgsieve.assets.encoded_names import encode_partition_key
-from pgsieve.assets.initial_sync import LACKING_TAG, divide_into_ranges, range_tags, tables_partitions
+from pgsieve.assets.initial_sync import ONLY_MISSING_TAG, divide_into_ranges, range_tags, tables_partitions
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
@@ -136,7 +136,7 @@ def make_copy_sensor(
             run_requests=[
                 dg.RunRequest(
                     run_key=f"{last_run_id} {key_range[0]}",
-                    tags={LACKING_TAG: subscription.name, **range_tags(key_range)},
+                    tags={ONLY_MISSING_TAG: subscription.name, **range_tags(key_range)},
                 )
                 for key_range in divide_into_ranges(ordered_keys, keys_to_copy)
             ],
@@ -148,7 +148,7 @@ def make_copy_sensor(
 
 def _find_last_copy_run(instance: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
     """Find the last run that the sensor of a subscription has started; None if it has started no run."""
-    records = instance.get_run_records(dg.RunsFilter(tags={LACKING_TAG: subscription.name}), limit=1)
+    records = instance.get_run_records(dg.RunsFilter(tags={ONLY_MISSING_TAG: subscription.name}), limit=1)
     return records[0] if records else None
 
 

@@ -17,7 +17,7 @@ import dagster as dg
 from pgsieve.assets.checks import read_reported_problems
 from pgsieve.assets.encoded_names import encode_partition_key
 from pgsieve.assets.initial_sync import (
-    LACKING_TAG,
+    ONLY_MISSING_TAG,
     divide_into_ranges,
     initial_sync_asset,
     range_tags,
@@ -131,7 +131,7 @@ class Materializer:
             seconds=wait_seconds,
             callbacks=StepCallbacks(report=self._record_copies, add_work=self.total_work.add),
         )
-        lacking_tags = {} if chosen_tables else {LACKING_TAG: "true"}
+        only_missing_tags = {} if chosen_tables else {ONLY_MISSING_TAG: "true"}
         partitions_definition = tables_partitions(self.subscription.name)
         assert partitions_definition.name is not None
         partition_keys = {encode_partition_key(name) for name in names}
@@ -145,7 +145,7 @@ class Materializer:
                 [asset],
                 self.progress,
                 task,
-                range_tags(key_range) | lacking_tags,
+                range_tags(key_range) | only_missing_tags,
             )
 
     def _find_tables_to_copy(self) -> list[Name]:

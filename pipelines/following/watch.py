@@ -284,7 +284,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    #: A client has to send its request within this many seconds.
+    #: A connection is closed if the client sends nothing for this many seconds.
     timeout = 10
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name

@@ -3,8 +3,8 @@
 In: the subscriptions of a stream (the readers of the same slot), and their publisher
 Out: - errors of subscriptions: definitions in pgsieve.yaml that CREATE PUBLICATION would refuse; publications that are
        missing or contradict each other; changes that the publisher would refuse because of the replica identity
-     - errors of single tables: row filters that cannot be evaluated exactly; replicas that could not find the rows that
-       UPDATEs and DELETEs change; locks
+     - errors of single tables: row filters that cannot be evaluated exactly; UPDATEs and DELETEs whose rows the replica
+       could not find; locks
 """
 
 from collections.abc import Iterator
