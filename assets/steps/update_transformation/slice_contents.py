@@ -81,7 +81,7 @@ def slices_to_read(
     The present catalog is used for slices that the publisher has filtered, or for which no catalog was recorded.
 
     Mostly the yielded subscription is the one that was passed. If publications were altered within a slice, the
-    publisher has filtered the slice, and its changes are in a change log of their own. For such a slice a copy of the
+    publisher filters the slice, and the result is in a change log of its own. For such a slice a copy of the
     subscription is yielded, with the stream of that change log (`make_publisher_slot_stream`). If the slot was not read
     for the subscription at the time of the slice, None is yielded instead of a subscription.
     """
@@ -90,12 +90,16 @@ def slices_to_read(
         subscription, slot_stream=make_publisher_slot_stream(slot_stream, name)
     )
     with lake.consistent_read():
-        # A slice is listed in `altered` before it is in the change log. So the change log is read before the list.
-        # Otherwise a slice could be read before it is listed.
+        # A slice is listed in `altered` before it is in the change log. So the position of the change log is read first,
+        # and slices beyond it, which another process appends meanwhile, are left to the next call.
         change_log_lsn = ChangeLog(lake, slot_stream).read_position() or 0
         altered_ends = AlteredSlices(lake, slot_stream).read_ends(name, change_log_lsn)
-        appended_ends = lake.records.slices(ChangeLog(lake, slot_stream).path, after_lsn=since_lsn)
-    for end in sorted({*appended_ends, *(end for end in altered_ends if end > since_lsn)}):
+        appended_ends = {
+            end
+            for end in lake.records.slices(ChangeLog(lake, slot_stream).path, after_lsn=since_lsn)
+            if end <= change_log_lsn
+        }
+    for end in sorted(appended_ends | {end for end in altered_ends if end > since_lsn}):
         if end in altered_ends:
             yield end, subscription_as_published, present_catalog
         elif can_publisher_decide(slot_stream, name) and (
@@ -161,9 +165,9 @@ class PublishedVersion:
     - `published_relation`: the table under whose name the changes are published, its filters and operations
     - `user_types`: the types that users of the publisher have defined
     - `root_key`: the key of the root, if a partition tree is published as its root
-    - `leaves`: if a tree is published as its root, the versions of the leaf partitions to which its UPDATEs and DELETEs may
-      belong. The publisher describes a leaf before its first change in a session, and again after it was altered
-      (maybe_send_schema() in pgoutput.c).
+    - `leaves`: if a tree is published as its root, the relation versions of those leaf partitions in which its UPDATEs
+      and DELETEs may have changed rows. The publisher describes a leaf before its first change in a session, and again
+      after it was altered (maybe_send_schema() in pgoutput.c).
     - `partitions`: the partitions through which changes came, if this slice has their Relation messages
     """
 

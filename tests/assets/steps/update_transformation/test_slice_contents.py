@@ -1,16 +1,20 @@
-"""If a run died before it recorded a slice's contents, the slice's messages give them again. No JVM."""
+"""The slices of a change log, and their contents. No JVM."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
+from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA
-from pgsieve.assets.steps.subscription import SlotStream
-from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents
+from pgsieve.assets.steps.subscription import SlotStream, Subscription
+from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents, slices_to_read
+from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
@@ -35,6 +39,30 @@ def receive(lake: Lake, end: int, *messages: bytes) -> None:
     lake.delta_rs.write(
         lake.paths.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG_SCHEMA), Commit(end)
     )
+
+
+def test_a_slice_that_is_altered_and_appended_meanwhile_is_left_to_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, catalog = Lake(str(tmp_path), no_session), Catalog({}, {})
+    subscription = Subscription("sub", replace(FEED, subscriptions={"sub": ()}))
+    receive(lake, 10, RELATION, INSERT)
+    read_ends = AlteredSlices.read_ends
+
+    def read_ends_before_another_process_appends(
+        altered_slices: AlteredSlices, name: str, max_end: int
+    ) -> set[int]:
+        ends = read_ends(altered_slices, name, max_end)
+        altered_slices.append("sub", 10, 20)
+        receive(lake, 20, RELATION, INSERT)
+        return ends
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AlteredSlices, "read_ends", read_ends_before_another_process_appends)
+        assert [end for end, _, _ in slices_to_read(lake, subscription, catalog, 0)] == [10]
+    ((end, slice_subscription, _),) = slices_to_read(lake, subscription, catalog, 10)
+    assert slice_subscription is not None
+    assert (end, slice_subscription.slot_stream.filtered) == (20, True)
 
 
 def test_a_small_slices_contents_are_recreated_without_spark(tmp_path: Path) -> None:
