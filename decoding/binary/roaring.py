@@ -24,7 +24,7 @@ _COOKIE, _COOKIE_OF_RUNS = 12346, 12347
 #: two bytes each.
 _MAX_LISTED_NUMBERS = 4096
 _CONTAINER_SIZE = 1 << 16
-#: If a bitmap with containers of runs has at least this many containers, a list of their offsets follows.
+#: A bitmap with runs and with fewer containers than this has no list of their offsets. Any other bitmap has this list.
 _MIN_CONTAINERS_WITH_OFFSETS = 4
 
 

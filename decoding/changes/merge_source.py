@@ -26,8 +26,8 @@ class MergeSource:
     - `last_changes` is, for each key, the change that has the new row.
     - `changes_by_column` has the columns that some change did not send. For each key, such a column has the number of
       the change with the column's value, or `NONE` if no change has it.
-    - `base_keys` is the key of the replica's row with the values that no change sent, if there are such values and an
-      UPDATE moved the row from another key. Otherwise it is `NONE`.
+    - `base_keys`: if an UPDATE gave the row another key, and no change sent some of its values, the key of the replica's
+      row that has these values. Otherwise `NONE`.
     - `retains_value_by_column` maps each column of `changes_by_column` to a mask of the keys whose rows in the replica
       keep its present value.
     - If the replica retains a row that a change ended, `end_changes` has that change.
@@ -50,7 +50,8 @@ def make_merge_source(net: NetChange, *, retain_ended: bool = False) -> MergeSou
     is_moved, has_row = net.is_updated & (net.base_keys != net.keys), net.has_row
     is_unsent_by_column = {name: changes == NONE for name, changes in net.changes_by_column.items()}
     needs_base = is_moved & np.logical_or.reduce([*is_unsent_by_column.values(), np.zeros_like(is_moved)])
-    # With `retain_ended`, a key without a row after the changes needs no action, because its ended row stays as it is.
+    # With `retain_ended`, a row that the changes end counts as a row. So a key without a row had none before, either, and
+    # needs no action.
     indexes = np.flatnonzero(has_row) if retain_ended else np.arange(len(net.keys))
     is_end = net.is_updated & (net.last_changes == NONE)
     actions = np.select(

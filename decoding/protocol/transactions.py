@@ -144,7 +144,7 @@ class TransactionAssembler:
     def begin_slice(self) -> None:
         """Begin a slice: a part of the session that is read without the earlier parts.
 
-        The descriptions of relations are repeated before their next changes, so that the slice has all of them.
+        Each relation is described again before its next change, so that the slice has all descriptions that it needs.
         """
         self._descriptions.begin_slice()
 
@@ -229,7 +229,7 @@ class TransactionAssembler:
             case StreamPrepare():
                 transaction = self._compact(self._end_stream(message))
                 self._keep_prepared(_to_prepare(message), transaction)
-                # The server will not send the descriptions of relations in this transaction again; from version 19 on,
+                # The server does not repeat the descriptions of relations that this transaction has; from version 19 on,
                 # not even after ROLLBACK PREPARED.
                 self._descriptions.record_replayed_descriptions(transaction.valid_descriptions)
             case CommitPrepared():

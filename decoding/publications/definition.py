@@ -136,7 +136,7 @@ class DefinedPublication:
         """Yield the errors for tables that occur twice and have a WHERE clause or a column list.
 
         A table can occur again because a table that it inherits from is listed. In that case the server's message
-        does not name the repeated table, but the table that the server added to the publication last.
+        names another table instead: the one that the server added to the publication last.
         """
         entry_by_oid: dict[int, DefinedTable] = {}
         last_added_name = ""

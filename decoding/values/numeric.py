@@ -31,8 +31,7 @@ _BASE = 10_000
 _MAX_DECIMAL_DIGITS = 38  # The greatest precision of a decimal.
 _WORD_DIGITS = 18  # Any number with this number of decimal digits fits in a signed 64-bit word.
 _POWERS = _BASE ** np.arange(5, dtype=np.int64)  # The powers of 10000 that fit in a word.
-#: Element n is the limit for a first digit with the power n of 10000. If the digit is below it, the number has at most 18
-#: decimal digits.
+#: A number whose first digit has the power n of 10000 has at most 18 decimal digits if this digit is below element n.
 _FIRST_DIGIT_LIMITS = 10**_WORD_DIGITS // _POWERS
 
 Digits: TypeAlias = npt.NDArray[np.uint8]
@@ -74,8 +73,8 @@ def _decode_valid_decimals(binary: pa.Array, target_type: pa.DataType) -> pa.Arr
     if ((signs != 0) & (signs != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     digit_counts = (headers >> 48).astype(np.int64)
-    # The power of 10000 of each value's first digit. Here the last digit within the decimal's scale has the power 0. In
-    # numeric_send it is the last digit before the decimal point.
+    # The power of 10000 of each value's first digit, counted from the last digit that the decimal's scale reaches.
+    # numeric_send counts it from the last digit before the decimal point.
     first_powers = (headers >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(
         -target_type.scale // 4
     )

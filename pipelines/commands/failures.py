@@ -106,7 +106,7 @@ class Failures:
 def find_refusal(error: Exception) -> PgsieveError | None:
     """Convert an error to a PgsieveError with a hint, if a disk or store has refused an operation, or Spark was lost.
 
-    Returns None for other errors. The disk may have the lake, Dagster's records, or temporary files.
+    Returns None for other errors. The disk may be that of the lake, of Dagster's records, or of temporary files.
     """
     if isinstance(error, PgsieveError):
         return None

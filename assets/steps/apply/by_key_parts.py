@@ -62,9 +62,10 @@ class KeyPartsWriter:
             return self._write(stored_changes)
 
     def can_apply(self, stored_changes: ManyChanges) -> bool:
-        """Whether `apply` would apply the changes to a table with a key. It would not if a change is in conflict, for example.
+        """Whether `apply` would apply the changes to a table with a key.
 
-        The tasks decide the changes, but write nothing.
+        It would not, for example, if a change gives a row the key of another row. The tasks decide the changes, but
+        write nothing.
         """
         if not self._is_divisible:
             return False
@@ -91,8 +92,8 @@ class KeyPartsWriter:
     def _list_bounds(self, stored_changes: ManyChanges) -> list[Mapping[str, Bounds]]:
         """List ranges of keys. Only files that may have a key in one of them are searched.
 
-        Without a key, any file may have the rows, unless a TRUNCATE removes all files. In a replica that keeps deleted rows, a
-        TRUNCATE ends rows of all files.
+        Without a key, any file may have a row that changes, unless a TRUNCATE removes all files. In a replica that keeps
+        deleted rows, a TRUNCATE ends rows of all files.
         """
         if not self.definition.key:
             return [] if stored_changes.empties_replica else [{}]
@@ -123,7 +124,7 @@ class KeyPartsWriter:
         return FilesPlan.make(deletion, files, pending.head.version, removes_rows=removes_rows)
 
     def _write(self, stored_changes: ManyChanges) -> TableResult | None:
-        """Let tasks decide the changes and write files, and commit the files; None if a part refuses them."""
+        """Let tasks decide the changes and write files, and commit the files; None if the tasks cannot decide them."""
         plan = self._plan(stored_changes)
         if plan is None:
             return None

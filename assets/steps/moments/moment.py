@@ -1,7 +1,7 @@
-"""Converts a moment that a user names, an LSN or a time, to an LSN. The moment has the transactions committed before it.
+"""Converts a moment that a user names, an LSN or a time, to an LSN. Transactions that committed before it belong to it.
 
-A time stands for the transactions, in the order of the WAL, before the first one with a later commit time. PostgreSQL's
-recovery with recovery_target_time stops at the same place (recoveryStopsBefore() in
+A time stands for the place in the WAL before the first transaction with a later commit time. PostgreSQL's recovery
+with recovery_target_time stops at the same place (recoveryStopsBefore() in
 src/backend/access/transam/xlogrecovery.c). Commit times are in the change histories (Delta tables with all changes of a
 table), so a time has to lie between two of their commits. Raises MomentError if it does not.
 """
@@ -30,8 +30,8 @@ class MomentError(PgsieveError):
 class Moment:
     """A moment: the LSN at which the replicas of a subscription are read.
 
-    No change up to `complete_lsn` is still to be read from the slot, or to be transformed. If nothing has changed lately,
-    this LSN is beyond the last slice (changes between two positions of the slot) and beyond the last cut (versions of
+    All changes up to `complete_lsn` were read from the slot, decoded and filtered. If nothing has changed lately, this LSN
+    is beyond the last slice (changes between two positions of the slot) and beyond the last cut (versions of
     all replicas at one LSN).
     """
 
@@ -71,7 +71,7 @@ def _parse_time(text: str) -> datetime:
 
 
 def _find_lsn(states: TableStates, time: datetime) -> int:
-    """Find the LSN before which exactly those transactions committed for which a time stands."""
+    """Find an LSN at the place in the WAL for which a time stands."""
     lake, subscription = states.lake, states.subscription
     all_paths = list_history_paths(lake.paths.change_history, subscription, states.read_newest())
     paths = [path for path in all_paths if lake.records.exists(path)]
@@ -92,7 +92,7 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
             hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
             sqlstate="22023",
         )
-    # At `first_lsn` the moment would also have rows that were copied after the last of these commits.
+    # With `first_lsn`, copies of tables that were made after the last earlier commit would belong to the moment, too.
     return max(earlier_lsns) + 1
 
 

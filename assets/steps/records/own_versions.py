@@ -44,7 +44,7 @@ def list_subscription_records(lake: Lake, name: str) -> list[str]:
 def read_present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
     """Maps the identifiers of the record tables that a cut names to their present versions.
 
-    A stamp of a table says its version. Tables without one are left out, as where only Spark Connect reaches the lake.
+    Tables without a stamp (`Records.stamp`) are left out, for example if only Spark Connect reaches the lake.
     """
     paths = [
         *list_slot_stream_records(lake, subscription.slot_stream),
@@ -76,7 +76,7 @@ def read_newest_cuts(lake: Lake, slot_stream: SlotStream) -> list[Cut | None]:
         try:
             cuts.append(Cuts(lake, name).read_last())
         except LakeError as error:
-            # This call is for its errors: it raises `error` if the lake itself has failed, and not only this table.
+            # `describe_error` raises the error if the lake itself has failed, not only this table.
             describe_error(lake, error)
     return cuts
 
@@ -84,7 +84,7 @@ def read_newest_cuts(lake: Lake, slot_stream: SlotStream) -> list[Cut | None]:
 def _read_stamps(lake: Lake, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yields the path of each table that exists, with its identifier and its newest version.
 
-    Tables without a stamp are left out (`Records.stamp`).
+    Tables without a stamp are left out.
     """
     with lake.consistent_read(*(paths := list(paths))):
         stamps = [(path, lake.records.stamp(path)) for path in paths]

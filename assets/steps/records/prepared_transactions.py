@@ -4,9 +4,9 @@ A slot stream is a slot with the subscriptions that read it. The slot is confirm
 phase of the transaction, and after that the server does not send the transaction again. So prepared transactions have
 to be durable in the lake.
 
-The table is written after each slice (the changes from one position of the slot to another), and before the slot is
-confirmed. Its position is the end of the slice. If the table is behind the change log, a run died between the
-commit of the slice and the commit of this table. In that case the slot still has the transactions that are missing in the
+Each slice (the changes from one position of the slot to another) is committed to the change log. Then this table is
+written, with the end of the slice as its position, and then the slot is confirmed. If the table is behind the change
+log, a run died between both commits. In that case the slot still has the transactions that are missing in the
 table.
 """
 
@@ -26,7 +26,8 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 
 _ROW_WITHOUT_MESSAGE = pa.RecordBatch.from_pylist([{"xid": None, "data": None}], SPOOL_SCHEMA)
-#: Each row has a message of a prepared transaction (`data`), and the Prepare message of the transaction.
+#: Each row has the Prepare message of a transaction, and one other message of it (`data`). In the first row of each
+#: transaction, `data` is NULL. `number` is the number of the row.
 PREPARED_SCHEMA = pa.schema(
     {"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()}
 )
@@ -111,9 +112,9 @@ class PreparedTransactions:
 
 
 def _make_rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
-    """The rows of all prepared transactions. Each transaction has one row without a message, and one for each message.
+    """The rows of all prepared transactions. Each transaction has one row without a message, then one for each message.
 
-    The row without a message comes first. It is needed because a transaction may have no messages.
+    The first row is needed because a transaction may have no messages.
     """
     row_count = 0
     for prepare in assembler.prepared_transactions:

@@ -51,7 +51,7 @@ class Files(Protocol):
     """The files of a table. Their names are relative to the table's folder. Each file is read and written as a whole."""
 
     def verify_creation(self) -> None:
-        """Raise UnmarkableError if `create` would fail for every file in the log."""
+        """Raise UnmarkableError if `create` cannot create any file in the log."""
 
     def read(self, name: str) -> bytes | None:
         """The bytes of a file. None if it does not exist.
@@ -165,8 +165,8 @@ class Log:
     def commit(self, version: int, actions: Iterable[Action]) -> None:
         """Create the log entry of a version, atomically. Raises CommitFailedError if this version exists already.
 
-        One of the actions must have a unique identifier. After an error `StoreFiles` takes an entry with the same bytes for
-        this one, so no other writer may create such an entry.
+        One of the actions must have a unique identifier, so that no other writer creates an entry with the same bytes:
+        if an object store reports an error, but has such an entry, the entry counts as created by this call.
         """
         # The txn action, which has the table's position (an LSN), comes last. If it is there, the entry was not cut off
         # (`complete_entries`).
