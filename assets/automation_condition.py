@@ -11,8 +11,8 @@ import dagster as dg
 def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.AutomationCondition[dg.AssetKey]:
     """True once for each new cut of a subscription.
 
-    A run writes a cut only if at least one replica has changed. If maintenance writes the newest cut again, this is not a
-    new cut.
+    A run writes a cut only if a replica has changed, come or gone. If maintenance writes the newest cut again, this is
+    not a new cut.
 
     The condition waits until the run that wrote the cut has ended, and until no run of the user's asset is in progress.
     If a translator (a subclass of `PgsieveTranslator`) has changed the key of the cut's asset, pass it as `key`. The

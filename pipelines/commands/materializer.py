@@ -267,9 +267,9 @@ class Materializer:
         }
 
     def report_cut(self) -> None:
-        """Make a cut and report it, although no table has changed.
+        """Report the cut without a Dagster run, because no table has changed.
 
-        Tables that were dropped are no longer part of the new cut.
+        If tables have left the publications, a new cut without them is made first.
         """
         self._record_applied(apply(self.subscription, self.lake, _logger.info))
         report_cut(self.instance, self.subscription, self.lake, DEFAULT_NAMES)
