@@ -1,4 +1,4 @@
-"""Writes events of assets that no run has planned into Dagster's records: changed tables, their checks, unchanged cuts.
+"""Writes events of assets into Dagster's records that are in no run's plan: changed tables, their checks, unchanged cuts.
 
 A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 
@@ -155,7 +155,7 @@ def report_cut(
     key = dagster_names.asset_key(subscription_asset(subscription, AssetKind.CUT))
     version = cut_data_version(cut)
     problems = find_subscription_problems(subscription.name, lake, states, subscription_state)
-    # A run fails for each problem that is not reported yet. So only problems for which a run has failed are reported here.
+    # A problem that is not reported yet is left to the next run, which fails for it.
     reported_problems = (
         read_reported_problems(dagster, key).intersection(problems.values()) if problems else set()
     )
@@ -269,7 +269,7 @@ def make_unplanned_event(
     assert result.data_version is not None
     if _is_shown_failed(context.instance, result.asset_key):
         plan_assets(context, [result.asset_key])
-    # For an asset without a code version, Dagster, too, takes the run's id in its place.
+    # The asset has no code version. In its place, Dagster also takes the run's id.
     tags = {DATA_VERSION_TAG: result.data_version.value, **_make_version_tags(context.run_id)}
     tags |= read_current_input_tags(context.instance, inputs)
     return dg.AssetMaterialization(result.asset_key, metadata=result.metadata, tags=tags)

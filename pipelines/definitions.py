@@ -110,7 +110,7 @@ def assemble_definitions(
     is_authoritative: bool = False,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """Build the definitions for the tables that `find_recorded_tables` finds; it also describes `is_authoritative`."""
+    """Build the definitions for the tables that `find_recorded_tables` finds with `is_authoritative`."""
     project = build_project(config)
     engine, folders = make_pyspark_resource(project.lake.engine, spark), project.lake.folders
     lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)

@@ -4,8 +4,8 @@ In: rows, and the commits that make and end their versions. Out: versions. Raise
 
 A version is valid from the commit that made it, up to the commit that ended it. So the condition
 `valid_from_lsn` <= c < `valid_to_lsn` selects the rows that the table had after the commit at an LSN c. In a current
-version `valid_to_lsn` is NULL, which counts as later than any c. The commit of a copied row is not known. Such a row is
-valid from the LSN before the LSN of its snapshot.
+version `valid_to_lsn` is NULL, which counts as later than any c. The commit of a copied row is not known, but
+it came before the LSN of the snapshot. So the row is valid from the LSN before that one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def version_encodings(schema: pa.Schema, key: Iterable[str]) -> dict[str, str]:
 
 
 def lsn_before(lsn: int) -> int:
-    """Return the LSN from which the rows of a snapshot at `lsn` are valid; their commits are not known."""
+    """Return the LSN from which the rows of a snapshot at `lsn` are valid, since they were committed before `lsn`."""
     return lsn - 1
 
 

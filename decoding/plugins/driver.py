@@ -18,7 +18,7 @@ a streamed transaction, the origin of the transaction is not known yet.
 
 The driver raises:
 
-- ProtocolError if no server sends messages in this order
+- ProtocolError if the messages are in an order in which no server sends them
 - MissingCallbackError if the plugin lacks a required callback
 - the plugin's own errors
 """
@@ -74,7 +74,7 @@ class _OpenTransaction:
     """A transaction that the plugin is getting. A streamed transaction has one object for all of its blocks.
 
     - `start_callback` is the name of the callback that begins the transaction, such as "begin". The driver calls it
-      at the first message after the Origin message, because only then the origin is known.
+      only at the first message after a possible Origin message, because the plugin has to know the origin.
     - `is_ignored` says that filter_by_origin returned true. It is None until the driver has called filter_by_origin.
     """
 

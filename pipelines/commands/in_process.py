@@ -89,8 +89,8 @@ def _shield_log_processes(compute_log_manager: ComputeLogManager) -> Iterator[No
     """Within the block, let Ctrl-C not end the processes that Dagster starts for the output of a step.
 
     Ctrl-C in a terminal reaches all processes of the command. `tail` prints the step's output, so it must not end before
-    the step does. `watch_orphans` would print a traceback. Both inherit that SIGINT is blocked, and Dagster ends them
-    when the step ends.
+    the step does. Dagster's `watch_orphans` would print a traceback. Both inherit that SIGINT is blocked, and Dagster
+    ends them when the step ends.
     """
     capture_logs = compute_log_manager.capture_logs
 

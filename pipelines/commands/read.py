@@ -50,7 +50,7 @@ def read_table(
 
 
 def _describe_obstacle(state: TableState | None) -> str | None:
-    """Say why a published table has no rows now. None if it has rows, or is not published."""
+    """Say why the replica of a table cannot be read now. None if it can be read, or if the table is not published."""
     if state is None or state.state in {SyncState.READY, SyncState.REMOVED}:
         return None
     reason = f": {state.reason}" if state.reason else ""

@@ -184,7 +184,7 @@ class LakeAccess:
         free_space = [
             f"{shutil.disk_usage(folder).free / 1024**2:,.1f} MiB free for {use} ({folder})"
             for folder, use in folders.items()
-            if os.path.isdir(folder)  # noqa: PTH112 - as above
+            if os.path.isdir(folder)  # noqa: PTH112 - Path.is_dir would raise PermissionError
         ]
         return LakeUnavailableError(
             f'lake "{self.uri}" cannot be written: {reason}'

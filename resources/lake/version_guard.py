@@ -8,8 +8,8 @@ Without the check a commit between these versions would be overlooked. The added
 its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge in Delta's sources). If another commit comes
 before the task, the task fails. If another commit comes after the task, Delta itself refuses the write, provided that
 the commit changes the position (the LSN in its `txn` action) or the schema. Delta also refuses an overwrite or a MERGE
-if the commit changes any row. Only an append can still succeed if a compaction or a repair (`check --repair`)
-comes after the task.
+if the commit changes any row. So only an append can succeed after a commit that it overlooks: a compaction or a repair
+(`check --repair`).
 """
 
 from collections.abc import Iterable, Iterator

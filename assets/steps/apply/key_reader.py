@@ -42,8 +42,7 @@ from pgsieve.resources.lake.delta.log import Action
 from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 from pgsieve.resources.parts import Guard, make_message
 
-#: A part of the keys has about this many changes. Larger arrays would not stay in a core's cache, and each would need new
-#: memory.
+#: A part of the keys has about this many changes. Larger arrays would not stay in a core's cache.
 _PART_CHANGES = 125_000
 _NO_ROWS = np.empty(0, np.int64)
 
@@ -73,7 +72,7 @@ class BatchParts:
     - `lost_places`: the places of UPDATEs that move a row to another key, but do not find the row
 
     The receivers that write are numbered in this order: one for each part of the changes, which writes the new rows of the
-    part; one for each file of the replica; and one that passes on the results of the deciders.
+    part; one for each file of the replica; and one that passes the results of the parts of the keys on to the driver.
     """
 
     key_schema: pa.Schema
@@ -148,7 +147,7 @@ class KeyReader:
         return len(self.change_parts) + self.division.file_task_count
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Send the changes of one part, or the rows of each n-th file, where n is the number of the tasks that read files."""
+        """Send the changes of one part, or the rows of some files: the tasks that read files take these in turn."""
         if number < len(self.change_parts):
             yield from guard(self._send_changes(number))
         else:
@@ -179,9 +178,9 @@ class KeyReader:
         return split_moves(changes, batch_parts.lost_places) if batch_parts.has_moves else changes
 
     def _label_changes(self, _: pa.Table, changes: UnorderedChanges) -> pa.Table:
-        """Make a row for each change, with the columns that `ReceivedChanges` expects.
+        """Make a row for each change, with the columns that `ReceivedChanges` of `part_messages` expects.
 
-        `changes` were extracted from rows of the change history, the other parameter.
+        The other parameter has the rows of the change history from which `changes` were extracted.
         """
         rows = label_keys(changes.keys).append_column("place", pa.array(changes.places))
         rows = rows.append_column("operation", pa.array(changes.operations))

@@ -242,8 +242,8 @@ class InitialCopy:
         """Copy a batch of tables while this process holds the subscription's lock.
 
         Without the lock another process could decode and filter a slice (some changes from the slot) during the copy. It
-        would leave out the changes of these tables, since they are not ready. `states_version` is a version of the
-        Delta table of states. A table that another process has made ready after it is not copied.
+        would leave out the changes of these tables, since they are not ready. A table is not copied if another process
+        has made it ready after `states_version`, a version of the Delta table of states.
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.wait_seconds)
         try:

@@ -4,9 +4,9 @@ In: a subscription, and the other subscriptions of its stream (the readers of th
 Out: a `DropResult`. Nothing of the subscription is left on the server. Its tables in the lake stay, unless their
      deletion is requested.
 
-Capture publications are pgsieve's own publications, with which it reads a slot. The server's objects are dropped first.
-So a drop that was killed can be repeated. Raises SourceError if the server does not answer or refuses, and
-OtherClusterError or OtherDatabaseError if the source is another cluster or database than before.
+Capture publications are pgsieve's own publications, with which it reads a slot. The server's objects are dropped before
+the lake records that, so a drop that was killed can be repeated. Raises SourceError if the server does not answer or
+refuses, and OtherClusterError or OtherDatabaseError if the source is another cluster or database than before.
 """
 
 from collections.abc import Sequence

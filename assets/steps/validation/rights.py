@@ -25,7 +25,7 @@ select current_user, rolsuper or rolreplication or exists (
     select from pg_roles granted where granted.rolname = 'rds_replication' and pg_has_role(granted.oid, 'usage'))
 from pg_roles where rolname = current_user
 """
-#: The limits on the number of sessions: of the role, of the database, and of the server without reserved connections.
+#: The limits on the number of sessions: of the role, of the database, and of the server less its reserved connections.
 _LIMITS_QUERY = """
 select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit end,
        case when r.rolsuper then -1 else d.datconnlimit end,

@@ -89,7 +89,7 @@ def find_name_warnings(
 
 
 def find_slot_stream_warnings(slot_stream: SlotStream, catalog: Catalog) -> Iterator[PgsieveError]:
-    """Yields a warning if tables can be made unlogged now, but not any more after pgsieve has captured them.
+    """Yields a warning if tables can be made unlogged only until pgsieve captures them.
 
     To capture tables, pgsieve publishes them with publications of its own.
     """

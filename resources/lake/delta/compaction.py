@@ -35,7 +35,7 @@ from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.delta.z_order import sort_by_z_order
 from pgsieve.resources.lake.stores.store import join_path
 
-#: Maps the path of a file in the log to the size of the file in bytes.
+#: Maps the paths of files, as the log has them, to the sizes of the files in bytes.
 SizeByPath = Mapping[str, int]
 #: The largest size of a row group in memory, in bytes.
 _ROW_GROUP_BYTES = 64 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Starts the warm engine (a local Spark Connect server) of a folder, uses it, and ends it.
+"""Starts, uses and ends the warm engine (a local Spark Connect server) of a folder.
 
 In: the folder, and the settings of the engine's session.
 Out: the record of a running engine (its processes and token), and an `EngineUse`.

@@ -145,7 +145,8 @@ def _wait_until_listening(spark: subprocess.Popen[bytes], port: int) -> bool:
 def _wait_for_end(folder: EngineFolder, plan: EnginePlan, spark: subprocess.Popen[bytes]) -> None:
     """Wait for a reason to end: Spark has ended, the folder is gone, the owner has ended, or the engine was unused.
 
-    In the last two cases, this waits until no process uses the engine, and then removes the record, so that none can begin.
+    In the last two cases, this waits until no process uses the engine. Then it removes the record, so that no other process
+    begins to use the engine.
     """
     last_use = time.monotonic()
     while spark.poll() is None and _has_folder():
