@@ -1,4 +1,4 @@
-"""Makes rows of the change log from the messages of a slot."""
+"""Makes rows of the change log (a Delta table) from the messages of a slot."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain

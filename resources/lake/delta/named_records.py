@@ -121,7 +121,7 @@ class NamedRecords:
             return self._records.count_rows(path)
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
-        """The LSNs after `after_lsn` at which slices of a change log end, in order."""
+        """The LSNs after `after_lsn` at which slices of a change log (a slot's messages) end, in order."""
         with self._translate_errors(path):
             return self._records.slices(path, after_lsn)
 
