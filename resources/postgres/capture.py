@@ -15,7 +15,7 @@ pgsieve may not create one.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -31,14 +31,22 @@ from pgsieve.resources.postgres.waits import LOCK_SECONDS
 CREATED_COMMENT = "capture publication created by pgsieve"
 
 
+@dataclass(frozen=True)
+class EnsuredPublications:
+    """The names of the capture publications that exist, and the oids of the tables that could not leave them for a lock."""
+
+    names: tuple[str, ...]
+    locked_oids: frozenset[int]
+
+
 def ensure_capture_publications(
     connection: psycopg.Connection[Any],
     source: str,
     capture_name: str,
     planned_publications: Sequence[CapturePublication],
     catalog: Catalog,
-) -> tuple[str, ...]:
-    """Create or alter the capture publications so that they match the plan; return the names of those that exist then.
+) -> EnsuredPublications:
+    """Create or alter the capture publications so that they match the plan; return those that exist then.
 
     If pgsieve may not alter or create one of them, for example because another role owns it, it stays as it is. The
     tables that it lacks are left out (`find_uncaptured_tables`), and stay in their former publications.
@@ -53,7 +61,7 @@ def ensure_capture_publications(
     # commits that create them. So they are flushed before they return, even if the role has another setting.
     connection.execute("set synchronous_commit = local")
     has_capture = any(capture_name + suffix in catalog.publications for suffix in list_capture_suffixes())
-    existing_names, refused_oids = [], set[int]()
+    existing_names, refused_oids, locked_oids = list[str](), set[int](), set[int]()
     for publication in planned_publications:
         name = capture_name + publication.suffix
         try:
@@ -76,9 +84,9 @@ def ensure_capture_publications(
             # A standby cannot alter publications, and the role may lack the right to alter this publication. In these cases
             # the table stays, and does no harm. Another run may have removed the table meanwhile.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
-                if table.oid not in refused_oids:
-                    _remove_table(connection, source, name, table)
-    return tuple(existing_names)
+                if table.oid not in refused_oids and not _remove_table(connection, source, name, table):
+                    locked_oids.add(table.oid)
+    return EnsuredPublications(tuple(existing_names), frozenset(locked_oids))
 
 
 def _ensure_publication(

@@ -76,7 +76,7 @@ def prepare_slot(
     records = list_slot_stream_records(lake, slot_stream)
     refuse_put_back_tables(lake, records, read_newest_cuts(lake, slot_stream))
     log_position, catalogs = ChangeLog(lake, slot_stream).read_position(), Catalogs(lake, sound_stream)
-    names, plan = sound_stream.slot_publications(server_catalog), None
+    names, plan, locked_oids = sound_stream.slot_publications(server_catalog), None, frozenset[int]()
     created_names = [name for name in names if name not in server_catalog.publications]
     try:
         must_record = not catalogs.is_recorded(fingerprint)
@@ -87,7 +87,7 @@ def prepare_slot(
         if slot_stream.filtered:
             publish_set_aside_tables(connection, sound_stream, lake, server_catalog, no_log)
         else:
-            names, plan = _make_capture(
+            names, plan, locked_oids = _make_capture(
                 connection, sound_stream, server_catalog, names, publisher_decides=publisher_decides
             )
             must_record &= plan is not None
@@ -101,7 +101,9 @@ def prepare_slot(
         else:
             _align_positions(connection, slot_stream, lake, state, log_position, names)
         if plan is not None:
-            hold_back_uncaptured_tables(sound_stream, lake, catalog, None if must_record else plan)
+            hold_back_uncaptured_tables(
+                sound_stream, lake, catalog, None if must_record else plan, locked_oids=locked_oids
+            )
         if must_record:
             if log_position is not None and connection.info.server_version < 180000:
                 _read_older_wal(connection, slot_stream, lake, names)
@@ -144,7 +146,11 @@ def _hold_back_undecided_tables(
         if not can_publisher_decide(slot_stream, name)
     }
     hold_back_uncaptured_tables(
-        replace(slot_stream, subscriptions=undecided_subscriptions), catalogs.lake, catalog, plan
+        replace(slot_stream, subscriptions=undecided_subscriptions),
+        catalogs.lake,
+        catalog,
+        plan,
+        removed_oids=altered_oids,
     )
 
 
@@ -210,7 +216,7 @@ def ensure_publications(
     empty_publication = CapturePublication("", OPERATIONS, via_root=False, tables=())
     names = ensure_capture_publications(
         connection, slot_stream.source.name, slot_stream.capture, [empty_publication], catalog
-    )
+    ).names
     # WAL from before a publication existed has to be read without it, as in `_read_older_wal`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, slot_stream, lake, ())
@@ -226,23 +232,26 @@ def _make_capture(
     names: Sequence[str],
     *,
     publisher_decides: bool,
-) -> tuple[tuple[str, ...], Sequence[CapturePublication] | None]:
-    """Create or alter the capture publications as planned. Returns those of the names that exist then, and the plan.
+) -> tuple[tuple[str, ...], Sequence[CapturePublication] | None, frozenset[int]]:
+    """Create or alter the capture publications as planned.
+
+    Returns those of the names that exist then, the plan, and the oids of the tables that could not leave for a lock.
 
     If a lock prevents that, and the publisher can decide meanwhile, None is returned instead of the plan.
     """
     plan = slot_stream.planned_capture(catalog)
     try:
         with limit_wait(slot_stream.source, connection, BRIEF_SECONDS):
-            made_names = ensure_capture_publications(
+            made = ensure_capture_publications(
                 connection, slot_stream.source.name, slot_stream.capture, plan, catalog
             )
     except OpenTransactionsError:
         if not publisher_decides:
             raise
-        return tuple(name for name in names if name in catalog.publications), None
+        return tuple(name for name in names if name in catalog.publications), None, frozenset()
     reach(Failpoint.CAPTURE_CREATED)
-    return tuple(name for name in names if name in catalog.publications or name in made_names), plan
+    existing_names = tuple(name for name in names if name in catalog.publications or name in made.names)
+    return existing_names, plan, made.locked_oids
 
 
 def _has_hidden_filter(slot_stream: SlotStream, catalog: Catalog, *, publisher_decides: bool) -> bool:

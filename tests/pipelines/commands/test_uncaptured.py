@@ -376,3 +376,25 @@ def test_two_lakes_take_their_tables_out_of_the_same_capture_publications(shop: 
     shop.database.execute("insert into notes values (12, 0)")
     _run(shop, 0)
     assert shop.ids("one", "notes") == list(range(1, 13))
+
+
+def test_a_tree_whose_root_is_locked_names_the_lock_and_not_a_missing_right(shop: Shop) -> None:
+    execute = shop.database.execute
+    execute("create table tree (id int primary key, n int) partition by range (id)")
+    execute("create table low partition of tree for values from (0) to (100)")
+    execute("create publication r for table tree with (publish_via_partition_root)")
+    shop.configure(subscriptions={"root": {"source": "shop", "publications": ["r"]}})
+    _run(shop, 0)
+    execute("alter publication r set (publish_via_partition_root = false)")
+    with psycopg.connect(shop.written["sources"]["shop"]["conninfo"]) as other:
+        # Such a lock prevents ALTER PUBLICATION.
+        other.execute("lock table only tree in share update exclusive mode")
+        output = _run(shop, 1)
+        assert (
+            "another session locks a table that has to leave a capture publication; each run tries again"
+            in output
+        )
+        assert "may not alter" not in output
+    execute("insert into tree values (1, 1)")
+    _run(shop, 0)
+    assert _rows(shop, "root", "low") == [(1, 1)]
