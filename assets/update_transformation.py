@@ -14,6 +14,7 @@ from pgsieve.assets.metadata import transformation_metadata, work_metadata
 from pgsieve.assets.outcome import NO_CALLBACKS, StepCallbacks, run_as_step
 from pgsieve.assets.runless_events import report_if_disabled
 from pgsieve.assets.steps.prefetched import PrefetchedWork
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -53,8 +54,8 @@ def table_changes_asset(
     def table_changes(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         log = context.log.info
         with run_as_step(context), callbacks.report_errors():
+            lake = open_lake(context, dagster_names)
             if wait_for_prefetched_work is None:
-                lake = open_lake(context, dagster_names)
                 if report_if_disabled(context.instance, subscription, lake, dagster_names):
                     context.log.warning(f"subscription {subscription.name} is disabled")
                     return
@@ -62,20 +63,26 @@ def table_changes_asset(
                     changes: Sequence[TableChanges] = transform(subscription, lake, log)
             else:
                 changes, work = wait_for_prefetched_work(log)
+            # An error may have disabled the subscription just now. Then the step that applies the changes fails the run.
+            state = SubscriptionRecord(lake, subscription.name).read_state()
         callbacks.add_work(work)
         callbacks.report(changes)
         for change in changes:
             if change.problem:
                 context.log.error(f"{quote_qualified(*change.name)}: {change.problem}")
         yield dg.MaterializeResult(
-            metadata={**_make_metadata(changes), **work_metadata(work)}, data_version=_CONSTANT_DATA_VERSION
+            metadata={**_make_metadata(changes, state), **work_metadata(work)},
+            data_version=_CONSTANT_DATA_VERSION,
         )
 
     return table_changes
 
 
-def _make_metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
-    """Entries with the number of changes before and after the transformation, for each table and in total."""
+def _make_metadata(changes: Sequence[TableChanges], state: SubscriptionState) -> dict[str, Any]:
+    """Entries with the number of changes before and after the transformation, for each table and in total.
+
+    If the subscription is disabled, an entry has the reason.
+    """
     records = [
         dg.TableRecord(
             {
@@ -104,7 +111,9 @@ def _make_metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
             sum(change.sent_counts.get(operation, 0) for change in changes)
         )
     table = dg.MetadataValue.table(records) if records else dg.MetadataValue.text("no changes")
+    reason = {} if state.enabled else {"disabled": escape_controls(state.reason or "")}
     return {
+        **reason,
         "tables": table,
         **totals,
         **transformation_metadata(sum_counts(*(change.sent_as for change in changes))),

@@ -10,6 +10,7 @@ user's own Dagster project.
 A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 """
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -62,6 +63,8 @@ from pgsieve.resources.lake.pyspark_resource import make_pyspark_resource
 @dg.definitions
 def defs() -> dg.Definitions:
     """The definitions of the configured sources and subscriptions."""
+    # Dagster 1.13 itself sets this parameter of the sensors when it adds their jobs, and warns of it.
+    warnings.filterwarnings("ignore", "Parameter `owners` of initializer `SensorDefinition", dg.BetaWarning)
     try:
         config = load_config()
     except ConfigError as error:

@@ -315,7 +315,9 @@ def _describe_progress(subscription: SubscriptionStatus) -> str:
     parts = []
     if subscription.seconds_behind is not None:
         delay = timedelta(seconds=round(subscription.seconds_behind))
-        parts.append(f"{delay} behind" if subscription.seconds_behind else "up to date")
+        behind_count = sum(table.behind for table in subscription.tables)
+        exception = f" except {quantity(behind_count, 'table')}" if behind_count else ""
+        parts.append(f"{delay} behind" if subscription.seconds_behind else f"up to date{exception}")
     if subscription.last_success is not None:
         parts.append(f"all changes were last applied at {subscription.last_success}")
     return "; ".join(parts)

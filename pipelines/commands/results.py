@@ -259,6 +259,7 @@ class TableStatus:
     """A replica: its sync state, its row filter and its position (`lsn`, up to which changes are applied).
 
     - `problem`: the reason for its state
+    - `behind`: true if no changes are applied to it now, because it is set aside or has to be copied
     - `row_filter`: None if every row matches; `unknown` if the source does not answer
     - `since_copy`: how the table's publications have changed since it was copied. These changes have an effect on its
       rows only after `pgsieve resync` has copied it again.
@@ -273,6 +274,7 @@ class TableStatus:
     rows: int | None = None
     problem: str | None = None
     since_copy: tuple[str, ...] = ()
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

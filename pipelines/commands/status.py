@@ -326,13 +326,14 @@ def _read_recorded_status(
     for name in sorted(published_tables.keys() | states_by_name.keys()):
         table_state, replicated_table = states_by_name.get(name), published_tables.get(name)
         row_filters = replicated_table.row_filters if replicated_table else None
-        is_ready = table_state is not None and table_state.state == SyncState.READY
+        state = table_state.state if table_state else SyncState.INITIALIZE
+        is_ready = state == SyncState.READY
         rows, problem = _count_rows(lake, subscription, name) if count_rows else (None, None)
         table_statuses.append(
             TableStatus(
                 schema=name[0],
                 name=name[1],
-                state=(table_state.state if table_state else SyncState.INITIALIZE).meaning,
+                state=state.meaning,
                 row_filter=UNKNOWN
                 if catalog is None
                 else " OR ".join(row_filters)
@@ -347,6 +348,7 @@ def _read_recorded_status(
                 since_copy=describe_present_changes(subscription, table_state, replicated_table, catalog)
                 if is_ready and replicated_table and catalog
                 else (),
+                behind=state in {SyncState.SET_ASIDE, SyncState.INITIALIZE, SyncState.DATA_SYNC},
             )
         )
     return replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.translator import AssetKind, DagsterNames, PgsieveAsset
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines import definitions
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import build_ui_definitions
 from pgsieve.pipelines.project import build_project
@@ -40,6 +42,18 @@ def silent(tmp_path: Path) -> Path:
     path = tmp_path / "pgsieve.yaml"
     path.write_text(SILENT)
     return path
+
+
+def test_the_web_interface_prints_no_warning_of_dagsters_own_parameters(
+    silent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGSIEVE_CONFIG", str(silent))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default", dg.BetaWarning)
+        loaded = definitions.defs()
+        assert isinstance(loaded, dg.Definitions)
+        assert loaded.get_repository_def().sensor_defs
+    assert [str(warning.message) for warning in caught if warning.category is dg.BetaWarning] == []
 
 
 def _keys(defs: dg.Definitions) -> set[str]:
@@ -453,6 +467,20 @@ def test_a_disabled_subscription_fails_one_run(shop: Shop, dagster: dg.DagsterIn
     assert _increments(shop, dagster).success
     SubscriptionRecord(shop.lake, "one").disable("an error")
     assert not _increments(shop, dagster).success, "the second error is not reported"
+
+
+def test_the_run_in_which_an_error_disables_a_subscription_shows_that_with_its_changes(
+    shop: Shop, dagster: dg.DagsterInstance
+) -> None:
+    shop.configure(subscriptions={"two": {"source": "shop", "publications": ["q"], "disable_on_error": True}})
+    shop.database.execute("alter table stock add price numeric(4, 2)")
+    shop.copy()
+    shop.database.execute("insert into stock values (9, 9, 'NaN')")
+    assert not _increments(shop, dagster).success
+    event = dagster.get_latest_materialization_event(dg.AssetKey(["two", "table_changes"]))
+    assert event is not None
+    assert event.asset_materialization is not None
+    assert "price" in str(event.asset_materialization.metadata["disabled"].value)
 
 
 def test_a_missing_slot_starts_a_failing_run_once_an_hour(shop: Shop, dagster: dg.DagsterInstance) -> None:

@@ -375,6 +375,7 @@ def test_the_json_of_a_status_holds_every_field(capsys):
         "rows": 17,
         "problem": None,
         "since_copy": [],
+        "behind": False,
     }
     assert captured.err == ""
 

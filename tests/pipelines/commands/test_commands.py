@@ -88,6 +88,10 @@ def test_a_set_aside_table_that_left_its_publication_is_no_longer_a_problem(shop
     code, output = shop.cli("run")
     assert code == 1
     assert "public.notes is set aside: a value" in output
+    code, output = shop.cli("status")
+    assert code == 0
+    assert "up to date except 1 table; " in output
+    assert output.count("up to date; ") == 1
     shop.database.execute("alter publication p drop table notes")
     code, output = shop.cli("run")
     assert (code, "a value" in output) == (0, False), output
