@@ -101,9 +101,7 @@ def prepare_slot(
         else:
             _align_positions(connection, slot_stream, lake, state, log_position, names)
         if plan is not None:
-            hold_back_uncaptured_tables(
-                sound_stream, lake, catalog, None if must_record else plan, locked_oids=locked_oids
-            )
+            hold_back_uncaptured_tables(sound_stream, lake, catalog, None if must_record else plan, locked_oids)
         if must_record:
             if log_position is not None and connection.info.server_version < 180000:
                 _read_older_wal(connection, slot_stream, lake, names)

@@ -79,8 +79,8 @@ def hold_back_uncaptured_tables(
     lake: Lake,
     catalog: Catalog,
     plan: Sequence[CapturePublication] | None = None,
-    *,
     locked_oids: Collection[int] = (),
+    *,
     removed_oids: Collection[int] = (),
 ) -> None:
     """Record that the tables whose changes the slot does not send have to be copied, with the reason.
