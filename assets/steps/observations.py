@@ -72,7 +72,7 @@ class NotedRows:
 
     def write(self, write_rows: Callable[[DataFrame], None]) -> list[str] | None:
         """Let the function `write_rows` write the rows. Returns the notes, or None if Spark does not report them."""
-        # The kind of the Spark session decides the kind of the observation, so the session has to exist by now.
+        # Spark makes another kind of Observation for a session of Spark Connect, so the session has to exist by now.
         observation = Observation()
         # The notes are observed as text, because Spark 4.0 would return an array as a Java object.
         notes = F.to_json(F.collect_list(NOTE)).alias(NOTE)

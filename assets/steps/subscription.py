@@ -126,7 +126,7 @@ class SlotStream:
             return ()
         return plan_capture(catalog, {name: self.publications(catalog, name) for name in self.subscriptions})
 
-    def leaves_captured(self, catalog: Catalog) -> tuple[frozenset[int], ...]:
+    def captured_leaf_sets(self, catalog: Catalog) -> tuple[frozenset[int], ...]:
         """The leaf partitions of each tree whose leaves are captured instead of its root.
 
         In the slot, a TRUNCATE of the root of such a tree looks the same as a TRUNCATE of all its leaves. Empty if the
@@ -167,7 +167,7 @@ class Subscription:
     #: If a commit has been waiting for longer than this, the replicas are reported as stale.
     freshness: timedelta = timedelta(minutes=15)
     types: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
-    #: The layout of the replicas; the lake has the template of their folders.
+    #: The layout of the replicas, except the template of their folders, which the lake has.
     layout: SubscriptionLayout = field(default_factory=SubscriptionLayout)
     #: Which histories of rows are kept, by table.
     histories: HistoryChoices = field(default_factory=HistoryChoices)

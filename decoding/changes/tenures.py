@@ -6,12 +6,12 @@ example has four changes of a replica that has rows with the keys 1 and 2:
     change       UPDATE of 1   DELETE of 2   UPDATE of 1 to 2   INSERT of 1       net change
     sends        b                           c                  b and c
 
-    key 1    ──────── b ──────────────────────── left              ┌─ b, c ──►    upsert: b and c as inserted
+    key 1    ──────── b ──────────────────────── left              ┌─ b, c ──►    upsert: b and c of the INSERT
              the replica's row                    │                its own row
                                                   ▼
-    key 2    ──────────────────── ended          arrived: c ──────────────────►   update: c as moved, b inherited,
-             the replica's row                   the row of key 1                 the rest of the replica's row of
-                                                                                  key 1, the base key
+    key 2    ──────────────────── ended          arrived: c ──────────────────►   update: c of the move, b inherited,
+             the replica's row                   the row of key 1                 other values from the replica's
+                                                                                  row of key 1 (the base key)
 
 An UPDATE that changes the key is a *move*: the row leaves its old key, then arrives at its new key. The tenures of
 one row form a chain. A tenure has the values of the columns that its changes sent. It inherits the other values from
@@ -143,9 +143,10 @@ class Tenures:
 class TenureRows:
     """The row of each tenure, after it has inherited from the tenures before it in its chain.
 
-    - `origins` says where the row comes from.
+    - `origins` says where the row comes from. `base_keys` has the key of the replica's row from which it comes, and
+      `begin_changes` the INSERT with which it began; both are `NONE` otherwise.
     - `value_changes` is the last change of the tenure that has the row's values, or `NONE`.
-    - `base_keys`, `begin_changes` and `changes_by_column` have the same meaning as in `NetChange`.
+    - `changes_by_column` maps each column that some change did not send to the last change that sent it, or to `NONE`.
     """
 
     origins: Numbers
@@ -194,11 +195,11 @@ def _inherit(
     of n moves takes log2(n) rounds. For example, a row moves from tenure a to b, c, d and e. After each round the
     tenures point to:
 
-        round    b       c                 d                 e
-        0        a       b                 c                 d
-        1        done    a, having b's     b, having c's     c, having d's
-        2                done              done              a, having d's, c's and b's
-        3                                                    done
+        round    b       c                      d                      e
+        0        a       b                      c                      d
+        1        done    a, with b's columns    b, with c's columns    c, with d's columns
+        2                done                   done                   a, with the columns of d, c and b
+        3                                                              done
     """
     origins, changes_by_column = tenures.origins.copy(), dict(changes_by_column)
     base_keys = np.where(origins == REPLICA, tenures.keys, NONE)
@@ -244,8 +245,9 @@ def replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges:
 def find_moves_without_row(changes: KeyChanges, has_row_before: Mask) -> Numbers:
     """Return the moves that find no row even if all moves before them find theirs.
 
-    A move that finds no row brings none to its new key, so later moves may find no row either. If moves are given as LEAVE
-    and INSERT, returns each such LEAVE. Take away its INSERT, and call this function again to find the later ones.
+    A move that finds no row brings none to its new key, so later moves may find no row either. To find these, give each
+    move as a LEAVE and an INSERT. The result then has the LEAVE of each move without a row. Call this function again
+    without the INSERTs of these moves.
     """
     tenures = Tenures.from_changes(changes)
     is_without_row = (tenures.origins == _NOTHING) | (

@@ -80,7 +80,8 @@ class Transformation:
     Spark sends objects of this class to executors.
 
     - `columns` are the columns of the relation version, and `added` are the columns that were added after it.
-    - `schema` is the schema of the replica's changes (`changes_schema`), and `key` is the replica's key.
+    - `schema` is the schema of the replica's changes (`changes_schema`). `add_slice` adds its column `slice` later.
+    - `key` is the replica's key.
     - `operations` are the operations that the publications send.
     - `filter_columns` has the columns that the filters read. It is None if there are no filters.
     - `origin` is the relation from which the changes come, and under which they are counted.

@@ -206,8 +206,9 @@ class Catalog:
     """The publisher's tables, publications and users' types, all of one snapshot.
 
     - `tables` and `types` have the oids as keys.
-    - `names`: values of some types print as names, as those of regclass print as names of relations. This maps each
-      such kind of names to a digest of all of them (`NAME_KIND_BY_OID` in decoding/values/printed_names.py).
+    - `names`: values of some types print as names of other objects, for example those of regclass as names of relations.
+      `names` maps each such kind of names to a digest of all its names (`NAME_KIND_BY_OID` in
+      decoding/values/printed_names.py).
     - `locked` has the oids of tables that another session has locked, with the holder of each lock. The row
       filters and generation expressions of these tables are unknown.
     """

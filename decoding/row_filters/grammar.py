@@ -152,8 +152,8 @@ _OPERATORS = frozenset(
 
 # Three numbers for each operator: its precedence (PostgreSQL documentation, Operator Precedence), the least
 # precedence that its left operand may have, and the least precedence that its right operand may have. sqlglot binds
-# some operators differently, so `unwrap_operand` checks these numbers. sqlglot does not distinguish ~~ from LIKE, and
-# ~~ binds tighter. So pgsieve accepts as operand of LIKE only what binds tighter than both operators.
+# some operators differently, so `unwrap_operand` checks these numbers. sqlglot does not distinguish ~~ from LIKE, although
+# ~~ binds tighter in PostgreSQL. So an operand of either must bind tighter than both.
 _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     exp.Or: (1, 1, 2),
     exp.And: (2, 2, 3),

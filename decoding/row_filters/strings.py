@@ -1,8 +1,8 @@
 """The functions chr, gcd and lcm, and LIKE with a pattern that is a value of the row.
 
-In: values of one row, none of them NULL. Out: the result of the function with the same `prosrc` in PostgreSQL. Raises
-FilterValueError with PostgreSQL's message and SQLSTATE if the server raises an error. No message contains a value
-of the row.
+In: values of one row, none of them NULL. Out: the result that the function has in PostgreSQL. The mappings at the end have
+the functions by their `prosrc` in pg_proc. Raises FilterValueError with PostgreSQL's message and SQLSTATE if the server
+raises an error. No message contains a value of the row.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def ui(
 
 @command("Example: pgsieve refresh-defs-state", "refresh-defs-state", panel=_PANEL)
 def refresh_defs_state(ctx: typer.Context, config: ConfigOption = None) -> None:
-    """Record the published tables for Dagster's definitions, which load without asking a source.
+    """Record the published tables, so that Dagster's definitions can load without asking a source.
 
     The file is .pgsieve/published.json beside the configuration file. A source that does not answer keeps its
     former entry. `pgsieve ui` also records them when it starts.

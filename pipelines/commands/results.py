@@ -11,12 +11,12 @@ from typing import Literal, Protocol
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 from pgsieve.pipelines.commands.validation_results import ValidationReport
 
-#: The value of a field that only a source could tell, if the source does not answer.
+#: The value of a field that depends on the source, if the source does not answer.
 UNKNOWN: Literal["unknown"] = "unknown"
 
 
 class Progress(Protocol):
-    """Shows the progress of long work. A task is a text that names it, for example `copy public.orders`.
+    """Shows the progress of long work. A task is a text that names a part of the work, for example `copy public.orders`.
 
     An implementation has to allow calls by several threads.
     """
@@ -71,7 +71,7 @@ class AppliedTable:
 
 @dataclass(frozen=True, slots=True)
 class TransformedTable:
-    """Counts of a run's changes to one table that came from one relation and passed through one row filter.
+    """How many changes of one relation a run has decoded for one table, to which it applied one row filter.
 
     `source` is the relation, which is the table itself or one of its partitions. `row_filter` is None if there was
     none. The last four fields say how many of the `updates` were sent as each operation, or not sent. For example, an
@@ -226,13 +226,13 @@ class SlotStatus:
     The slot's messages are stored in the lake's change log.
 
     - `subscription`: the subscription that has the slot for itself (`row_filter: publisher`); None for a shared slot
-    - `exists`, `active`: `unknown` if the `problem` is that of the source
+    - `exists`, `active`: `unknown` if the source has the `problem`
     - `lag_bytes`: the bytes of WAL between the LSN that the slot has confirmed and the server's current LSN
     - `lag_seconds`: how long the oldest commit that the change log does not have yet has been waiting
     - `retained_bytes`: the bytes of WAL that the server retains for the slot
     - `safe_wal_bytes`: how many bytes of WAL can still be written before the slot may be lost; None if there is no
       limit
-    - `problem`: the reason why the source did not answer, why it is not the publisher whose changes the lake has, or why
+    - `problem`: the reason why the source did not answer, why it is another publisher than that of the lake's changes, or why
       the change log cannot be read
     - `decoding`: `always`, or `while a slot exists`. In the second case, dropping the last logical slot of the server
       switches logical decoding off.

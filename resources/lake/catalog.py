@@ -52,8 +52,8 @@ class SparkCatalog:
 def is_location_of(location: str | None, path: str) -> bool:
     """True if a location in Spark's catalog is this path of the lake.
 
-    Catalogs write `file:` before the path of a folder. Spark writes the path as it is, and some catalogs encode it as a
-    URI. A path of the lake that is a URI is encoded, too, and Spark decodes it.
+    Catalogs write `file:` before the path of a folder, and some of them encode the path as a URI. A path of the lake with
+    `://` is encoded already, and Spark may write it decoded. So both are compared in both forms.
     """
     if location is None:
         return False

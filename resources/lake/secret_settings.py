@@ -28,7 +28,7 @@ _hidden_settings_by_lake: dict[str, tuple[Mapping[str, str], str]] = {}
 
 
 def conceal_settings(master: str, conf: Mapping[str, str]) -> None:
-    """From now on `conceal_passwords` also removes the secrets in these settings, and in the parameters of the master."""
+    """Make `passwords.conceal_passwords` also remove the secrets in these settings, and in the parameters of the master."""
     parameters = dict(text.partition("=")[::2] for text in split_address(master)[1].split(";"))
     remember_secrets(
         *(

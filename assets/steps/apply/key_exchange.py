@@ -1,7 +1,8 @@
 """Runs the rounds of tasks that apply very many changes divided by their keys.
 
-In: the task that reads the keys (`key_reader`), those that decide the changes of each part (`part_deciders`), and those
-that write files. Out: what the last tasks return: counts, and the new and the changed files. Raises LakeError.
+In: the task that reads the keys (`key_reader`), those that find out which rows of a part of the keys are removed and written
+(`part_deciders`), and those that write files. Out: what the last tasks return: counts, and the new and the changed files.
+Raises LakeError.
 """
 
 import json
@@ -25,15 +26,16 @@ from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.parts import Receivers
 
-#: If the files have more rows per change, the changes are read once more for a filter, and only rows that it passes are
-#: divided by keys.
+#: If the files have more rows per change than this, a filter for the changed keys is made first, for which the changes are
+#: read once more. Only rows that pass it are divided by keys.
 _MAX_ROWS_PER_CHANGE = 4
 
 #: A move is an UPDATE of the key; it is lost if it finds no row. If the parts still find lost moves after so many rounds, the
 #: driver decides the changes.
 _MAX_ROUNDS = 8
-#: The number of rounds of resolvers: first a few, and more if it is necessary. n rounds follow 2**n - 1 moves, one after the
-#: other, to find a value that none of them sent. If a row moves even more often, the driver decides the changes.
+#: Resolvers are tasks that find the values that moves did not send (`moved_rows`). This is the number of their rounds: first
+#: a few, then more if necessary. In n rounds they find a value that 2**n - 1 successive moves of a row did not send. If a row
+#: moves even more often, the driver decides the changes.
 _RESOLVER_ROUNDS = (2, 12)
 
 
@@ -42,7 +44,7 @@ class TaskResults:
     """What the tasks that write have returned.
 
     - `counts`: the sums of the counts of all tasks
-    - `lost_places`: the places of lost moves that the tasks did not know before
+    - `lost_places`: the lost moves that the tasks did not know before, by the numbers that order the changes (places)
     - `new_files`: a row (`FILE_SCHEMA`) for each new file
     - `changed_files`: the indices of the files that lose rows, each with its new deletion vector, or None if the file is
       rewritten
@@ -106,7 +108,7 @@ def exchange_keys(
 def _add_key_filter(runner: Runner, reader: KeyReader, row_count: int) -> KeyReader:
     """Let the reader send only rows that a filter passes, if the files have many rows for each change.
 
-    If there is a TRUNCATE, it ends all rows, and all are sent.
+    A TRUNCATE also ends rows whose keys have no change, so with a TRUNCATE all rows are sent.
     """
     change_count, has_truncate = (
         reader.division.change_count,

@@ -191,7 +191,7 @@ class CopyCompleter:
         A slice has the changes from one position of the slot to another. To transform a slice is to decode and filter its
         changes for the tables. A table may become ready only if no slice after its LSN was transformed without it.
         Otherwise the table is copied again. A process that has lost its lock may be transforming such a slice now. So
-        the fence, a commit to `_transformed`, follows. If the other process commits before the fence, the table is copied
+        then a fence is committed to `_transformed`. If the other process commits before the fence, the table is copied
         again. Otherwise its commit fails, and it transforms the slice again, this time with the table.
         """
         if not states:
@@ -304,6 +304,6 @@ def _is_at(lake: Lake, path: str, lsn: int) -> bool:
     try:
         return lake.records.position(path) == lsn
     except LakeError as error:
-        # `describe_error` raises the error if the lake itself has failed, not only this table.
+        # Raises the error if the lake itself has failed, and not only this table.
         describe_error(lake, error)
         return False

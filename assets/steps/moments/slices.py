@@ -1,9 +1,9 @@
-"""Copies the changes of a slice that committed before an LSN into the change history of a clone.
+"""Copies the changes of a slice that committed before an LSN into a change history of another lake.
 
 A table's change history is the Delta table with its changes. A slice has the changes between two positions of the slot.
 
-In: a slice of a table's change history in one lake
-Out: the same rows in another lake, and the record about them that a run would have written
+In: a slice of a table's change history in one lake, and the LSN
+Out: these rows in the other lake, and the record about them that a run would have written
 
 This process writes the files, one row group at a time. If Delta maps the names of columns, Spark writes the files
 instead. Raises LakeError, for example if files of the slice are lost.

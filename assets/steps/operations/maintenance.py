@@ -111,7 +111,7 @@ def maintain_slot_stream(
         maintainer.maintain(
             AlteredSlices(lake, slot_stream).path, f"slice <= {deleted_lsn:d}" if deleted_lsn else None
         )
-        # The newest catalog before `deleted_lsn` is also valid for later slices, so it stays.
+        # A catalog is valid up to the next one. So the newest before `deleted_lsn` stays, for later slices.
         catalogs_path = Catalogs(lake, slot_stream).path
         catalog_lsns = [row["lsn"] for row in lake.records.rows(catalogs_path) if row["lsn"] <= deleted_lsn]
         maintainer.maintain(catalogs_path, f"lsn < {max(catalog_lsns):d}" if catalog_lsns else None)
@@ -136,7 +136,7 @@ def maintain_subscription(
     If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _open_maintainer(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
-        # This call is for its error: the replicas are in other folders than `folders` in the layout says.
+        # Raises an error if the replicas are in other folders than `folders` in the layout says.
         SubscriptionRecord(lake, subscription.name).require_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).read_newest()
@@ -194,7 +194,7 @@ class _SubscriptionTables:
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.read_last()
         # Rows with changes after the newest cut stay, because the next cut needs them. Of the rows that record no
-        # changes, only the last one is needed: it has the position.
+        # changes, that of `applied_lsn` stays: it shows that all slices up to there are applied.
         condition = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
         maintain(TransformedSlices(lake, name).path, condition)
         cut_versions = {cut.states for cut in cuts.read_all() if cut.states is not None}
@@ -337,13 +337,12 @@ class _Maintainer:
                 applied_lsn,
                 make_table_maintenance(self._lake, path).find_last_slice_before(self._start_time - retention),
             )
-        # All applied slices have expired. The caller records the result as the LSN up to which changes are deleted, and
-        # a subscription that has not reached it has to be copied again. So it is the end of the last of these slices.
-        # `applied_lsn` may be higher.
+        # All applied slices have expired, so the result is the end of the last of them. `applied_lsn` may be higher. But
+        # the caller records the result, and a subscription that has not reached the recorded LSN has to be copied again.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 
     def make_expired_cuts_condition(self, path: str, since: datetime) -> str | None:
-        """Make an SQL condition for the cuts from before `since`.
+        """Make an SQL condition, for `TableMaintenance.delete`, for the cuts from before `since`.
 
         It also includes all cuts with a lower LSN than one of these, because the clocks of several writers may differ.
         """

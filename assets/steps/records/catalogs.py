@@ -48,8 +48,8 @@ from pgsieve.resources.postgres.slot import read_slot_state
 #: - `subscriptions`: the names of the subscriptions for which the slot was read
 #: - `known`: the oids of the relations for whose changes the catalog is valid
 #: - `captured`: the digest of the capture publications, by which pgsieve reads the slot (`CatalogFingerprint.capture_digest`)
-#: - `alike`: True if the capture publications were the same for all transactions that the slot had still to send then. If it
-#:   is False, the row is valid only after the slot's restart_lsn has reached `lsn`.
+#: - `alike`: True if the capture publications had not been altered since the oldest transaction began that the slot had
+#:   still to send. If it is False, the row is valid only after the slot's restart_lsn has reached `lsn`.
 #: - `gone`, `unsure`: catalog rows that were removed, and that the server still stores for a while. Each is an integer
 #:   made of its catalog and its oid (`CatalogFingerprint.removed_rows`). The removal of `gone` had committed when the
 #:   catalog was recorded, and the removal of `unsure` was perhaps in progress.
@@ -205,11 +205,11 @@ class Catalogs:
     ) -> None:
         """Record a catalog.
 
-        - `lsn`, `first_xid`: the record is valid for commits from this LSN on, of transactions from this xid on. Of
-          these transactions, the capture publications send all changes that the catalog's publications publish.
+        - `lsn`, `first_xid`: the record is valid for commits from this LSN on, of transactions from this xid on. The
+          capture publications send all changes of these transactions that the catalog's publications publish.
         - `fingerprint`: the fingerprint of the catalog
-        - `restart_lsn`: all transactions that the slot still sends began after this LSN, perhaps before the capture
-          publications were altered
+        - `restart_lsn`: that of the slot. All transactions that the slot still sends began after this LSN, some of them
+          perhaps before the capture publications were altered.
         """
         newest_row = self._read_newest_row() or {}
         is_alike = newest_row.get("captured") == fingerprint.capture_digest and (
@@ -234,8 +234,8 @@ class Catalogs:
     def find_validity(self, connection: psycopg.Connection[Any], position: int) -> "CatalogValidity | None":
         """Find for which transactions and relations the newest recorded catalog is valid after `position`.
 
-        None if there is no record up to `position`, or if the catalog was altered since the newest of them, so that no
-        record is proven valid.
+        None if it is not proven valid. For example, there is no record up to `position`, or the catalog was altered since
+        the newest of these records.
 
         An alteration after the call is not seen. So call this when the LSN up to which the slot is read is already fixed,
         or when the messages have arrived. The slot must not be confirmed beyond `position` before the call: otherwise

@@ -123,7 +123,7 @@ class TableState:
 
     @property
     def is_being_altered(self) -> bool:
-        """True while the replica's columns are changed, or it is filtered again. Afterwards it is ready, without a copy."""
+        """True while the replica gets other columns, or is filtered again. Then the table becomes ready without a copy."""
         return self.state == SyncState.INITIALIZE and self.reason in {None, REFILTER_REASON} and self.lsn > 0
 
     @property
@@ -207,7 +207,7 @@ class TableStates:
         return self.lake.paths.table_states(self.subscription)
 
     def read_version(self) -> int:
-        """The Delta version that `append` may expect; 0 if there is no table yet.
+        """The present Delta version of `_table_states`, as a `base_version` for `append`; 0 if there is no table yet.
 
         It may be above the versions of all states, because maintenance compacts the table.
         """
@@ -339,8 +339,8 @@ class TableStates:
     ) -> set[Name]:
         """Append states that were made from earlier states of the same tables. Returns the tables that are left out.
 
-        A table is left out if another process has written another state of it meanwhile. For example, a process that
-        reads the slot does so if the server cannot send a change of the table. `find_changed_tables` finds these tables.
+        A table is left out if another process has written another state of it meanwhile. For example, the process that
+        reads the slot does this if the server cannot send a change of the table. `find_changed_tables` finds these tables.
         By default, they are the tables that have a later state than the one from which the new state was made.
         """
         if not states:

@@ -21,7 +21,7 @@ from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.messages import Begin, decode
 
-#: The largest number of slices in a reading. The server keeps everything that it has decoded in a temporary file.
+#: The largest number of slices in a reading. It is limited, because the server keeps a whole reading in a temporary file.
 MAX_SLICES = 8
 #: If a reading has fewer bytes of WAL than this, one session reads it. A second session takes some time to be made
 #: ready.

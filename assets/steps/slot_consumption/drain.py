@@ -42,7 +42,7 @@ def drain_slot(
         slot_stream, catalog, publications = prepare_slot(connection, slot_stream, lake)
         log_missing_publications(slot_stream, catalog, log)
         end_lsn = read_flushed_lsn(connection) if target_lsn is None else target_lsn
-        slot = ReadySlot(connection, slot_stream, lake, publications, slot_stream.leaves_captured(catalog))
+        slot = ReadySlot(connection, slot_stream, lake, publications, slot_stream.captured_leaf_sets(catalog))
         result = read_slot_to(slot, end_lsn, log, subscriptions)
         refresh_sequences(connection, slot_stream, lake)
         state = read_slot_state(connection, slot_stream.slot)

@@ -90,7 +90,7 @@ class FollowedSlotStream:
                 refresh_sequences(connection, slot_stream, lake)
                 state = read_present_slot(connection, slot_stream)
             self._slot_stream, self._lake, self._log = slot_stream, lake, log
-            self._captured_leaf_sets = slot_stream.leaves_captured(catalog)
+            self._captured_leaf_sets = slot_stream.captured_leaf_sets(catalog)
             self._has_two_phase = is_two_phase(slot_stream, state)
             options = replace(slot_stream.options, publications=tuple(publications))
             log_position = ChangeLog(lake, slot_stream).read_position()

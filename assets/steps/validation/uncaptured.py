@@ -97,7 +97,7 @@ def hold_back_uncaptured_tables(
     # A publication may have been dropped since the subscriptions were examined.
     slot_stream = slot_stream.without_missing_publications(catalog)
     plan = slot_stream.planned_capture(catalog) if plan is None else plan
-    # In most runs nothing differs, and it would take long to examine thousands of tables.
+    # In most runs the publications are as planned. Then thousands of tables need not be examined, which would take long.
     if not find_unplanned_oids(slot_stream.capture, plan, catalog):
         return
 

@@ -48,7 +48,8 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: The key of the comment in the metadata of a column. Spark uses the same key.
 COMMENT_KEY = "comment"
-#: Metadata of a column, which means nothing. delta-rs takes columns in another order only if something else differs.
+#: Metadata that marks a column, and has no other meaning. delta-rs takes columns in another order only if something else
+#: differs, too.
 _ORDER_MARK = "pgsieve.reordered"
 #: The characters that delta-rs does not encode in a path of the log, besides letters and digits.
 _UNENCODED_CHARACTERS = "!$&'()+,-./:;=@_~"
@@ -223,7 +224,8 @@ class Commits:
                 if table is not None and position is not None and table.version() == head.version + 1:
                     self._tables.cache_rows(path, table, "position", [{"position": position}])
             except DeltaError as error:
-                # The newer version may be this commit, if only a later step has failed. The caller's new plan notices that.
+                # If only a step after the commit has failed, the newer version is this commit. The caller's new plan
+                # notices that.
                 if expected_version is not None and self.head(path).version != expected_version:
                     raise OvertakenError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
@@ -426,8 +428,8 @@ def _prepare_schema(table: DeltaTable, schema: pa.Schema) -> Schema:
     """The columns that an overwrite gives a table. If they are the same as before, they keep their metadata.
 
     delta-rs does not add the feature that a first timestamp without a time zone requires. It is added here, by a commit
-    that changes nothing else. delta-rs keeps the table's order of columns if nothing else of them differs; so `_ORDER_MARK`
-    comes or goes.
+    that changes nothing else. delta-rs keeps the table's order of columns if nothing else of them differs. So `_ORDER_MARK`
+    is added then, or removed if the table has it.
     """
     if requirements.has_same_columns(table, schema):
         return table.schema()
@@ -458,8 +460,8 @@ def _make_commit_properties(commit: Commit, *, must_follow_opened: bool = False)
 
     With `must_follow_opened` the commit must directly follow the version that was opened. The same holds for an overwrite,
     and for a commit with a position or with an `expected_version`. Otherwise delta-rs would repeat commits that must
-    fail: an overwrite after another writer's compaction, whose rows would stay; and the first commit of a table after
-    another first commit, with which it does not conflict by Delta's rules.
+    fail. An example is an overwrite after another writer's compaction: it would not remove the compacted file. Another is
+    the first commit of a table after another writer's first commit, which is no conflict by Delta's rules.
     """
     position = commit.position
     must_follow = (

@@ -3,8 +3,8 @@
 In: the path of the table, and its store.
 Out: maps versions to stamps. If an entry is replaced by another one with the same name, the stamp differs.
 
-In a folder, and on a store that only delta-rs can reach, the entry of the known version and the next entry are looked
-up by name. On other object stores one request lists the entries. A listing may be outdated. So if an entry must exist
+In a folder, and on a store that only delta-rs can reach, only two entries are looked up, by name: that of the version at
+the last check, and the one after the open table's version. On other object stores one request lists the entries. A listing may be outdated. So if an entry must exist
 and is not listed, it is requested by its name. Raises OSError, and DamagedTableError if an entry is incomplete, or
 has another size than expected. An object store never stores a part of an object, so there only an empty entry counts as
 incomplete.

@@ -1,4 +1,4 @@
-"""Marks rows of a Delta table as deleted, in one commit; or finds out whether the files of the rows can be rewritten.
+"""Marks rows of a Delta table as deleted, in one commit. Also finds out in which ways the rows can be removed.
 
 In: a table that delta-rs can reach, and the rows to remove.
 Out: one commit. It has a position, the LSN up to which the table then has all changes. A second commit with this
@@ -40,9 +40,9 @@ def has_hidden_vectors(path: str) -> bool:
 def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
     """True if files of a table may be rewritten with fewer rows.
 
-    The rows of the table must be exactly those of its files (`requirements.has_plain_rows`). The table must have exactly
-    the columns `columns`, and `requirements.can_change_rows` must be true. If a user has added columns, only a
-    MERGE keeps their values in updated rows.
+    The rows of the table must be exactly those of its files (`requirements.has_plain_rows`), and
+    `requirements.can_change_rows` must be true. For this the table must have exactly the columns `columns`: if a user has
+    added columns, only a MERGE keeps their values in updated rows.
     """
     table = commits.open_table(path)
     return (

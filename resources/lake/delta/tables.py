@@ -37,8 +37,8 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
-#: The largest number of tables in folders that a thread has open, of idle tables, and of tables with cached results. A
-#: table takes up to a megabyte of memory.
+#: The largest number of each of these: tables in folders that a thread has open, idle tables, and tables with cached
+#: results. A table takes up to a megabyte of memory.
 _MAX_OPEN_TABLES = 512
 #: The number of tables on an object store that are checked at the same time.
 _PARALLEL_CHECKS = 8
@@ -145,8 +145,8 @@ class Tables:
         """Within the block this thread checks each table of an object store only once.
 
         At the start of the block, the tables at `paths` are checked in parallel. `prepare` is called for each table that
-        exists, to cache the results of queries. The block must not write to these tables. A later commit must check again
-        what the block has decided. If the check of a table fails, the error is raised when the table is used. Tables in a
+        exists, to cache the results of queries. The block must not write to these tables. Another process may write to
+        them, so a later commit must check again what was read here. If the check of a table fails, the error is raised when the table is used. Tables in a
         folder are checked each time they are used, because this takes little time.
         """
         is_nested = self._find_check_results() is not None

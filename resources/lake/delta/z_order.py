@@ -43,7 +43,7 @@ def sort_by_z_order(rows: pa.Table, column_names: Sequence[str]) -> pa.Table:
 
 
 def _scale_ranks(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]:
-    """The ranks of values, scaled to `digits` binary digits: the greatest rank, unless 0, begins with 1."""
+    """The ranks of values, shifted so that the greatest rank has exactly `digits` binary digits (unless it is 0)."""
     ranks: npt.NDArray[np.uint64] = pc.rank(values.combine_chunks(), tiebreaker="dense").to_numpy().astype(
         np.uint64
     ) - np.uint64(1)

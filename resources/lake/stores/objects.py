@@ -1,4 +1,4 @@
-"""Reads and writes the objects of an object store, as a whole or in parts. It can create an object at most once.
+"""Reads and writes the objects of an object store, as a whole or in parts. Can create an object only if it is new.
 
 In: the path of a lake, and delta-rs's options for the lake's store.
 Out: bytes.
@@ -222,8 +222,8 @@ def has_same_credentials(
 ) -> bool:
     """True if the library has the same credentials as delta-rs.
 
-    If there is no endpoint, delta-rs also reads the profiles of AWS, and requests their credentials. The library does
-    not.
+    Without an endpoint in the options, delta-rs also uses the credentials of AWS profiles. The library does not read
+    profiles.
     """
     environ = os.environ if environ is None else environ
     if PLATFORM_BY_SCHEME.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
