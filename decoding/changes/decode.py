@@ -59,8 +59,8 @@ def decode_batch(
 ) -> pa.RecordBatch:
     """Decode Insert, Update and Delete messages into changes with the columns `names` and `added`.
 
-    A value of `new` that was not sent is taken from `old`, if `old` has it: `old` has at least the columns of the replica
-    identity. An error names the row by its values of the columns `key`.
+    A value that was not sent in `new` is taken from `old`, if `old` has it. An error names the row by its values
+    of the columns `key`.
     """
     data = batch.column("data")
     try:

@@ -1,6 +1,6 @@
 """Hashes of 32 bits, of keys and of rows.
 
-In: Arrow tables and batches. Out: hashes, and numbers below a count that are made from them. Raises Arrow's errors.
+In: Arrow tables and batches. Out: hashes, and hashes scaled to numbers below a count. Raises Arrow's errors.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ def hash_keys(keys: pa.Table) -> npt.NDArray[np.uint64]:
 
 
 def compute_row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
-    """Return the mark of each row.
+    """Return the mark of each row: a hash that takes little time (`digests` says what for).
 
     It depends on the row's numbers and times, and on the lengths of its texts and lists, but not on their contents.
     """

@@ -1,7 +1,7 @@
 """Computes the net change: the outcome of a table's changes for each key.
 
 In: changes in order, with numbers of their keys (`KeyChanges`). Out: one element per key (`NetChange`), and the first
-change that conflicts with an existing row. `tenures` says which row a key has after each change. Raises nothing.
+change that conflicts with an existing row. `tenures` finds the row that a key has after each change. Raises nothing.
 
 Source: apply_handle_insert(), apply_handle_update() and apply_handle_delete() in
 src/backend/replication/logical/worker.c, and CheckAndReportConflict() in
@@ -79,9 +79,10 @@ class NetChange:
 
 @dataclass(frozen=True)
 class LeftRows:
-    """Rows that a `LEAVE` takes away from their keys, as they are before it; each array has one element per row.
+    """Rows that moves (UPDATEs that change the key) take away from their keys; each array has one element per row.
 
-    `leaves` is the LEAVE. The other fields have the same meaning as in `NetChange`.
+    A move can be given as two changes, `LEAVE` and `INSERT` (`KeyChanges`). `leaves` is the LEAVE. The other fields have
+    the same meaning as in `NetChange`, just before the move.
     """
 
     leaves: Numbers
@@ -97,7 +98,7 @@ def compute_net_change(
 
     `has_row_before` says for each key whether the replica has a row. If there is a conflict, the outcome has no
     meaning. With `retain_ended`, a key without a row after the changes keeps its last ended row. For that,
-    `has_row_before` must be right for all keys, and not only for those of `compute_lookup_masks`.
+    `has_row_before` must be right for all keys. Otherwise those of `KeyChanges.compute_lookup_masks` suffice.
     """
     changes = replace_lost_moves(changes, has_row_before)
     tenures = Tenures.from_changes(changes)
@@ -132,9 +133,9 @@ def compute_net_change(
 
 
 def find_left_rows(changes: KeyChanges, has_row_before: Mask) -> LeftRows:
-    """Find the rows that leave their keys by a `LEAVE` that did not send all columns.
+    """Find the rows that moves take away from their keys, without sending all columns.
 
-    `has_row_before` is that of `compute_net_change`. `changes` has no moves of another form.
+    In `changes`, each move is a `LEAVE` and an `INSERT`. `has_row_before` is that of `compute_net_change`.
     """
     tenures, lacks_value = Tenures.from_changes(changes), np.zeros(len(changes.operations), np.bool_)
     for is_sent in changes.is_sent_by_column.values():

@@ -20,7 +20,7 @@ from pgsieve.decoding.row_filters.nodes import RowFilter
 
 
 def parse_published_filter(relation: PublishedRelation, text: str) -> RowFilter:
-    """Parse a row filter, with the columns of the relation that the messages name.
+    """Parse a row filter, with the columns of the relation under whose name the changes are sent.
 
     With publish_via_partition_root, this relation is the root of the partition tree and not the changed leaf.
     """

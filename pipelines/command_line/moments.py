@@ -53,7 +53,7 @@ def read(
     folder. The rows are exact: if `retention` has removed versions or changes that are needed, the command
     refuses and says why. The publisher is not asked.
 
-    With SCHEMA.TABLE, prints its rows as CSV, as COPY does: NULL is empty, texts are quoted, arrays are JSON.
+    With SCHEMA.TABLE, prints its rows as CSV: NULL is empty, texts are quoted, arrays are JSON.
     With --json, prints one JSON object per row.
     """
     settings = load_settings(ctx, config)

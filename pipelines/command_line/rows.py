@@ -1,8 +1,8 @@
 """Prints the rows of a replica on stdout, as CSV or as JSON.
 
 In: batches of rows (Arrow)
-Out: CSV with a header line, or one JSON object for each row. Texts are those of PostgreSQL's output functions. Integers,
-     booleans, and the numbers of JSON are written as CSV and JSON write them, and arrays as JSON.
+Out: CSV with a header line, or one JSON object for each row. Integers, booleans, and in JSON floating-point numbers,
+     are written as the format has them. An array is a text in JSON. Any other value is the text that PostgreSQL prints.
 
 Only `pgsieve read` imports this module. The module imports pyarrow, and that would slow down `pgsieve --help`.
 """
@@ -58,8 +58,8 @@ def _convert_column(column: pa.Array) -> pa.Array:
 def _print_texts(column: pa.Array) -> pa.Array:
     """The values as PostgreSQL prints them."""
     checks = (pa.types.is_large_binary, pa.types.is_binary_view)
-    is_other_binary = any(check(column.type) for check in checks)
-    return print_values(column.cast(pa.binary()) if is_other_binary else column)
+    needs_cast = any(check(column.type) for check in checks)
+    return print_values(column.cast(pa.binary()) if needs_cast else column)
 
 
 def _list_cells(column: pa.Array) -> list[Any]:
@@ -71,7 +71,7 @@ def _list_cells(column: pa.Array) -> list[Any]:
 
 
 def _list_values(column: pa.Array) -> list[Any]:
-    """The values of a column, or the elements of lists: numbers, booleans and lists; all others are PostgreSQL's texts."""
+    """The values of a column as Python's numbers, booleans and lists. Values of other types are PostgreSQL's texts."""
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         elements = iter(_list_values(column.flatten()))
         lengths = pc.list_value_length(column).to_pylist()

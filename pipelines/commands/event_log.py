@@ -88,8 +88,8 @@ class CachedEventLog(SqliteEventLogStorage):
     #: The tables, columns and migrations that are known to exist. Dagster looks for them at each event. It never removes
     #: one, so what was found once need not be looked for again.
     _existing_entries: set[tuple[str, ...]]
-    #: Events that are stored together with the event that Dagster reports right after them, at the latest before anything
-    #: is read.
+    #: Events that wait for the event that Dagster reports right after them, to be stored with it. Before anything is read,
+    #: they are stored anyway.
     _unstored_events: list[EventLogEntry]
     #: True if the work of the steps is done already, and they only report it. See `store_reports_together`.
     _is_work_done: bool
@@ -245,7 +245,7 @@ class CachedEventLog(SqliteEventLogStorage):
         """Return the last materialization of each asset, from rows of the table of assets.
 
         Dagster's own method also queries the events each time. It needs that for materializations in an old format, and
-        for assets that were wiped. Here it gets only the rows that may need the query.
+        for assets that were wiped. Here that method gets only the rows that may need the query.
         """
         records, other_rows = dict[dg.AssetKey, EventLogRecord | None](), []
         for row in raw_asset_rows:
@@ -270,7 +270,7 @@ class CachedEventLog(SqliteEventLogStorage):
         cursor: str | None = None,
         ascending: bool = False,
     ) -> EventRecordsResult:
-        """The observations of an asset. Each step reads the observations of its inputs that were never materialised."""
+        """The observations of an asset. Each step reads the observations of those inputs that were never materialized."""
         if not isinstance(records_filter, dg.AssetKey) or cursor is not None:
             return super().fetch_observations(records_filter, limit, cursor, ascending)
         with self._lock:

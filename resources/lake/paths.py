@@ -73,7 +73,7 @@ class LakePaths:
         return "/".join([self.uri, OWN_FOLDER, *map(escape, stream.split("/"))])
 
     def change_log(self, stream: str) -> str:
-        """The raw messages of a slot. A stream has its slot's name with `row_filter: publisher`, otherwise its source's."""
+        """The raw messages of a slot. A stream is named after its source, or with `row_filter: publisher` after its slot."""
         return f"{self._slot_stream_folder(stream)}/change_log"
 
     def slices(self, stream: str) -> str:

@@ -122,7 +122,7 @@ def _list_sequences(
 def _read_by_function(
     connection: psycopg.Connection[Any], parameters: dict[str, object]
 ) -> list[SequenceValue]:
-    """The values by pg_get_sequence_data(). For sequences that the role may not read, this function returns nulls."""
+    """The values by pg_get_sequence_data(), which returns nulls for sequences that the role may not read."""
     rows, illegible_texts = _list_sequences(connection, _LIST_WITH_VALUES_QUERY, parameters)
     return [
         SequenceValue(schema, name, value, is_called, parse_lsn(lsn), ascending=ascending)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import psycopg
 
 from pgsieve.assets.steps.subscription import Definition, SlotStream, Subscription, planned_sources
-from pgsieve.assets.steps.update_transformation.relation_versions import find_arriving_columns
+from pgsieve.assets.steps.update_transformation.relation_versions import find_version_columns
 from pgsieve.assets.steps.update_transformation.schema_changes import find_former_layout
 from pgsieve.assets.steps.update_transformation.slice_contents import PublishedVersion, RelationVersion
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
@@ -216,7 +216,7 @@ class Followed:
                 continue
             if isinstance(message, Relation):
                 part = PublishedVersion(RelationVersion(message, (commit, ordinal), None), sent, {})
-                columns, added = find_arriving_columns(self.subscription, part, definition)
+                columns, added = find_version_columns(self.subscription, part, definition)
                 names, filled = columns.names, {}
                 for column in (definition.layout.find_column_by_name(a.name) for a in added):
                     assert column is not None

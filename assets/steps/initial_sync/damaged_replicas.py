@@ -1,7 +1,7 @@
 """Removes what is in the way of copying a table: unreadable Delta logs, wrong cuts, and constraints.
 
 A cut names a version of each replica; together these versions equal the publisher at one LSN. A cut is wrong if it
-names a version that does not exist now, because a later commit will give this version other rows. Constraints that other
+names a version that does not exist: a later commit will make this version, with other rows. Constraints that other
 writers have added to the replica could refuse the copy's rows. A table's change history is the Delta table that has all
 its changes.
 """

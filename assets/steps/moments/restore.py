@@ -4,8 +4,8 @@ In: a lake, an LSN, and the path or URI of an empty folder
 Out: Delta tables at `<folder>/<subscription>/<schema>/<table>`. No run can update them, because a slot cannot go back
 to their LSN.
 
-Raises MomentError, and in that case leaves no files. If the process is killed, a folder `_pgsieve` stays in the folder.
-A complete restore leaves none.
+Raises MomentError, and in that case leaves no files. If the process is killed, a folder `_pgsieve` stays in the
+folder. A complete restore removes it.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 A reader that looks for such values can skip the other files.
 
-In: the columns in a replica's layout, and its files
+In: the columns by which a replica is to be clustered (`cluster_by`), and its files
 Out: whether the replica has to be clustered now; and a record of its last clustering, in the state of the subscription
      (the newest row of `_subscription`)
 """

@@ -276,8 +276,8 @@ class Refilter:
         """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table.
 
         Raises OvertakenError if another process has decoded and filtered changes meanwhile, or has recorded that
-        the source's or the new table has to be copied. A process that reads the slot does that if the server cannot send
-        a transaction of the table.
+        the source's or the new table has to be copied. This happens, for example, if the server cannot send a
+        transaction that changes the table.
         """
         lake, source = self.lake, usable_replica.source
         states, record = (

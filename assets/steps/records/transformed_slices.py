@@ -54,7 +54,7 @@ TRANSFORMED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class TableChanges:
-    """The changes of one table in a slice, counted before and after the transformation.
+    """The changes of one table in a slice, counted as received from the slot, and as sent to the replica.
 
     - `slice_end`: the LSN at which the slice ends
     - `size`: the size in bytes of the changes that are sent; if it is not known, an upper bound
@@ -64,7 +64,7 @@ class TableChanges:
     - `truncate_count`: the number of TRUNCATEs
     - `last_truncate`: the order key (commit LSN, ordinal in the transaction) of the last TRUNCATE
     - `key_change_count`: the number of UPDATEs that give a row another key
-    - `unsent_columns`: the columns whose values some change did not send, because they had not changed (TOAST)
+    - `unsent_columns`: the columns whose values some change lacks, because they had not changed (TOAST)
     - `problem`: the reason why the changes cannot be transformed
     - `partition_names`: the partitions through which the changes came, if the table is a partition root and the messages
       name them

@@ -313,5 +313,5 @@ def _append_by_spark(
 
 
 def make_peek_options(slot_stream: SlotStream, publications: Sequence[str]) -> PgoutputOptions:
-    """The options of pgoutput for a peek. Streaming is off: a peek returns nothing before all is decoded."""
+    """The options of pgoutput for a peek. Streaming is off, because a peek returns nothing before all is decoded."""
     return replace(slot_stream.options, publications=tuple(publications), streaming="off")

@@ -41,7 +41,7 @@ def read_greatest_end(lake: Lake, subscription_slot_streams: Sequence[SlotStream
 
 
 def make_publisher_slot_streams(lake: Lake, slot_stream: SlotStream) -> tuple[SlotStream, ...]:
-    """Make the streams of single subscriptions, with which the slot is read if the publisher has to filter.
+    """Make streams of a single subscription each. The slot is read with these if the publisher has to filter.
 
     There is one for each subscription for which the publisher can filter (`can_publisher_decide`). As long as a
     prepared transaction waits for COMMIT PREPARED or ROLLBACK PREPARED, there are none, because that transaction was
@@ -64,7 +64,7 @@ def prepare_base_version(
     head: TableHead,
     end: int,
 ) -> int:
-    """Prepare the stream's change log for a slice that is appended to it after the streams of single subscriptions.
+    """Prepare the stream's change log for a slice, which is appended to the streams of single subscriptions first.
 
     Returns the version that the change log must have when the slice is appended to it.
 

@@ -201,9 +201,9 @@ class Fallback:
     def _prepare_base_version(
         self, subscription_slot_streams: Sequence[SlotStream], begin: int, end: int
     ) -> int | None:
-        """Find the version that the change log must have when a slice is appended to it, and to the subscriptions' streams.
+        """Find the version that the change log must have when a slice is appended to it.
 
-        None if there are no such streams. Then only the position is compared.
+        None if there are no streams of single subscriptions. Then the change log must only have the right position.
         """
         path = ChangeLog(self.lake, self.peek.slot_stream).path
         head = self.lake.records.head(path)
@@ -274,8 +274,8 @@ class Fallback:
     def _refuse_prepared_transactions(self, begin: int, refusal: SourceError) -> None:
         """Raise an error if transactions are prepared.
 
-        The transaction that cannot be sent may be one of them. Such a transaction commits later than the copies of its
-        tables, and the copies would lack its changes.
+        The transaction that cannot be sent may be one of them. Its tables would be copied before it commits, so the
+        copies would lack its changes.
         """
         if not self.has_two_phase:
             return
@@ -324,9 +324,9 @@ class Fallback:
     def _set_aside_failing_table(self, begin: int, end: int) -> None:
         """Set aside the table whose row filter fails, so that its later changes are not read.
 
-        A table that was copied after the transaction is not set aside: the user had corrected its rows before that
-        copy. The filter may also fail for the transaction with the correction, because the publisher evaluates it for
-        the old rows, too.
+        A table that was copied after the transaction is not set aside: its filter did not fail for the copy, so the user
+        has corrected the rows. The transaction with that correction may be the one that fails, because the publisher
+        evaluates the filter for old rows, too.
         """
         slot_stream, lake = self.peek.slot_stream, self.lake
         (subscription,) = slot_stream.subscriptions

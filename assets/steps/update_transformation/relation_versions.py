@@ -89,7 +89,7 @@ def _make_reading(
 ) -> Reading:
     """Make the reading of a relation version's changes after `since_order`, for a replica with this definition."""
     relation, published_relation = published_version.version.relation, published_version.published_relation
-    columns, added_columns = find_arriving_columns(subscription, published_version, definition)
+    columns, added_columns = find_version_columns(subscription, published_version, definition)
     _refuse_altered_leaves(subscription, published_version, since_order, definition)
     filters_by_operation = {
         operation: None
@@ -116,7 +116,7 @@ def _make_reading(
     is_root = published_version.root_key is not None and relation.relation_id == definition.layout.oid
     transformation = Transformation(
         columns,
-        changes_schema(_find_arriving_types(columns, added_columns, definition)),
+        changes_schema(_find_decoded_types(columns, added_columns, definition)),
         definition.key,
         frozenset(published_relation.operations),
         filters_by_operation,
@@ -171,10 +171,10 @@ def _find_filter_columns(
     )
 
 
-def _find_arriving_types(
+def _find_decoded_types(
     columns: RelationColumns, added_columns: Sequence[AddedColumn], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
-    """Find the Arrow type in which the values of each column of the replica arrive."""
+    """Find the Arrow type that the values of each column of the replica have when they are decoded."""
     type_by_name = {
         name: column_type.arrow_type for name, column_type in zip(columns.names, columns.types, strict=True)
     }
@@ -183,7 +183,7 @@ def _find_arriving_types(
     return [*types, *metadata_arrow_types(definition)]
 
 
-def find_arriving_columns(
+def find_version_columns(
     subscription: Subscription, published_version: PublishedVersion, definition: Definition
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
     """Find the columns of a relation version under their present names, and those of the replica that it lacks.
@@ -308,8 +308,8 @@ def _refuse_altered_leaves(
     """Raise SchemaChangedError if a leaf partition was altered or detached, and its old tuples no longer identify rows.
 
     The present replica identities of the leaf partitions are part of the definition. `published_version.leaves` has
-    Relation messages of leaves, some of them from before the copy. Such a message does not count if a later message
-    replaced it before the copy, or if the table was not altered since the copy.
+    Relation messages of leaves, some of them from before the copy. Such a message counts only if no later message
+    replaced it before the copy, and if the table was altered since the copy.
     """
     for leaf in published_version.leaves if _has_key_of_leaves(published_version, definition) else ():
         is_over = leaf.end is not None and leaf.end <= since_order

@@ -39,7 +39,8 @@ from pgsieve.resources.lake.lake import Lake
 class Window:
     """The transactions of a slice with begin <= commit LSN < end, except the one at `skipped_lsn`.
 
-    `slice_end` is the LSN at which the slice ends. Commits with the changes of the window have the position `end`.
+    `slice_end` is the LSN at which the slice ends. A commit with the changes of the window has the position `end`
+    (the LSN up to which a table has all changes).
     """
 
     slice_end: int
