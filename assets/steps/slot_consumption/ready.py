@@ -76,7 +76,7 @@ def prepare_slot(
     records = list_slot_stream_records(lake, slot_stream)
     refuse_put_back_tables(lake, records, read_newest_cuts(lake, slot_stream))
     log_position, catalogs = ChangeLog(lake, slot_stream).read_position(), Catalogs(lake, sound_stream)
-    names, plan, locked_oids = sound_stream.slot_publications(server_catalog), None, frozenset[int]()
+    names, plan, locked = sound_stream.slot_publications(server_catalog), None, frozenset[int]()
     created_names = [name for name in names if name not in server_catalog.publications]
     try:
         must_record = not catalogs.is_recorded(fingerprint)
@@ -87,7 +87,7 @@ def prepare_slot(
         if slot_stream.filtered:
             publish_set_aside_tables(connection, sound_stream, lake, server_catalog, no_log)
         else:
-            names, plan, locked_oids = _make_capture(
+            names, plan, locked = _make_capture(
                 connection, sound_stream, server_catalog, names, publisher_decides=publisher_decides
             )
             must_record &= plan is not None
@@ -101,7 +101,7 @@ def prepare_slot(
         else:
             _align_positions(connection, slot_stream, lake, state, log_position, names)
         if plan is not None:
-            hold_back_uncaptured_tables(sound_stream, lake, catalog, None if must_record else plan, locked_oids)
+            hold_back_uncaptured_tables(sound_stream, lake, catalog, None if must_record else plan, locked)
         if must_record:
             if log_position is not None and connection.info.server_version < 180000:
                 _read_older_wal(connection, slot_stream, lake, names)
