@@ -67,8 +67,8 @@ def sum_tallies(tallies: Iterable[Tally]) -> Tally:
 class ChangeCounts:
     """Counts of the changes that one task or thread has decoded; `sum` adds up the counts of several tasks.
 
-    `sent_as` counts the changes that the publisher sent to pgsieve, by `ChangeKind`. `sent` is the tally of the changes
-    that remain after row filters, with their size in memory.
+    `sent_as` counts the changes that the publisher sent, also by what row filters make of them (`ChangeKind`). `sent` is
+    the tally of the changes that remain after row filters, with their size in memory.
     """
 
     sent_as: Counter[ChangeKind] = field(default_factory=Counter)

@@ -58,8 +58,8 @@ class MessageHeaders:
       Message) has the ordinal 2n. Any other message has the odd number between the ordinals of the changes before and
       after it.
 
-    So a change has the same (commit_lsn, ordinal) in every session: Relation messages, which each session sends at other
-    places, are not counted. A change is described by the relation's last Relation message before it.
+    Relation messages, which each session sends at other places, are not counted. So a change has the same
+    (commit_lsn, ordinal) in every session. A change is described by the relation's last Relation message before it.
 
     For a message outside transactions, `commit_lsn` is the message's own LSN, and `commit_time`, `xid` and `ordinal`
     are 0.

@@ -87,8 +87,8 @@ def compare_rows(
     if any(
         any(map(tree_can_fail, pair)) and any(map(is_null, map(simplify_for_version, pair))) for pair in pairs
     ):
-        # `simplification` would never evaluate the field that is compared with NULL. The server does in a comparison of
-        # rows, and the field can fail.
+        # `simplification` would not evaluate a field that is compared with NULL. In a comparison of rows the server
+        # evaluates the field, and this can fail.
         raise RefusedError("PostgreSQL evaluates a field that is compared with NULL, and this can fail")
     strict_operator: Operator = "<" if operator in ("<", "<=") else ">"
 
@@ -292,6 +292,7 @@ FUNCTIONS: Final[dict[str, tuple[int, int, Callable[[list[Node]], Node]]]] = {
     "least": (1, _MAX_ARGUMENTS, partial(make_extreme, "LEAST")),
     "cardinality": (1, 1, partial(_make_array_property, "array_cardinality")),
     "array_length": (2, 2, partial(_make_array_property, "array_length")),
+    # The first subscript of an array is 1 (`pgsieve.decoding.values.arrays`), so the last one is the length.
     "array_upper": (2, 2, partial(_make_array_property, "array_length")),
     "array_lower": (2, 2, partial(_make_array_property, "array_lower")),
     "array_ndims": (1, 1, partial(_make_array_property, "array_ndims")),

@@ -50,7 +50,7 @@ def estimate_bytes(
     The tables are those of `publications` and those of `tables`. If the slot does not exist, the tables will be
     copied, so the estimate is the size of the largest table. If the slot exists, its unconfirmed WAL is converted to
     bytes of changes (`_WAL_RATIO`). If these are at most `sufficient_bytes`, as in most runs, they are the estimate.
-    Otherwise it is the share of the table with the most written rows, which needs further queries. The caller sets
+    Otherwise the estimate is the share of the table with the most written rows. It takes further queries. The caller sets
     `sufficient_bytes` to the size below which the exact estimate does not matter to it.
     """
     state = read_slot_state(connection, slot)

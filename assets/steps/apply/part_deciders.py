@@ -2,9 +2,9 @@
 
 To decide the changes of a key is to find out which of its rows are removed and which are written. The work has three
 rounds: `KeyReader` (`key_reader`), `KeyDecider`, and `PartWriter` (`part_writer`). The tasks of a round yield messages.
-Each task of the next round is a receiver, and gets the messages with its number (`pgsieve.resources.parts`). A batch is
-the changes that one commit applies. A place, in this module, is a number that orders the changes of a batch. It also
-stands for the new row of that change.
+Each task of the next round is a receiver, and gets the messages with its number (`pgsieve.resources.parts`). `moved_rows`
+may add rounds before the last one. A batch is the changes that one commit applies. A move is an UPDATE of a key. A place,
+in this module, is a number that orders the changes of a batch. It also stands for the new row of that change.
 
 In a table without a key, the digest of the whole row is the key, and a `MultisetDecider` decides each part: several rows
 may have the same digest.
@@ -48,7 +48,7 @@ from pgsieve.resources.parts import Guard, Message, make_message
 
 #: The columns that tasks return: a row per new file, or a row with only `result`, a JSON text (counts, changed files).
 RESULT_SCHEMA = FILE_SCHEMA.append(pa.field("result", pa.string()))
-#: If more moves of a part than this find no row, the part refuses the changes.
+#: If more moves of a part than this find no row to move, the part refuses the changes.
 _MAX_LOST_PLACES = 100_000
 
 
@@ -100,12 +100,12 @@ class PartDecider(ABC):
     def _send_left_rows(
         self, left_rows: NetRows, matches: Mapping[int, PartMatches]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield a message about rows that leave their keys; the parts of their new keys need to know their values."""
+        """Yield a message about rows that leave their keys. From them `moved_rows` takes values for the new keys."""
         if len(left_rows):
             yield make_message(0, LEFT_ROWS, pack(find_sources(self.batch_parts, left_rows, matches)))
 
     def _find_new_places(self, lost_places: Numbers) -> Numbers:
-        """Return those of the places of lost moves that no earlier round has found."""
+        """Return those of these places that `batch_parts` does not know yet."""
         return np.setdiff1d(lost_places, self.batch_parts.lost_places)
 
     def _make_counts(self, **counts: int) -> pa.RecordBatch:
@@ -127,8 +127,8 @@ class KeyDecider(PartDecider):
 
     If the changes cannot be applied, because of a conflict or of moves whose rows are missing, it sends only the reason.
 
-    If the replica keeps deleted rows, the first two kinds also come as `ENDED_ROWS`: such a row stays, and the message has
-    its new metadata.
+    If the replica keeps deleted rows, the first two kinds also come as `ENDED_ROWS`, for rows that end. These are kept,
+    and the message has their new metadata.
     """
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
@@ -206,7 +206,7 @@ class MultisetDecider(PartDecider):
     """Decides the changes of a part of the digests of a table without a key. Two equal rows have the same digest.
 
     Sends the places of the changes that have new rows, for each file the numbers of the rows to remove from it, and the
-    counts of inserted, deleted and missing rows. If UPDATEs that change a row do not find it, it sends only their places.
+    counts of inserted, deleted and missing rows. If moves do not find their rows, it sends only the places of these moves.
     """
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
@@ -254,8 +254,8 @@ def describe_lost_places(places: Numbers) -> Mapping[str, object]:
 def find_sources(batch_parts: BatchParts, rows: NetRows, matches: Mapping[int, PartMatches]) -> pa.Table:
     """Return the places of the changes that have new rows.
 
-    If some changes lack values, also return where these values are: in other changes, or in a row of a file. If a move
-    has brought the row from another key, `link` has its place: the row of that key has the values.
+    If some changes lack values, also return where these values are: in other changes, or in a row of a file. If they are
+    in the row that a move took from another key, `link` has the place of this move.
     """
     columns = {"place": rows.places}
     if not batch_parts.unsent_columns:

@@ -144,7 +144,7 @@ def _make_scratch_folder(lake: Lake) -> Path:
     """A temporary folder for clones.
 
     If the lake is a folder that this user can write, it is in the lake, because a clone may have hard links to data
-    files. Otherwise it is in the folder for temporary files.
+    files, and these need one file system. Otherwise it is in the folder for temporary files.
     """
     if not is_uri(lake.uri):
         try:

@@ -48,7 +48,7 @@ class Cut:
     - `entries`: the sizes in bytes of the Delta log entries of `tables`, if they are known. If the entry of the same
       version has another size now, the table was put back to an earlier version and written again.
     - `histories`: the LSNs that the change histories (the Delta tables with all changes of a table) had reached
-    - `records`: maps the identifiers of pgsieve's record tables to their Delta versions
+    - `records`: maps the identifiers of pgsieve's own Delta tables to their versions
     - `versioned`: maps tables to the LSN up to which their versions of rows (`history: scd2`) have all changes. Tables with
       a gap before it are left out.
     - `scd2`: the Delta versions of the tables with versions of rows, except those that were put back
@@ -82,7 +82,8 @@ class Cut:
     def has_state(self, state: TableState) -> bool:
         """True if the table already had this state when the cut was made.
 
-        If the cut does not record the version of the table states, the time of the cut is compared with the time of the state.
+        If the cut does not record the version of the table states, it is earlier than a state that has a version. With
+        other states their times are compared.
         """
         if self.states is None:
             return state.version < 0 and (state.at is None or state.at <= self.at)

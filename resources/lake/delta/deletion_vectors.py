@@ -218,7 +218,7 @@ def read_vector(store: Store, path: str, descriptor: Action | None) -> RowNumber
     if (name_and_end := parse_vector_file(descriptor)) is None or descriptor is None:
         return np.empty(0, np.int64)
     name, end = name_and_end
-    # The size of the vector comes before the vector. The vector begins with the magic number. After it comes a checksum.
+    # The vector's size comes before the vector, and a checksum after it. The vector begins with the magic number.
     begin = int(descriptor.get("offset") or 0) + 4
     octets = store.read_part(join_path(path, name), begin, end - 4 - begin)
     if int.from_bytes(octets[:4], "little") != _MAGIC:
@@ -235,8 +235,7 @@ def find_add_actions(log: Log, version: int, names: Collection[str]) -> dict[str
     for actions in log.read_backwards(version, "add", _ADD_FIELDS):
         if action_by_name.keys() == set(names):
             break
-        # If a commit changes the marked rows of a file, it removes and adds the file. The order of these actions does not
-        # matter here.
+        # A commit that changes the marked rows of a file removes and adds the file. Only its `add` action counts here.
         for action in actions:
             name = unquote(action["path"])
             if name in names:
