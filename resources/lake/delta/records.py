@@ -32,7 +32,8 @@ SEARCHED_COMMITS = 16
 class Commit:
     """What a commit has besides its rows.
 
-    - `position`: if the table already has this position, the commit is skipped
+    - `position`: if the table already has this or a later position, the commit is skipped, or an overwrite raises
+      OvertakenError
     - `overwrite`: whether the rows replace all rows of the table
     - `expected_version`, `expected_position`: the version and the position (0: none) that the table had when the rows
       were planned. If the table now has another version or position, OvertakenError is raised.
