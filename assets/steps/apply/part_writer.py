@@ -62,7 +62,13 @@ class PartWriter:
     def _write_new_rows(
         self, change_part: int, messages: Sequence[Message], guard: Guard
     ) -> Iterator[pa.RecordBatch]:
-        """Write the new rows of a part of the changes."""
+        """Write the new rows of a part of the changes.
+
+        If deciders or resolvers could not find out all sources, there may be no new rows, but metadata of ended rows. Then
+        the results are not used.
+        """
+        if not any(kind == ROWS for kind, _ in messages):
+            return
         sources = unpack_rows(messages, ROWS, "place")
         ended_places, metadata = self._unpack_ended_rows(messages, "place")
         selection = replace(

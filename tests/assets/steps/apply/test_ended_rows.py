@@ -114,6 +114,16 @@ def test_former_keys_of_a_moved_row_keep_its_unsent_values(tmp_path: Path, way: 
     }
 
 
+def test_moves_of_a_missing_row_keep_no_deleted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first round of the parts, each key has a row that ends, but its values cannot be found."""
+    monkeypatch.setattr(key_reader, "_PART_CHANGES", 1)
+    moves = [update(row(key + 1, ""), row(key, ""), ["v"]) for key in (1, 2, 3, 4)]
+    rows = [{**row(9, "other"), **_LIVES}]
+    made = Changes(tmp_path, rows, [_soft(each) for each in moves], _ALL)
+    assert made.by_key_parts(_DEFINITION).missing == len(moves)
+    assert made.rows() == rows
+
+
 @pytest.mark.parametrize("marking", [False, True])
 def test_parts_without_changes_end_rows_with_the_metadata_of_the_first_truncate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, marking: bool
