@@ -16,7 +16,7 @@ src/backend/catalog/pg_publication.c; PostgreSQL documentation, Row Filters and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from pgsieve.decoding.errors import PgsieveError
@@ -179,6 +179,18 @@ class Publication:
         if self.all_tables:
             return self.excluded.isdisjoint({table.oid, *table.ancestors})
         return table.schema in self.schemas or self.find_table_entry(table.oid) is not None
+
+    def list_tables(self, tables: Iterable[Table]) -> Publication:
+        """The publication with only those of `tables` that it contains; it lists each of them by name."""
+        entries = [
+            (None if table.schema in self.schemas else self.find_table_entry(table.oid))
+            or PublicationTable(table.oid)
+            for table in tables
+            if self.contains(table)
+        ]
+        return replace(
+            self, all_tables=False, schemas=frozenset(), excluded=frozenset(), tables=tuple(entries)
+        )
 
     def find_row_filter(self, table: Table) -> str | None:
         """The publication's row filter for a table; None if it sends every row."""

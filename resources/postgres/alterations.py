@@ -196,13 +196,24 @@ def fingerprint_catalog(
 def find_altered_tables(
     connection: psycopg.Connection[Any], capture_publications: Sequence[str], since_xid: int
 ) -> frozenset[int]:
-    """The oids of the tables that a transaction with this or a later identifier (xid) has put into a capture publication.
+    """The oids of the tables that a transaction with this or a later identifier (xid) may have put into a capture publication.
 
-    If such a transaction has altered the publication itself, these are all tables that the publication lists.
+    If such a transaction has altered the publication itself, these are all tables that the publication has.
     """
-    query = """
+    schemas = (
+        """union all
+        select c.oid::bigint, p.xmin::text::bigint, s.xmin::text::bigint
+          from capturing p join pg_publication_namespace s on s.pnpubid = p.oid join pg_class c on c.relnamespace = s.pnnspid"""
+        if connection.info.server_version >= 150000
+        else ""
+    )
+    query = f"""
+        with capturing as (select oid, xmin, puballtables from pg_publication where pubname = any(%s))
         select r.prrelid::bigint, p.xmin::text::bigint, r.xmin::text::bigint
-          from pg_publication p join pg_publication_rel r on r.prpubid = p.oid where p.pubname = any(%s)
+          from capturing p join pg_publication_rel r on r.prpubid = p.oid
+        {schemas}
+        union all
+        select c.oid::bigint, p.xmin::text::bigint, p.xmin::text::bigint from capturing p, pg_class c where puballtables
     """
     rows = connection.execute(query, [list(capture_publications)]).fetchall()
     return frozenset(oid for oid, *xids in rows if any(is_same_or_later_xid(xid, since_xid) for xid in xids))

@@ -53,6 +53,7 @@ from pgsieve.resources.postgres.slot import read_slot_state
 #: - `gone`, `unsure`: catalog rows that were removed, and that the server still stores for a while. Each is an integer
 #:   made of its catalog and its oid (`CatalogFingerprint.removed_rows`). The removal of `gone` had committed when the
 #:   catalog was recorded, and the removal of `unsure` was perhaps in progress.
+#: - `oldest`: all transactions with an earlier identifier (xid) had ended when the catalog was recorded
 #:
 #: The lakes of earlier versions of pgsieve have only `lsn`, `digest`, `catalog` and `subscriptions`.
 CATALOG_SCHEMA = pa.schema(
@@ -68,6 +69,7 @@ CATALOG_SCHEMA = pa.schema(
         "alike": pa.bool_(),
         "gone": pa.list_(pa.int64()),
         "unsure": pa.list_(pa.int64()),
+        "oldest": pa.int64(),
     }
 )
 
@@ -184,12 +186,14 @@ class Catalogs:
     def find_xid_before_alteration(self, fingerprint: CatalogFingerprint) -> int | None:
         """Find the transaction identifier (xid) from which on the capture publications may have been altered.
 
-        It is that of the newest recorded catalog. None if they are as recorded, or if nothing was recorded.
+        All transactions before it had ended when the newest catalog was recorded, so the record has what they did. None if
+        the publications are as recorded, or if nothing was recorded.
         """
         newest_row = self._read_newest_row()
         if newest_row is None or newest_row.get("captured") == fingerprint.capture_digest:
             return None
-        return int(newest_row["transaction"])
+        oldest_xid = newest_row.get("oldest")  # Earlier versions of pgsieve did not record it.
+        return int(newest_row["transaction"] if oldest_xid is None else oldest_xid)
 
     def find_unread_subscriptions(self) -> set[str]:
         """The stream's subscriptions that are missing in the newest record: the slot was not read for them at that time."""
@@ -228,6 +232,7 @@ class Catalogs:
             "alike": is_alike,
             "gone": sorted(removed_rows),
             "unsure": sorted((fingerprint.removed_rows or frozenset()) - removed_rows),
+            "oldest": fingerprint.oldest_xid,
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOG_SCHEMA))
 

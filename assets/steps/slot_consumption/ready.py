@@ -91,7 +91,7 @@ def prepare_slot(
                 connection, sound_stream, server_catalog, names, publisher_decides=publisher_decides
             )
             must_record &= plan is not None
-            _hold_back_undecided_tables(connection, catalogs, fingerprint, catalog, plan)
+            _hold_back_undecided_tables(connection, catalogs, fingerprint, catalog, plan, state)
         if must_record:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
             must_record = not _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
@@ -119,35 +119,36 @@ def _hold_back_undecided_tables(
     fingerprint: CatalogFingerprint,
     catalog: Catalog,
     plan: Sequence[CapturePublication] | None,
+    state: SlotState | None,
 ) -> None:
     """Record that tables which another session has taken out of the capture publications have to be copied.
 
     They may lack changes even if they are in these publications again. Subscriptions for which the publisher can decide
-    are left out: it decides for them until the altered catalog is recorded. `catalog` and `fingerprint` were read before
-    this run altered the capture publications. `plan` is None if a lock prevented the alteration.
+    are left out: it decides for them until the altered catalog is recorded. It cannot decide while a prepared transaction
+    waits, so with two_phase no subscription is left out. `catalog` and `fingerprint` were read before this run altered the
+    capture publications. `plan` is None if a lock prevented the alteration, and `state` if there is no slot.
     """
-    slot_stream = catalogs.slot_stream
-    if plan is None or (since_xid := catalogs.find_xid_before_alteration(fingerprint)) is None:
+    slot_stream, since_xid = catalogs.slot_stream, catalogs.find_xid_before_alteration(fingerprint)
+    if state is None or since_xid is None:
         return
-    altered_oids = find_altered_tables(connection, slot_stream.capture_names(), since_xid)
-    capturing = {
-        name: replace(
-            publication, tables=tuple(entry for entry in publication.tables if entry.oid not in altered_oids)
-        )
-        for name in slot_stream.capture_names()
-        if (publication := catalog.publications.get(name)) is not None
-    }
-    catalog = replace(catalog, publications={**catalog.publications, **capturing})
     undecided_subscriptions = {
         name: publications
         for name, publications in slot_stream.subscriptions.items()
-        if not can_publisher_decide(slot_stream, name)
+        if is_two_phase(slot_stream, state) or not can_publisher_decide(slot_stream, name)
+    }
+    altered_oids = find_altered_tables(connection, slot_stream.capture_names(), since_xid)
+    unaltered_tables = [table for table in catalog.tables.values() if table.oid not in altered_oids]
+    capturing = {
+        name: publication.list_tables(unaltered_tables)
+        for name in slot_stream.capture_names()
+        if (publication := catalog.publications.get(name)) is not None
     }
     hold_back_uncaptured_tables(
         replace(slot_stream, subscriptions=undecided_subscriptions),
         catalogs.lake,
-        catalog,
+        replace(catalog, publications={**catalog.publications, **capturing}),
         plan,
+        locked_oids=catalog.tables.keys() if plan is None else (),
         removed_oids=altered_oids,
     )
 

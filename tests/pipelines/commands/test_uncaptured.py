@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
+from pgsieve.pipelines.commands import materializer
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import load_config
@@ -290,28 +291,84 @@ def test_no_change_is_lost_while_a_user_alters_a_capture_publication(shop: Shop)
     assert _rows(shop, "one", "orders") == [(2, 9), (3, 3), (5, 5)]
 
 
-@pytest.mark.parametrize("undone", [False, True])
-def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_took_out(
-    shop: Shop, *, undone: bool
-) -> None:
-    """The publisher cannot decide for such a publication."""
-    name, source = shop.written["sources"]["shop"]["slot"], shop.written["sources"]["shop"]
+def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_took_out(shop: Shop) -> None:
+    """The publisher cannot decide for such a publication. It takes long: a run for each way in which the table comes back."""
+    name, source, execute = (
+        shop.written["sources"]["shop"]["slot"],
+        shop.written["sources"]["shop"],
+        shop.database.execute,
+    )
     publications = {"own": {"tables": [{"table": "public.stock"}, {"table": "public.notes"}]}}
     shop.configure(
         sources={"shop": {**source, "publications": publications}},
         subscriptions={"two": {"source": "shop", "publications": ["own"]}},
     )
     _run(shop, 0)
-    shop.database.execute(f"alter publication {name} drop table notes")
-    shop.database.execute("insert into notes values (5, 5); insert into stock values (5, 5)")
-    if undone:
-        shop.database.execute(f"alter publication {name} add table notes")
-        shop.database.execute(f"alter publication {name} set (publish = 'delete')")
-        shop.database.execute("insert into stock values (6, 6)")
-        shop.database.execute(f"alter publication {name} set (publish = 'insert, update, delete, truncate')")
-        shop.database.execute("insert into notes values (6, 6)")
+    take_out, put_back = (f"alter publication {name} {verb} table notes" for verb in ("drop", "add"))
+    everything = "publish = 'insert, update, delete, truncate'"
+    ways = (
+        (take_out, None),
+        (take_out, put_back),
+        (
+            f"alter publication {name} set (publish = 'delete')",
+            f"alter publication {name} set ({everything})",
+        ),
+        (take_out, f"alter publication {name} add tables in schema public"),
+        (f"drop publication {name}", f"create publication {name} for all tables"),
+    )
+    for number, (alteration, undoing) in enumerate(ways, 5):
+        execute(alteration)
+        execute(f"insert into notes values ({number}, 0); insert into stock values ({number}, 0)")
+        if undoing is not None:
+            execute(undoing)
+        _run(shop, 0)
+        assert shop.ids("two", "notes") == shop.ids("two", "stock") == list(range(1, number + 1)), undoing
+
+
+def test_such_a_table_is_copied_if_an_older_transaction_puts_it_back(shop: Shop) -> None:
+    """The transaction began before the catalog was recorded, and alters the capture publication afterwards."""
+    name, source, execute = (
+        shop.written["sources"]["shop"]["slot"],
+        shop.written["sources"]["shop"],
+        shop.database.execute,
+    )
+    shop.configure(
+        sources={"shop": {**source, "publications": {"own": {"tables": [{"table": "public.notes"}]}}}},
+        subscriptions={"two": {"source": "shop", "publications": ["own"]}},
+    )
     _run(shop, 0)
-    assert shop.ids("two", "notes") == shop.ids("two", "stock") == [1, 2, 3, 4, 5, *([6] if undone else [])]
+    with psycopg.connect(shop.database.info.dsn) as older_session:
+        older_session.execute("select pg_current_xact_id()")
+        execute("alter table notes replica identity full")
+        _run(shop, 0)
+        execute(f"alter publication {name} drop table notes; insert into notes values (5, 5)")
+        older_session.execute(f"alter publication {name} add table notes")
+    execute("insert into notes values (6, 6)")
+    _run(shop, 0)
+    assert shop.ids("two", "notes") == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_table_that_a_user_took_out_is_copied_if_prepared_transactions_arrive(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While such a transaction waits, the publisher cannot decide, and a copy has to wait, too."""
+    monkeypatch.setattr(materializer, "PATIENT_SECONDS", 1.0)
+    name, execute = shop.written["sources"]["shop"]["slot"], shop.database.execute
+    one = {**shop.written["subscriptions"]["one"], "two_phase": True}
+    shop.configure(subscriptions={"one": one})
+    _run(shop, 0)
+    with psycopg.connect(shop.database.info.dsn) as session:
+        session.execute("insert into orders values (5, 5)")
+        session.execute(f"prepare transaction '{name}'")
+    execute("insert into notes values (5, 5)")
+    _run(shop, 0)
+    execute(f"alter publication {name} drop table notes; insert into notes values (6, 6)")
+    execute(f"alter publication {name} add table notes")
+    shop.cli("run")
+    execute(f"commit prepared '{name}'")
+    execute("insert into notes values (7, 7)")
+    _run(shop, 0)
+    assert (shop.ids("one", "notes"), shop.ids("one", "orders")) == ([1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(("first", "drops"), [("root", True), ("root", False), ("leaf", True)])
