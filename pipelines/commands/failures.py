@@ -3,9 +3,9 @@
 In: blocks of work, each for some subscriptions
 Out: the errors, as `Failure`s
 
-An error about a slot or its change log ends the work for all subscriptions that read the slot. An error about the
-tables of a subscription ends the work only for that subscription. Errors for which the function `is_fatal` returns true
-are not collected but raised, as are exceptions that end the process, such as KeyboardInterrupt.
+An error about a slot, or about the table of its messages, ends the work for all subscriptions that read the slot. An
+error about the tables of a subscription ends the work only for that subscription. Errors for which the function
+`is_fatal` returns true are not collected but raised, as are exceptions that end the process, such as KeyboardInterrupt.
 """
 
 import os

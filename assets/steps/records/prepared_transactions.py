@@ -4,10 +4,10 @@ A slot stream is a slot with the subscriptions that read it. The slot is confirm
 phase of the transaction, and after that the server does not send the transaction again. So prepared transactions have
 to be durable in the lake.
 
-Each slice (the changes from one position of the slot to another) is committed to the change log. Then this table is
-written, with the end of the slice as its position, and then the slot is confirmed. If the table is behind the change
-log, a run died between both commits. In that case the slot still has the transactions that are missing in the
-table.
+Each slice (the changes from one position of the slot to another) is committed to the change log, the table of the
+slot's messages. Then this table is written, with the end of the slice as its position, and then the slot is confirmed.
+If this table is behind the change log, a run died between both commits. In that case the slot still has the
+transactions that are missing in this table.
 """
 
 from collections.abc import Iterator

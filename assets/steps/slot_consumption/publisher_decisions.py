@@ -5,8 +5,8 @@ slot to another. A stream is a slot with the subscriptions that read it. Other s
 publications (capture publications), which do not filter.
 
 In: how the slot of a stream is read, and the positions at which the slice begins and ends
-Out: the slice, in a change log that belongs to one subscription. The slice is listed in the table `altered` before it is
-     committed to the stream's change log.
+Out: the slice, in a change log (a table of a slot's messages) that belongs to one subscription. The slice is listed in
+     the table `altered` before it is committed to the stream's change log.
 
 Raises SourceError, OvertakenError if another process was faster, and LakeError.
 """

@@ -4,7 +4,8 @@ The server cannot send a change, for example, if a row filter fails, if a text h
 function fails.
 
 In: a peek (a query that reads the slot without confirming anything) that has ended with an error of the server
-Out: slices (changes from one position of the slot to another) up to an LSN from which the slot can be read again
+Out: slices (changes from one position of the slot to another) in the change log (the table of the slot's messages), up
+     to an LSN from which the slot can be read again
 
 pgoutput sends a transaction as a whole or not at all. So a transaction that cannot be sent is left out, after its
 tables were marked as to be copied again. If the row filter or the value fails for the copy, too, the copy sets the
