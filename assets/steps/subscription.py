@@ -355,10 +355,10 @@ class History:
 
 @dataclass(frozen=True)
 class PublicationRecord:
-    """The publications of a table when it was copied: their names and row filters. A row had to match one of the filters.
+    """The publications of a table when it was copied: their names and row filters.
 
-    `row_filters` is None without a filter. `at` is the publisher's time at which the snapshot was requested (ISO 8601);
-    None if it was not recorded.
+    A row was copied if it matched one of `row_filters`; None means no filter. `at` is the publisher's time at which the
+    snapshot was requested (ISO 8601); None if it was not recorded.
     """
 
     row_filters: tuple[str, ...] | None

@@ -286,7 +286,7 @@ def drop(
         bool, typer.Option("--delete-tables", help="Delete the subscription's tables in the lake, too.")
     ] = False,
     leave_slot: Annotated[
-        bool, typer.Option("--leave-slot", help="Do not connect to the server, which is gone.")
+        bool, typer.Option("--leave-slot", help="Leave the server as it is, for example because it is gone.")
     ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,

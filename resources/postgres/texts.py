@@ -1,8 +1,8 @@
 r"""Reads texts of the system catalogs exactly, even names that are invalid in the database's encoding.
 
-If the server cannot convert one byte of a result to the session's encoding, it refuses the whole result. In a
-database with the encoding SQL_ASCII one byte that is not valid UTF-8 has the same effect (PostgreSQL
-documentation, Character Set Support). Such texts are read in the database's own encoding and decoded here. Texts of
+If the server cannot convert one byte of a result to the session's encoding, it refuses the whole result. If
+the database's encoding is SQL_ASCII, one byte that is not valid UTF-8 has the same effect (PostgreSQL documentation,
+Character Set Support). Such texts are read in the database's own encoding and decoded here. Texts of
 SQL_ASCII are decoded as UTF-8. A byte that is part of no character becomes an escape, as in `caf\xe9`.
 
 In: a session within a transaction.
