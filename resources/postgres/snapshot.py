@@ -2,7 +2,8 @@
 
 In: a `Source`, and the tables to copy.
 Out: - `export_snapshot`: the name and LSN of a snapshot, for the length of a block
-     - `build_chunk_queries`: the queries that copy a table; each of them reads a chunk, a range of the table's pages
+     - `build_chunk_queries`: the queries that copy a table; each of them reads a chunk, a range of the table's pages or
+       several small partitions
      - `read_chunk`: the rows of a chunk as Arrow batches; executors call it
 
 A copy and the changes after it must fit together without a gap. So the snapshot must contain everything that
@@ -118,7 +119,7 @@ def export_snapshot(source: Source, max_wait_seconds: float | None = None) -> It
         assert name is not None
         assert time is not None
         yield Snapshot(name.decode(), parse_lsn(lsn.decode()), time.decode())
-        # Sessions that have imported the snapshot keep it after this session has ended.
+        # This session may end now: sessions that have imported the snapshot keep it.
         connection.close()
 
 
@@ -224,12 +225,12 @@ def _join_small_ranges(ranges: Sequence[_Range], chunk_bytes: int) -> list[str]:
     Each query becomes a task, a session and a file of the replica, which take much longer than reading a small leaf.
     """
     groups, group_bytes = list[list[str]](), 0
-    for each in ranges:
-        group_bytes += each.bytes
+    for page_range in ranges:
+        group_bytes += page_range.bytes
         if not groups or group_bytes > chunk_bytes or len(groups[-1]) == _MAX_LEAVES:
             groups.append([])
-            group_bytes = each.bytes
-        groups[-1].append(each.query)
+            group_bytes = page_range.bytes
+        groups[-1].append(page_range.query)
     return [" union all ".join(group) for group in groups]
 
 

@@ -150,11 +150,11 @@ def make_completions(places: Numbers, metadata: pa.Table, schema: pa.Schema) -> 
 
 
 def _merge_matches(
-    removed_rows: Sequence[FileMatches], truncated_rows: Sequence[FileMatches], key: int
+    removed_rows: Sequence[FileMatches], truncated_rows: Sequence[FileMatches], other_key: int
 ) -> list[FileMatches]:
-    """Join both sets of rows, by file. A row that is only in `truncated_rows` gets the key number `key`."""
+    """Join both sets of rows, by file. A row that is only in `truncated_rows` gets the key number `other_key`."""
     truncated_match_by_file = {
-        match.name: replace(match, key_indices=np.full(len(match.row_numbers), key))
+        match.name: replace(match, key_indices=np.full(len(match.row_numbers), other_key))
         for match in truncated_rows
     }
     merged_matches = list[FileMatches]()
@@ -164,7 +164,7 @@ def _merge_matches(
             only_truncated = np.setdiff1d(truncated_match.row_numbers, rows)
             rows, keys = (
                 np.concatenate([rows, only_truncated]),
-                np.concatenate([keys, np.full(len(only_truncated), key)]),
+                np.concatenate([keys, np.full(len(only_truncated), other_key)]),
             )
             order = np.argsort(rows)
             rows, keys = rows[order], keys[order]

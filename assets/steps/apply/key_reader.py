@@ -1,8 +1,8 @@
 """The tasks that read the keys of very many changes, and of the replica's rows.
 
 The keys are divided into parts. For each part there is a task that finds out which rows come and go (`part_deciders`). The
-tasks here run first, and send each change and each row to the task of its key. A batch is the changes that one commit
-applies. A place is a number that orders the changes of a batch.
+tasks here run first, and send each change and each row in a message to the task of its key. Tasks that get messages are
+called receivers. A batch is the changes that one commit applies. A place is a number that orders the changes of a batch.
 
 In: row groups of a change history (the Delta table with all changes of a table), and files of a replica. Out: messages.
 Raises OSError, and Arrow's errors.

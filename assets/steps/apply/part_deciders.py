@@ -127,7 +127,7 @@ class KeyDecider(PartDecider):
 
     If the changes cannot be applied, because of a conflict or of moves whose rows are missing, it sends only the reason.
 
-    If the replica keeps deleted rows, the first two kinds also come as `ENDED_ROWS`, for rows that end. These are kept,
+    If the replica keeps deleted rows, the first two kinds also come as `ENDED_ROWS`, for deleted rows. These are kept,
     and the message has their new metadata.
     """
 

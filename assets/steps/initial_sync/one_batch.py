@@ -331,7 +331,7 @@ class BatchCopy:
     def _make_ready(
         self, results: Sequence[CopyResult], states: Mapping[Name, TableState], catalog_after: Catalog
     ) -> list[CopyResult]:
-        """Record the states of the tables after their copies, and begin their histories of rows.
+        """Record the states of the tables after their copies, and begin their histories with the copied rows.
 
         `catalog_after` is the catalog as it was after the copies. If a history cannot begin, the table's result has the
         problem.
