@@ -86,6 +86,7 @@ KINDS = {
     "deletes": Kind(change=_DELETE),
     "soft deletes": Kind(layout={"deletes": "soft"}, change=_DELETE, peer="deletes"),
     "soft deletes, updates": Kind(layout={"deletes": "soft"}),
+    "a change data feed": Kind(layout={"properties": {"delta.enableChangeDataFeed": True}}),
     "no key": Kind("id bigint", alter="replica identity full"),
     _LARGE: Kind(
         **_TOAST, change=_UPDATE.replace(" where", ", body = repeat(md5(random()::text), 100) where")

@@ -28,6 +28,7 @@ from pgsieve.resources.lake.delta.layout import find_target_file_bytes
 from pgsieve.resources.lake.delta.log import Action, UnmarkableError
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.delta.requirements import has_change_feed
 from pgsieve.resources.lake.row_lookup import find_row_matches
 from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.spark_writes import write_by_spark
@@ -127,6 +128,21 @@ class FileCommitter:
         files = self.find_markable_files(path, {match.name for match in matches}, expected_version)
         return None if files is None else row_removal.make_marked_files(files, matches)
 
+    def find_add_actions(self, path: str, names: Collection[str], expected_version: int) -> dict[str, Action]:
+        """Maps the names of these files to their `add` actions.
+
+        Raises OvertakenError if the table is not, or no longer, at `expected_version`.
+        """
+        with self.access.translate_errors(path):
+            if self.delta_rs.version(path) != expected_version:
+                raise OvertakenError(path)
+            return row_removal.find_markable_files(self.delta_rs, path, names, expected_version)
+
+    def has_change_feed(self, path: str) -> bool:
+        """True if a table has a change data feed."""
+        with self.access.translate_errors(path):
+            return self.delta_rs.exists(path) and has_change_feed(self.delta_rs.open_table(path))
+
     def find_markable_files(
         self, path: str, names: Collection[str], expected_version: int
     ) -> dict[str, Action] | None:
@@ -139,9 +155,7 @@ class FileCommitter:
             try:
                 if not self.delta_rs.has_deletion_vectors(path):
                     row_removal.enable_marking(self.delta_rs, path)
-                if self.delta_rs.version(path) != expected_version:
-                    raise OvertakenError(path)
-                return row_removal.find_markable_files(self.delta_rs, path, names, expected_version)
+                return self.find_add_actions(path, names, expected_version)
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None
@@ -195,20 +209,21 @@ class FileCommitter:
         with self.access.translate_errors(path):
             return self.delta_rs.arrow_schema(path)
 
-    def can_rewrite_files(self, path: str, columns: Collection[str]) -> bool:
+    def can_rewrite_files(self, path: str, columns: Collection[str], *, writes_feed: bool = False) -> bool:
         """True if a commit may replace files of a table by files with fewer rows.
 
-        False, for example, if a user has added columns to `columns`, because only a MERGE keeps their values.
+        False, for example, if a user has added columns to `columns`, because only a MERGE keeps their values; or if the
+        table has a change data feed that the caller does not write.
         """
         with self.access.translate_errors(path):
-            return row_removal.can_rewrite_files(self.delta_rs, path, columns)
+            return row_removal.can_rewrite_files(self.delta_rs, path, columns, writes_feed=writes_feed)
 
-    def can_mark_rows(self, path: str, columns: Collection[str]) -> bool:
-        """True if rows of a table may be marked in deletion vectors. False if it has other columns than `columns`."""
+    def can_mark_rows(self, path: str, columns: Collection[str], *, writes_feed: bool = False) -> bool:
+        """True if rows of a table may be marked in deletion vectors. False in the same cases as `can_rewrite_files`."""
         if not self.wants_vectors:
             return False
         with self.access.translate_errors(path):
-            return row_removal.can_mark_rows(self.delta_rs, path, columns)
+            return row_removal.can_mark_rows(self.delta_rs, path, columns, writes_feed=writes_feed)
 
     def find_target_file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
         """The size in bytes that files of a table shall have. If the table does not exist, `properties` decide."""

@@ -50,6 +50,7 @@ class RowDeletion:
     """Decides how to delete rows of the table at `path`, which has `columns`. `change_bytes` are the bytes of the changes.
 
     With `max_table_bytes`, no file of a larger table is rewritten if its rows can be marked. None means no such limit.
+    `writes_feed` says whether the caller also writes the table's change data feed, if it has one.
     """
 
     lake: Lake
@@ -58,20 +59,23 @@ class RowDeletion:
     columns: Collection[str]
     change_bytes: int
     max_table_bytes: int | None = None
+    writes_feed: bool = False
 
     def decide(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
         """The decision for these rows. None if the rows cannot be marked, and their files cannot be rewritten."""
         if not matches:
             return DeletedRows()
         is_small = sum(match.size_bytes for match in matches) <= self.max_rewritten_bytes
-        if is_small and self.committer.can_rewrite_files(self.path, self.columns):
+        if is_small and self.committer.can_rewrite_files(
+            self.path, self.columns, writes_feed=self.writes_feed
+        ):
             return DeletedRows(matches)
         return DeletedRows(matches, are_marked=True) if self.can_mark_rows else None
 
     @cached_property
     def can_mark_rows(self) -> bool:
         """True if rows of the table may be marked as deleted."""
-        return self.committer.can_mark_rows(self.path, self.columns)
+        return self.committer.can_mark_rows(self.path, self.columns, writes_feed=self.writes_feed)
 
     @cached_property
     def max_rewritten_bytes(self) -> int:

@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from pgsieve.assets.steps.apply.change_feed import ChangeFeed, FilesTaskWithFeed
 from pgsieve.assets.steps.apply.completion import Completion, MissingValues, NetRows, find_net_rows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings
 from pgsieve.assets.steps.apply.files_task import FilesTask
@@ -39,6 +40,7 @@ from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.delta.change_data import is_change_file
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.records import Commit
@@ -289,7 +291,12 @@ class _NetChangeComputation:
     @cached_property
     def _deletion(self) -> RowDeletion:
         return RowDeletion(
-            self.lake, self.committer, self.path, self.definition.names, self.pending.size_bytes
+            self.lake,
+            self.committer,
+            self.path,
+            self.definition.names,
+            self.pending.size_bytes,
+            writes_feed=True,
         )
 
 
@@ -321,24 +328,50 @@ class FilesWriter:
             self.end,
             changes.net_change,
         )
-        marked_files = None
-        if net_change is not None and net_change.has_changes and net_change.deleted_rows.are_marked:
-            marked_files = changes.committer.prepare_marked_files(
-                path, net_change.deleted_rows.matches, pending.head.version
-            )
-            if marked_files is None:
-                return None
         if net_change is None:
             return make_batch_result(lake, path, pending, end, inserted=self._commit(changes, None))
         if net_change.has_changes:
+            marked_files = self._prepare_marked_files(changes.committer, net_change.deleted_rows)
+            if marked_files is None and net_change.deleted_rows.are_marked:
+                return None
             self._commit(changes, marked_files)
         return make_batch_result(lake, path, pending, end, **net_change.counts)
+
+    def _prepare_marked_files(
+        self, committer: FileCommitter, deleted_rows: DeletedRows
+    ) -> Sequence[MarkedFile] | None:
+        """Prepare the files whose rows are marked as deleted.
+
+        If the replica has a change data feed, these are also the files that are written again without some rows: only a
+        commit that this process writes itself can add files of the feed. None if no rows are marked, or if they cannot be.
+        """
+        matches, version = deleted_rows.matches, self.pending.head.version
+        if deleted_rows.are_marked:
+            return committer.prepare_marked_files(self.path, matches, version)
+        if matches and committer.has_change_feed(self.path):
+            names = {match.name for match in matches}
+            actions = committer.find_add_actions(self.path, names, version)
+            return [MarkedFile.removed(action) for action in actions.values()]
+        return None
+
+    def _make_feed(self, net_change: ReplicaChange | None, committer: FileCommitter) -> ChangeFeed | None:
+        """Find what the change data feed gets; None without a feed, or if the batch only adds rows or removes all."""
+        if net_change is None or not (matches := net_change.deleted_rows.matches):
+            return None
+        if not committer.has_change_feed(self.path):
+            return None
+        retain_ended = (
+            net_change.keyed_changes is not None and net_change.keyed_changes.end_metadata is not None
+        )
+        return ChangeFeed.make(
+            matches, net_change.new_rows, net_change.keyed_changes, retain_ended=retain_ended
+        )
 
     def _commit(self, changes: ManyChanges, marked_files: Sequence[MarkedFile] | None) -> int:
         """Write the files and commit them; returns the number of rows in the new files.
 
-        `marked_files` are the replica's files with their new deletion vectors. It is None if no rows are marked. In that
-        case the files with removed rows are rewritten.
+        `marked_files` are the replica's files with their new deletion vectors, or to be removed as a whole. If it is None,
+        the files with removed rows are rewritten.
         """
         lake, path, committer, net_change = self.lake, self.path, changes.committer, changes.net_change
         base_version = self.pending.head.version
@@ -349,6 +382,7 @@ class FilesWriter:
         )
         runner, store = lake.policy.choose_runner(self.pending.size_bytes), committer.make_table_store(path)
         ended_rows = net_change.ended_rows if net_change is not None else ()
+        feed = self._make_feed(net_change, committer)
 
         def write_parts() -> pa.Table:
             # Each part writes files of its own. To get few files, the ended rows are divided into no more parts than can
@@ -370,7 +404,8 @@ class FilesWriter:
                 parts,
                 self._select_new_rows(changes, store),
             )
-            return runner.run(task, task.part_count)
+            task_with_feed = task if feed is None else FilesTaskWithFeed(task, feed)
+            return runner.run(task_with_feed, task_with_feed.part_count)
 
         if marked_files is not None:
             files = committer.commit_marked_files(write_parts, path, marked_files, self.end, base_version)
@@ -378,7 +413,7 @@ class FilesWriter:
             commit = Commit(self.end, overwrite=changes.empties_replica, expected_version=base_version)
             bytes_by_removed_path = {match.log_path: match.size_bytes for match in files_to_rewrite}
             files = committer.commit(write_parts, path, changes.schema, commit, bytes_by_removed_path)
-        return sum(json.loads(file["stats"])["numRecords"] for file in files)
+        return sum(json.loads(file["stats"])["numRecords"] for file in files if not is_change_file(file))
 
     def _select_new_rows(self, changes: ManyChanges, store: Store) -> RowSelection:
         """Select the changes that have the new rows."""

@@ -116,7 +116,7 @@ class KeyPartsWriter:
         )
         table = committer.delta_rs.open_table(path)
         files = find_stored_files(table, self._list_bounds(stored_changes))
-        deletion = RowDeletion(self.lake, committer, path, columns, pending.size_bytes)
+        deletion = RowDeletion(self.lake, committer, path, columns, pending.size_bytes, writes_feed=True)
         # In a replica that keeps deleted rows, an INSERT may replace a deleted row.
         removes_rows = not stored_changes.empties_replica and (
             bool(self.definition.soft_delete_columns) or pending.count("update", "delete") > 0
@@ -171,6 +171,7 @@ class KeyPartsWriter:
             len(plan.files),
             self.definition.soft_delete_columns,
             has_moves=not key or pending.key_change_count > 0,
+            has_feed=plan.has_feed,
             row_schema=None if key else schema,
         )
         return KeyReader(

@@ -57,9 +57,9 @@ class FilesTask:
                 self.replica_schema,
             )
         elif (later_number := number - len(self.files_to_rewrite)) < len(self.ended_rows):
-            rows, schema = self._read_ended_rows(self.ended_rows[later_number]), self.replica_schema
+            rows, schema = self.read_ended_rows(self.ended_rows[later_number]), self.replica_schema
         else:
-            rows = self._read_new_rows(self.change_parts[later_number - len(self.ended_rows)])
+            rows = self.read_new_rows(self.change_parts[later_number - len(self.ended_rows)])
             schema = self.row_selection.make_file_schema(self.schema)
         return write_files(self.path, schema, guard(rows), self.store, self.target_file_bytes, self.encodings)
 
@@ -69,13 +69,15 @@ class FilesTask:
             return None
         return lambda row_range, rows: shared.add_removed_rows(match.key_indices[row_range], rows)
 
-    def _read_ended_rows(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
+    def read_ended_rows(self, rows: Sequence[EndedRows]) -> Iterator[pa.RecordBatch]:
+        """Read rows that are written again, marked as deleted."""
         for file_rows in rows:
             yield from file_rows.read_batches(
                 self.store, self.path, self.replica_schema, self.row_selection.stamp
             )
 
-    def _read_new_rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
+    def read_new_rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
+        """Read the new rows from row groups of the change history."""
         row_type, store = pa.struct(self.schema), self.store
         for selection in self.row_selection.divide(store, groups):
             rows = (selection.read_rows(read, row_type) for _, read in store.iterate_group_readers(groups))

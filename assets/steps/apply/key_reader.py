@@ -68,6 +68,7 @@ class BatchParts:
     - `file_count`: the number of files of the replica
     - `soft_delete_columns`: the metadata columns, if the replica keeps deleted rows
     - `has_moves`: whether an UPDATE may move a row to another key
+    - `has_feed`: whether the replica has a change data feed, and the batch may remove rows
     - `row_schema`: the columns of a row if the table has no key; the digest of the whole row is then the key
     - `lost_places`: the places of UPDATEs that move a row to another key, but do not find the row
 
@@ -82,6 +83,7 @@ class BatchParts:
     file_count: int
     soft_delete_columns: Metadata = ()
     has_moves: bool = False
+    has_feed: bool = False
     row_schema: pa.Schema | None = None
     lost_places: Numbers = field(default_factory=lambda: _NO_ROWS)
 

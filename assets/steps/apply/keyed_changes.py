@@ -148,6 +148,11 @@ class KeyedChanges:
             net, conflict, had_row, net.is_upserted | (net.is_updated & had_row[net.base_keys])
         )
 
+    def find_new_keys(self, places: Numbers) -> Numbers:
+        """Find the numbers of the keys that the changes at these places give to their rows."""
+        # `split_moves` gives both halves of a move the same place. The second one has the new key.
+        return self.changes.new_keys[np.searchsorted(self.places, places, "right") - 1]
+
     def mask_present_keys(self, present_keys: Iterable[Numbers]) -> Mask:
         """Return a mask of the keys that are among `present_keys`.
 
@@ -198,9 +203,17 @@ class ChangesOutcome:
         In a replica that keeps deleted rows (`retain_ended`), these are the keys that have a row after the changes, also if
         this is the old row, marked as deleted.
         """
+        if retain_ended:
+            return self.mask_keys_with_row()
         is_replaced = np.zeros_like(self.had_row)
-        is_replaced[self.net.keys[self.has_row] if retain_ended else self.net.keys] = True
+        is_replaced[self.net.keys] = True
         return is_replaced
+
+    def mask_keys_with_row(self) -> Mask:
+        """Return a mask of the keys that have a row after the changes."""
+        has_row = np.zeros_like(self.had_row)
+        has_row[self.net.keys[self.has_row]] = True
+        return has_row
 
     @property
     def has_row_changes(self) -> bool:

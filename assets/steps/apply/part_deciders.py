@@ -32,6 +32,7 @@ from pgsieve.assets.steps.apply.keyed_changes import ChangesOutcome, KeyedChange
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges
 from pgsieve.assets.steps.apply.part_messages import (
     ENDED_ROWS,
+    IS_UPDATE,
     LEFT_ROWS,
     ROWS,
     PartMatches,
@@ -157,7 +158,15 @@ class KeyDecider(PartDecider):
             net_change,
             outcome.has_row & (net_change.last_changes != NONE),
         )
-        yield ROWS, new_rows.places, find_sources(self.batch_parts, new_rows, matches)
+        sources = find_sources(self.batch_parts, new_rows, matches)
+        if self.batch_parts.has_feed:
+            is_replaced = outcome.mask_replaced_keys(retain_ended=bool(self.batch_parts.soft_delete_columns))
+            is_removed = is_replaced & keyed_changes.mask_present_keys(
+                m.key_numbers for m in matches.values()
+            )
+            is_update = is_removed[keyed_changes.find_new_keys(new_rows.places)]
+            sources = sources.append_column(IS_UPDATE, pa.array(is_update))
+        yield ROWS, new_rows.places, sources
         if self.batch_parts.soft_delete_columns:
             endings = RowEndings(keyed_changes, net_change, outcome.has_row, ())
             places, metadata = endings.find_ended_new_rows()
@@ -175,6 +184,7 @@ class KeyDecider(PartDecider):
         is_replaced = outcome.mask_replaced_keys(retain_ended=retain_ended)
         endings = RowEndings(keyed_changes, outcome.net, outcome.has_row, ())
         metadata_by_key = endings.find_metadata_rows() if retain_ended else None
+        has_row = outcome.mask_keys_with_row()
         for number, match in matches.items():
             is_removed = is_replaced[match.key_numbers]
             row_numbers, keys = match.row_numbers[is_removed], match.key_numbers[is_removed]
@@ -184,7 +194,10 @@ class KeyDecider(PartDecider):
                 keys = np.concatenate([keys, np.full(len(other_rows), endings.truncated_key)])
             if not len(row_numbers):
                 continue
-            yield make_message(number, ROWS, pack(pa.table({"row": row_numbers})))
+            rows = pa.table({"row": row_numbers})
+            if self.batch_parts.has_feed:
+                rows = rows.append_column(IS_UPDATE, pa.array(has_row[keys] | retain_ended))
+            yield make_message(number, ROWS, pack(rows))
             if metadata_by_key is not None:
                 metadata_rows = metadata_by_key[keys]
                 is_ended = metadata_rows != NONE
@@ -225,7 +238,9 @@ class MultisetDecider(PartDecider):
             yield self._make_report(describe_lost_places(lost_places))
             return
         places = changes.places[net_change.inserting_changes]
-        yield from received.make_place_messages(ROWS, places, pa.table({"place": places}))
+        yield from received.make_place_messages(
+            ROWS, places, self._add_no_updates(pa.table({"place": places}))
+        )
         remaining_counts = net_change.deletion_counts.copy()
         for number, match in sorted(matches.items()):
             # A shuffle may bring the messages of one file in another order.
@@ -233,7 +248,8 @@ class MultisetDecider(PartDecider):
             is_removed = mask_first_occurrences(match.key_numbers[order], remaining_counts)
             if is_removed.any():
                 row_numbers = match.row_numbers[order][is_removed]
-                yield make_message(number, ROWS, pack(pa.table({"row": row_numbers})))
+                rows = self._add_no_updates(pa.table({"row": row_numbers}))
+                yield make_message(number, ROWS, pack(rows))
         inserted, deleted = len(places), int(net_change.deletion_counts.sum())
         yield self._make_counts(
             inserted=inserted,
@@ -241,6 +257,12 @@ class MultisetDecider(PartDecider):
             missing=net_change.missing_count,
             changes=inserted + deleted,
         )
+
+    def _add_no_updates(self, rows: pa.Table) -> pa.Table:
+        """Add the column `IS_UPDATE`, if the replica has a change data feed: without a key, no row is updated."""
+        if not self.batch_parts.has_feed:
+            return rows
+        return rows.append_column(IS_UPDATE, pa.array(np.zeros(rows.num_rows, np.bool_)))
 
 
 def describe_lost_places(places: Numbers) -> Mapping[str, object]:

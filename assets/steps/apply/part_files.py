@@ -6,7 +6,7 @@ OvertakenError if another process has committed to the table first.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,13 +28,18 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store
 class FilesPlan:
     """The files of a table that may have keys of the batch.
 
-    If rows are marked in deletion vectors, `add_action_by_name` maps the name of each file to its `add` action in the
-    Delta log. It is None if the files are rewritten instead. `row_count` is the number of rows in all files.
+    - `row_count`: the number of rows in all files
+    - `marks_rows`: whether removed rows are marked in deletion vectors; otherwise their files are rewritten
+    - `has_feed`: whether the tasks write what the batch adds and removes into the table's change data feed
+    - `add_action_by_name`: maps the name of each file to its `add` action in the Delta log, if `marks_rows` or `has_feed`:
+      this process then writes the log's entry itself
     """
 
     files: Sequence[ReplicaFile]
     row_count: int
-    add_action_by_name: Mapping[str, Action] | None = None
+    add_action_by_name: Mapping[str, Action] = field(default_factory=dict)
+    marks_rows: bool = False
+    has_feed: bool = False
 
     @classmethod
     def make(
@@ -46,16 +51,25 @@ class FilesPlan:
         deletion vectors.
         """
         committer, path = deletion.committer, deletion.path
-        row_count = sum(file.row_count or 0 for file in files)
+        row_count, names = sum(file.row_count or 0 for file in files), {file.name for file in files}
+        has_feed = removes_rows and deletion.writes_feed and committer.has_change_feed(path)
         is_cheap_to_rewrite = (
             not removes_rows or sum(file.size_bytes for file in files) <= deletion.max_rewritten_bytes
         )
-        if not files or (is_cheap_to_rewrite and committer.can_rewrite_files(path, deletion.columns)):
-            return cls([ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files], row_count)
+        if not files or (
+            is_cheap_to_rewrite
+            and committer.can_rewrite_files(path, deletion.columns, writes_feed=deletion.writes_feed)
+        ):
+            replica_files = [ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files]
+            if not has_feed:
+                return cls(replica_files, row_count)
+            return cls(
+                replica_files, row_count, committer.find_add_actions(path, names, version), has_feed=True
+            )
         # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
         if not deletion.can_mark_rows or not (removes_rows or committer.delta_rs.has_deletion_vectors(path)):
             return None
-        add_action_by_name = committer.find_markable_files(path, {file.name for file in files}, version)
+        add_action_by_name = committer.find_markable_files(path, names, version)
         if add_action_by_name is None:
             return None
         vectors = [add_action_by_name[file.name].get("deletionVector") for file in files]
@@ -65,26 +79,25 @@ class FilesPlan:
             [ReplicaFile(f.name, f.log_path, f.size_bytes, v) for f, v in zip(files, vectors, strict=True)],
             row_count,
             add_action_by_name,
+            marks_rows=True,
+            has_feed=has_feed,
         )
-
-    @property
-    def marks_rows(self) -> bool:
-        """Whether removed rows are marked in deletion vectors. Otherwise their files are rewritten."""
-        return self.add_action_by_name is not None
 
     def commit(
         self, committer: FileCommitter, path: str, schema: pa.Schema, results: TaskResults, commit: Commit
     ) -> None:
         """Commit what the tasks have written to the table at `path`, whose new rows have the columns of `schema`."""
         changed_files = [(self.files[index], vector) for index, vector in results.changed_files]
-        if self.add_action_by_name is not None and changed_files:
+        if self.has_feed or (self.marks_rows and changed_files):
             assert commit.expected_version is not None
             committer.commit_marked_files(
                 lambda: results.new_files,
                 path,
                 [
-                    MarkedFile(self.add_action_by_name[file.name], None, vector)
-                    for file, vector in changed_files
+                    MarkedFile(action, None, vector) if self.marks_rows else MarkedFile.removed(action)
+                    for action, vector in (
+                        (self.add_action_by_name[file.name], vector) for file, vector in changed_files
+                    )
                 ],
                 commit.position,
                 commit.expected_version,

@@ -28,6 +28,9 @@ TRUNCATES_SENDER = -1
 #: write or to remove (`ROWS`), or deleted rows that a replica keeps, with their metadata (`ENDED_ROWS`). Messages about rows
 #: whose key an UPDATE changes (`LEFT_ROWS`) go to no writer: `moved_rows` handles them.
 ROWS, ENDED_ROWS, LEFT_ROWS = range(3)
+#: For a replica with a change data feed, messages about rows to write or to remove have this column. It says whether the
+#: batch both removes a row of the key and adds one.
+IS_UPDATE = "is_update"
 _TRUNCATE_SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("ordinal", pa.int64())])
 _NO_ROWS = np.empty(0, np.int64)
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from pgsieve.assets.steps.apply.change_feed import ChangeFeed, FilesTaskWithFeed, NewRowTypes
 from pgsieve.assets.steps.apply.completion import MissingValues, NetRows
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, make_completions
 from pgsieve.assets.steps.apply.files_task import FilesTask
 from pgsieve.assets.steps.apply.key_reader import BatchParts, ReplicaFile
 from pgsieve.assets.steps.apply.part_deciders import RESULT_SCHEMA, make_result
-from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, ROWS, unpack_rows
+from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, IS_UPDATE, ROWS, unpack_rows
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.resources.lake.delta.deletion_vectors import read_vector, write_vector
@@ -77,30 +78,40 @@ class PartWriter:
             missing_values=self._find_missing_values(sources),
             completions=make_completions(ended_places, metadata, self.files_task.schema),
         )
-        yield from self._write_selection(change_part, selection, guard)
+        feed = None
+        if self.batch_parts.has_feed:
+            update_places = np.asarray(sources.filter(sources[IS_UPDATE])["place"])
+            feed = ChangeFeed((), {}, NewRowTypes(update_places))
+        yield from self._write_selection(change_part, selection, guard, feed)
 
     def _write_selection(
-        self, change_part: int, selection: RowSelection, guard: Guard
+        self, change_part: int, selection: RowSelection, guard: Guard, feed: ChangeFeed | None = None
     ) -> Iterator[pa.RecordBatch]:
         groups = self.change_parts[change_part]
-        yield from _write_files(
-            replace(self.files_task, change_parts=[groups], row_selection=selection), guard
-        )
+        files_task = replace(self.files_task, change_parts=[groups], row_selection=selection)
+        yield from _write_files(files_task, feed, guard)
 
     def _change_file(
         self, file_index: int, messages: Sequence[Message], guard: Guard
     ) -> Iterator[pa.RecordBatch]:
         """Remove rows from a file, and write the ended ones among them again."""
-        file, numbers = self.files[file_index], np.asarray(unpack_rows(messages, ROWS, "row")["row"])
-        files_task = self.files_task
+        file, removed_rows = self.files[file_index], unpack_rows(messages, ROWS, "row")
+        files_task, numbers = self.files_task, np.asarray(removed_rows["row"])
         ended_numbers, metadata = self._unpack_ended_rows(messages, "row")
         if len(ended_numbers):
             rows = EndedRows(file.name, ended_numbers, np.arange(len(ended_numbers)), metadata)
             files_task = replace(files_task, ended_rows=[[rows]])
+        match, feed = (
+            FileMatches(file.name, file.log_path, file.size_bytes, numbers, _NO_ROWS, _NO_ROWS),
+            None,
+        )
         if not self.can_mark_rows:
-            match = FileMatches(file.name, file.log_path, file.size_bytes, numbers, _NO_ROWS, _NO_ROWS)
             files_task = replace(files_task, files_to_rewrite=[match])
-        yield from _write_files(files_task, guard)
+        if self.batch_parts.has_feed:
+            feed = ChangeFeed(
+                [match], {match.name: np.asarray(removed_rows[IS_UPDATE])}, NewRowTypes(_NO_ROWS)
+            )
+        yield from _write_files(files_task, feed, guard)
         yield self._finish_file(file_index, numbers)
 
     def _finish_file(self, file_index: int, removed_numbers: Numbers) -> pa.RecordBatch:
@@ -150,10 +161,11 @@ class PartWriter:
         return MissingValues(task.store, task.path, groups, slice_ends, matches, task.schema, rows).reduce()
 
 
-def _write_files(files_task: FilesTask, guard: Guard) -> Iterator[pa.RecordBatch]:
-    """Write all parts of a task."""
-    for number in range(files_task.part_count):
-        yield from describe_files(files_task(number, guard))
+def _write_files(files_task: FilesTask, feed: ChangeFeed | None, guard: Guard) -> Iterator[pa.RecordBatch]:
+    """Write all parts of a task, and what belongs into the replica's change data feed, if it has one."""
+    task = files_task if feed is None else FilesTaskWithFeed(files_task, feed)
+    for number in range(task.part_count):
+        yield from describe_files(task(number, guard))
 
 
 def describe_files(files: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

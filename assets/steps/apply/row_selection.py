@@ -10,6 +10,7 @@ value from an earlier change or from the replica. Raises Arrow's errors.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,17 @@ from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store
 
 
+class AddedColumns(Protocol):
+    """Columns that rows get when they are read from changes."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that are added."""
+
+    def add_to(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
+        """Add the columns; `places` has the place of each row's change."""
+
+
 @dataclass(frozen=True)
 class Validity:
     """The commits that begin and end versions of rows (`history: scd2`).
@@ -38,6 +50,11 @@ class Validity:
     begin_commits: Numbers
     end_commits: Numbers
     commits: Commits
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that are added."""
+        return VALIDITY_SCHEMA
 
     def add_to(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
         """Add the columns that say from when to when each row is valid; `places` has the place of each row's change."""
@@ -64,7 +81,7 @@ class RowSelection:
     - `completions`: values that are in memory already, and are put into columns of the chosen rows
     - `missing_values`: finds the values that the chosen changes did not send, and that are not in memory yet. `divide` reads
       them, and makes them `completions`. None if there are none.
-    - `validity`: if it is given, the rows become versions of rows (`scd2`)
+    - `added_columns`: if it is given, the rows get its columns. With a `Validity` they become versions of rows (`scd2`).
     - `shared_rows`: if it is given, the chosen rows are also kept there, as new rows of the replica. The step that writes
       the versions of rows then need not read them again.
     - `side`: `new` for the rows after the changes, `old` for the rows before them
@@ -75,13 +92,13 @@ class RowSelection:
     places: Numbers | None = None
     completions: Sequence[Completion] = ()
     missing_values: MissingValues | None = None
-    validity: Validity | None = None
+    added_columns: AddedColumns | None = None
     shared_rows: SharedRows | None = None
     side: str = "new"
 
     def make_file_schema(self, rows: pa.Schema) -> pa.Schema:
-        """Return the columns of the files: those of the rows, and those of the validity if versions are written."""
-        return rows if self.validity is None else pa.schema([*rows, *VALIDITY_SCHEMA])
+        """Return the columns of the files: those of the rows, and the `added_columns`."""
+        return rows if self.added_columns is None else pa.schema([*rows, *self.added_columns.schema])
 
     def divide(self, store: Store, groups: Sequence[RowGroup]) -> Iterator["RowSelection"]:
         """Divide the selection into portions, so that the missing values of a portion fit in memory. Reads these values.
@@ -120,7 +137,7 @@ class RowSelection:
         batch = self.stamp.set_time(batch)
         if self.shared_rows is not None:
             self.shared_rows.add_new_rows(places, batch)
-        return places, batch if self.validity is None else self.validity.add_to(batch, places)
+        return places, batch if self.added_columns is None else self.added_columns.add_to(batch, places)
 
     def _mask_inserts(self, changes: pa.Table) -> Mask:
         is_insert: Mask = self.extent.mask_effective_changes(changes) & np.asarray(

@@ -369,7 +369,7 @@ class VersionsWriter:
             change_parts = divide_groups(groups, runner.parallelism)
             extent = Extent(self.pending.slice_ends, self.since_lsn)
             selection = RowSelection(
-                extent, stamp, rows.places, missing_values=missing_values, validity=validity
+                extent, stamp, rows.places, missing_values=missing_values, added_columns=validity
             )
             task = FilesTask(
                 lake.store,

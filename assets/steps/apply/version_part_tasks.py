@@ -197,7 +197,7 @@ class VersionPartWriter(PartWriter):
                 self.files_task.row_selection,
                 places=places,
                 missing_values=self._find_missing_values(sources),
-                validity=Validity(places, numbers[0], end_commits, commits),
+                added_columns=Validity(places, numbers[0], end_commits, commits),
             )
             yield from self._write_selection(change_part, selection, guard)
 

@@ -39,6 +39,15 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 #: Numbers of rows: their positions in a file, from 0.
 RowNumbers = npt.NDArray[np.int64]
 
+#: Tables of these writer versions have no list of features. The versions imply these ones (Delta protocol, Writer Version
+#: Requirements). Versions 5 and 6 imply features that pgsieve does not write.
+FEATURES_BY_WRITER_VERSION = {
+    1: ("appendOnly", "invariants"),
+    2: ("appendOnly", "invariants"),
+    3: ("appendOnly", "invariants", "checkConstraints"),
+    4: ("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"),
+}
+
 VECTORS_FEATURE, VECTORS_PROPERTY = "deletionVectors", "delta.enableDeletionVectors"
 
 _VERSION, _MAGIC = 1, 1681511377
@@ -65,6 +74,11 @@ class MarkedFile:
     add_action: Action
     row_numbers: RowNumbers | None
     vector: Action | None = None
+
+    @classmethod
+    def removed(cls, add_action: Action) -> "MarkedFile":
+        """The file with all its rows deleted, which removes it from the table."""
+        return cls(add_action, np.arange(count_rows(add_action)))
 
     @property
     def is_fully_deleted(self) -> bool:
@@ -260,9 +274,9 @@ def enable_vectors(log: Log, table: DeltaTable, commit_info: Action) -> None:
     if newest_metadata is None:
         raise UnmarkableError(f"the log of {log.path} lacks the table's metadata")
     configuration = {**dict(newest_metadata.get("configuration") or {}), VECTORS_PROPERTY: "true"}
-    # The caller has refused the writer versions 3 to 6 (`requirements.can_have_vectors`). So a table without a list of
-    # features has version 1 or 2. Version 2 implies these two features (Delta protocol, Writer Version Requirements).
-    writer_features = set(protocol.writer_features or ("appendOnly", "invariants")) | {VECTORS_FEATURE}
+    writer_features = set(
+        protocol.writer_features or FEATURES_BY_WRITER_VERSION[protocol.min_writer_version]
+    ) | {VECTORS_FEATURE}
     # Reader version 2 implies column mapping, whether or not the table uses it.
     reader_features = set(
         protocol.reader_features or (["columnMapping"] if protocol.min_reader_version == 2 else ())

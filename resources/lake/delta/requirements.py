@@ -13,25 +13,37 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
-from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY, has_deleted_rows
+from pgsieve.resources.lake.delta.change_data import CHANGE_TYPE
+from pgsieve.resources.lake.delta.deletion_vectors import (
+    FEATURES_BY_WRITER_VERSION,
+    VECTORS_PROPERTY,
+    has_deleted_rows,
+)
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: A writer that only adds and removes files need not do anything for these table features. If a table is append-only,
-#: delta-rs itself refuses to remove files.
-_REWRITABLE_FEATURES = {"appendOnly", "columnMapping", "deletionVectors", "invariants", "timestampNtz"}
-#: The features of writers and readers that delta-rs supports.
-_SUPPORTED_FEATURES = _REWRITABLE_FEATURES | {
+#: A writer that only adds and removes files need not do anything for these table features, unless the table uses them:
+#: `can_change_rows` looks for constraints, generated columns and a change data feed. If a table is append-only, delta-rs
+#: itself refuses to remove files.
+_REWRITABLE_FEATURES = {
+    "appendOnly",
     "changeDataFeed",
     "checkConstraints",
+    "columnMapping",
+    "deletionVectors",
     "generatedColumns",
-    "v2Checkpoint",
-    "variantType",
+    "invariants",
+    "timestampNtz",
 }
+#: The features of writers and readers that delta-rs supports.
+_SUPPORTED_FEATURES = _REWRITABLE_FEATURES | {"v2Checkpoint", "variantType"}
+_CHANGE_FEED = "delta.enableChangeDataFeed"
+#: The columns that a change data feed adds to those of its table.
+_FEED_COLUMNS = {CHANGE_TYPE, "_commit_version", "_commit_timestamp"}
 APPEND_ONLY = "delta.appendOnly"
 #: Properties with boolean values. Spark accepts these values in upper and lower case, but delta-rs and this
 #: process accept them only in lower case.
-_BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", VECTORS_PROPERTY)
+_BOOLEAN_PROPERTIES = (APPEND_ONLY, _CHANGE_FEED, VECTORS_PROPERTY)
 #: A property is a CHECK constraint of the table if its name begins with this.
 _CONSTRAINT_PREFIX = "delta.constraints."
 #: The values of a column are restricted or generated if a key of its metadata begins with one of these.
@@ -179,30 +191,39 @@ def lacks_columns(table: DeltaTable, schema: pa.Schema) -> bool:
     )
 
 
-def can_change_rows(table: DeltaTable, columns: Collection[str]) -> bool:
+def has_change_feed(table: DeltaTable) -> bool:
+    """True if a table has a change data feed: a commit that removes rows has to say which rows it adds and removes."""
+    return bool(table.metadata().configuration.get(_CHANGE_FEED, "false") == "true")
+
+
+def can_change_rows(table: DeltaTable, columns: Collection[str], *, writes_feed: bool = False) -> bool:
     """True if a writer that only adds and removes files may change rows of a table.
 
-    The table must have exactly these columns, no change data feed, and no constraint.
+    The table must have exactly these columns and no constraint. It must not have a change data feed, unless the writer
+    also writes that (`writes_feed`). This needs a table without column mapping and without a column of the feed.
     """
     return (
         can_write(table)
         and {field.name for field in table.schema().fields} == set(columns)
         and _accepts_any_row(table)
         and set(table.protocol().writer_features or ()) <= _REWRITABLE_FEATURES
-        and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
+        and (
+            not has_change_feed(table)
+            or (writes_feed and is_unmapped(table) and not _FEED_COLUMNS & {name.lower() for name in columns})
+        )
     )
 
 
 def can_have_vectors(table: DeltaTable) -> bool:
     """True if a table has deletion vectors enabled, or if they can be enabled.
 
-    False for tables of the writer versions 3 to 6. A table with deletion vectors must list all features that it uses, and
-    `deletion_vectors.enable_vectors` does not know the features that these versions imply.
+    A table with deletion vectors must list all features that it uses. False for writer versions that imply features which
+    `deletion_vectors.enable_vectors` does not know.
     """
     configuration = table.metadata().configuration
     return (
         can_translate_names(table)
-        and table.protocol().min_writer_version in {1, 2, 7}
+        and table.protocol().min_writer_version in {*FEATURES_BY_WRITER_VERSION, 7}
         and not is_append_only(configuration)
         and configuration.get(VECTORS_PROPERTY) != "false"
     )

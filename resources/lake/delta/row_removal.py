@@ -11,7 +11,7 @@ log. Raises UnmarkableError, and OvertakenError if the table has another version
 
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,18 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgsieve.resources.lake.delta import deletion_vectors
+from pgsieve.resources.lake.delta.change_data import is_change_file, make_change_action
 from pgsieve.resources.lake.delta.commits import Commits, has_position, is_removable
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Action, Log
 from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, make_unchanged_position_metadata
-from pgsieve.resources.lake.delta.requirements import can_change_rows, can_have_vectors, has_plain_rows
+from pgsieve.resources.lake.delta.requirements import (
+    can_change_rows,
+    can_have_vectors,
+    has_change_feed,
+    has_plain_rows,
+)
 from pgsieve.resources.lake.stores.storage import is_uri
 
 #: If the path of an object has one of these characters, delta-rs encodes it twice when it opens a deletion vector, and
@@ -37,28 +43,36 @@ def has_hidden_vectors(path: str) -> bool:
     return is_uri(path) and not path.startswith("file:") and not _ENCODED_TWICE.isdisjoint(path)
 
 
-def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
+def can_rewrite_files(
+    commits: Commits, path: str, columns: Collection[str], *, writes_feed: bool = False
+) -> bool:
     """True if files of a table may be rewritten with fewer rows.
 
     The rows of the table must be exactly those of its files (`requirements.has_plain_rows`), and
     `requirements.can_change_rows` must be true. For this the table must have exactly the columns `columns`: if a user has
-    added columns, only a MERGE keeps their values in updated rows.
+    added columns, only a MERGE keeps their values in updated rows. A table with a change data feed also needs a log to which
+    this process can add entries.
     """
     table = commits.open_table(path)
     return (
         has_plain_rows(table)
         and all(map(is_removable, pa.table(table.get_add_actions())["path"].to_pylist()))
-        and can_change_rows(table, columns)
+        and can_change_rows(table, columns, writes_feed=writes_feed)
+        and (not has_change_feed(table) or Log.open(path, commits.store) is not None)
     )
 
 
-def can_mark_rows(commits: Commits, path: str, columns: Collection[str]) -> bool:
+def can_mark_rows(
+    commits: Commits, path: str, columns: Collection[str], *, writes_feed: bool = False
+) -> bool:
     """True if `mark_rows` may mark rows of a table.
 
     This process must be able to add entries to the table's log. `requirements.can_change_rows` must be true, as for
     `can_rewrite_files`.
     """
-    return can_enable_marking(commits, path) and can_change_rows(commits.open_table(path), columns)
+    return can_enable_marking(commits, path) and can_change_rows(
+        commits.open_table(path), columns, writes_feed=writes_feed
+    )
 
 
 def can_enable_marking(commits: Commits, path: str) -> bool:
@@ -109,18 +123,18 @@ def mark_rows(
     commits: Commits,
     path: str,
     marked_files: Sequence[MarkedFile],
-    files: Iterable[Mapping[str, Any]],
+    files: Sequence[Mapping[str, Any]],
     position: int | None,
     expected_version: int,
 ) -> None:
     """Mark rows as deleted, and add files, in one commit. It is made only once per position.
 
-    - `files`: a description of each file to add (`parquet_files.FILE_SCHEMA`)
+    - `files`: a description of each file to add (`parquet_files.FILE_SCHEMA`), also of the change data feed
     - `position`: None if the table keeps its position
     - `expected_version`: the version of the table from which the change was computed. If the table has another version,
       OvertakenError is raised.
 
-    The table must have deletion vectors enabled.
+    The table must have deletion vectors enabled, unless all rows of each marked file are deleted.
     """
     commit, now_ms = Commit(position, expected_version=expected_version), time.time_ns() // 1_000_000
     add_actions = [
@@ -133,9 +147,11 @@ def mark_rows(
             "stats": file["stats"],
         }
         for file in files
+        if not is_change_file(file)
     ]
     other_actions: list[dict[str, Any]] = [
-        {"commitInfo": _make_commit_info("MERGE", expected_version, commit.user_metadata)}
+        {"commitInfo": _make_commit_info("MERGE", expected_version, commit.user_metadata)},
+        *(make_change_action(file) for file in files if is_change_file(file)),
     ]
     if position is not None:
         other_actions.append({"txn": {"appId": APPLICATION_ID, "version": position, "lastUpdated": now_ms}})
