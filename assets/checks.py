@@ -131,6 +131,9 @@ def _make_consistency_result(key: dg.AssetKey, result: TableConsistency) -> dg.A
             "rows at the publisher": result.publisher_rows,
             "rows in the replica": result.replica_rows,
             "differing rows": result.differing,
+            "rows only at the publisher": result.counts.only_publisher,
+            "rows only in the replica": result.counts.only_replica,
+            "rows with other values": result.counts.different,
             "keys": list(map(escape_controls, result.keys)),
         },
     )

@@ -344,7 +344,8 @@ def print_check(report: CheckReport) -> None:
     for table in report.tables:
         name = f"{table.subscription} {quote_qualified(table.schema, table.name)}: "
         if table.differing_keys:
-            print_out(Text.assemble((name, "red"), f"differing keys {', '.join(table.differing_keys)}"))
+            keys = f"differing keys {', '.join(table.differing_keys)}"
+            print_out(Text.assemble((name, "red"), "; ".join([*_count_differences(table), keys])))
         if table.problem:
             outcome = "not repaired" if table.is_compared else _NOT_COMPARED
             print_out(Text.assemble((name, "red"), f"{outcome}, {table.problem}"))
@@ -365,6 +366,16 @@ _NOT_COMPARED = "not compared"
 
 def _label_difference(table: CheckedTable) -> str:
     return "differs" if table.is_compared else _NOT_COMPARED
+
+
+def _count_differences(table: CheckedTable) -> list[str]:
+    """Say how many rows differ, and on which side."""
+    counts = (
+        (table.only_publisher, "only at the publisher"),
+        (table.only_replica, "only in the replica"),
+        (table.different, "with other values"),
+    )
+    return [f"{quantity(count, 'row')} {where}" for count, where in counts if count]
 
 
 def _summarize_checks(report: CheckReport) -> Text:

@@ -86,6 +86,9 @@ def _check_subscription(
                 rows_replica=result.replica_rows,
                 equal=result.equal,
                 differing_keys=result.keys,
+                only_publisher=result.counts.only_publisher,
+                only_replica=result.counts.only_replica,
+                different=result.counts.different,
                 lsn=format_lsn(result.lsn),
                 repaired=(repair_result.inserted, repair_result.deleted)
                 if repair_result and not repair_result.problem

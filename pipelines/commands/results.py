@@ -318,6 +318,8 @@ class CheckedTable:
     """A replica that was compared with `SELECT … WHERE <row filter>` on the publisher at the same LSN.
 
     - `differing_keys`: the keys of some rows that differ, as text
+    - `only_publisher`, `only_replica`: how many rows only one side has, by the key or without a key by all values
+    - `different`: how many rows have the same key and other values
     - `repaired`: how many rows the repair has written, and how many it has deleted; None if nothing was repaired
     - `problem`: the reason why the table could not be compared or repaired
     """
@@ -332,6 +334,9 @@ class CheckedTable:
     lsn: str
     repaired: tuple[int, int] | None = None
     problem: str | None = None
+    only_publisher: int = 0
+    only_replica: int = 0
+    different: int = 0
 
     @property
     def is_compared(self) -> bool:

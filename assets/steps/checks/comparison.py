@@ -13,11 +13,15 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.checks.difference import find_differing_rows, find_few_differing_rows
+from pgsieve.assets.steps.checks.difference import (
+    SideCounts,
+    count_few_rows_by_side,
+    count_rows_by_side,
+    find_differing_rows,
+    find_few_differing_rows,
+)
 from pgsieve.assets.steps.checks.segments import (
     compute_replica_checksums,
     select_living_rows,
@@ -58,14 +62,14 @@ class Difference:
     """The result of a comparison.
 
     - `publisher_rows`, `replica_rows`: how many rows the two sides have
-    - `differing_rows`: how many rows differ
+    - `counts`: how many rows differ
     - `sample`: some of these rows. Each has the columns c0, c1 and so on, and `count`, as in
       `pgsieve.assets.steps.checks.difference`.
     """
 
     publisher_rows: int
     replica_rows: int
-    differing_rows: int = 0
+    counts: SideCounts = SideCounts()  # noqa: RUF009 - it is immutable
     sample: Sequence[Mapping[str, Any]] = ()
 
 
@@ -116,7 +120,7 @@ class TableSides:
         difference = (
             self._compare_by_spark(segments) if reader is None else self._compare_in_process(reader, segments)
         )
-        return Difference(*row_counts, difference.differing_rows, difference.sample)
+        return Difference(*row_counts, difference.counts, difference.sample)
 
     def find_differing_segments(self) -> SegmentSelection | None:
         """Find the segments that differ. None if there are no checksums, so that only rows can be compared."""
@@ -152,6 +156,11 @@ class TableSides:
         return publisher_rows, replica_rows if segments is None else select_segment_rows(
             replica_rows, segments
         )
+
+    @property
+    def _key_columns(self) -> list[str]:
+        """The columns of the key, as c0, c1 and so on."""
+        return [f"c{index}" for index, column in enumerate(self.columns) if column.is_key]
 
     @property
     def _deleted_column(self) -> str | None:
@@ -197,18 +206,12 @@ class TableSides:
         """Compare the rows by Spark."""
         publisher_rows, replica_rows = self.read_frames(segments)
         differences = find_differing_rows(publisher_rows, replica_rows, [c.name for c in self.columns])
-        counts = differences.agg(
-            F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
-            # How many more rows the publisher has than the replica. With the replica's number of rows, this gives the
-            # publisher's number, so that the publisher's rows are read only once.
-            F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
-        ).first()
-        assert counts is not None
-        sample = _format_rows(differences.limit(SAMPLE_ROWS).toArrow()) if counts["rows"] else []
+        counts = count_rows_by_side(differences, self._key_columns)
+        sample = _format_rows(differences.limit(SAMPLE_ROWS).toArrow()) if counts.total else []
         replica_row_count = replica_rows.count()
-        return Difference(
-            replica_row_count + int(counts["surplus"]), replica_row_count, int(counts["rows"]), sample
-        )
+        # This gives the publisher's number of rows, so that the publisher's rows are read only once.
+        publisher_row_count = replica_row_count + counts.only_publisher - counts.only_replica
+        return Difference(publisher_row_count, replica_row_count, counts, sample)
 
     def _compare_in_process(self, reader: DeltaRsRecords, segments: SegmentSelection | None) -> Difference:
         """Compare few rows in this process."""
@@ -225,9 +228,9 @@ class TableSides:
             pa.Table.from_batches(batches, schema) for batches in (publisher_batches, replica_batches)
         )
         differences = find_few_differing_rows(publisher_rows, replica_rows)
-        differing_count = pc.sum(pc.abs(differences["count"])).as_py() or 0
+        counts = count_few_rows_by_side(differences, self._key_columns)
         sample = _format_rows(differences.slice(0, SAMPLE_ROWS))
-        return Difference(publisher_rows.num_rows, replica_rows.num_rows, differing_count, sample)
+        return Difference(publisher_rows.num_rows, replica_rows.num_rows, counts, sample)
 
 
 def _format_rows(differences: pa.Table) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import psycopg
 
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks.comparison import CHECKSUM_SESSIONS, Difference, TableSides, has_same_hashes
+from pgsieve.assets.steps.checks.difference import SideCounts
 from pgsieve.assets.steps.initial_sync.one_table import make_select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.log import Log, no_log
@@ -59,7 +60,7 @@ class TableConsistency:
     """The comparison of one table at `lsn`.
 
     - `publisher_rows`, `replica_rows`: the numbers of rows
-    - `differing`: the number of rows that differ
+    - `counts`: how many rows differ
     - `keys`: the keys of some of these rows, as text
     - `problem`: the reason why the table could not be compared
     """
@@ -69,9 +70,14 @@ class TableConsistency:
     lsn: int
     publisher_rows: int = 0
     replica_rows: int = 0
-    differing: int = 0
+    counts: SideCounts = SideCounts()  # noqa: RUF009 - it is immutable
     keys: tuple[str, ...] = ()
     problem: str | None = None
+
+    @property
+    def differing(self) -> int:
+        """How many rows differ, on both sides together."""
+        return self.counts.total
 
     @property
     def equal(self) -> bool:
@@ -352,7 +358,7 @@ def _make_result(replicated_table: ReplicatedTable, lsn: int, difference: Differ
         lsn=lsn,
         publisher_rows=difference.publisher_rows,
         replica_rows=difference.replica_rows,
-        differing=difference.differing_rows,
+        counts=difference.counts,
         keys=tuple(
             _format_key(replicated_table, [row[f"c{index}"] for index in key_indexes], row["count"])
             for row in difference.sample

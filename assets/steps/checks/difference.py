@@ -10,6 +10,7 @@ computes them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,62 @@ from pgsieve.resources.lake.spark_writes import number_columns
 
 #: The column with the bytes of a row.
 OCTETS = "octets"
+
+
+class SideCounts(NamedTuple):
+    """How many rows only the publisher has, how many only the replica has, and how many have other values on each side.
+
+    A row has other values if both sides have its key. Without a key, no row counts so.
+    """
+
+    only_publisher: int = 0
+    only_replica: int = 0
+    different: int = 0
+
+    @property
+    def total(self) -> int:
+        """The number of rows that one side has more often than the other. A row with other values counts on both sides."""
+        return self.only_publisher + self.only_replica + 2 * self.different
+
+
+def count_rows_by_side(differences: DataFrame, key_columns: Sequence[str]) -> SideCounts:
+    """Let Spark count the rows that `find_differing_rows` has found; `key_columns` are c0, c1 and so on."""
+    counts = "sum(greatest(count, 0)) AS expected", "sum(greatest(-count, 0)) AS actual"
+    groups = (
+        add_octets(differences, key_columns, unify_zeros=True).groupBy(OCTETS)
+        if key_columns
+        else differences.groupBy()
+    )
+    both = "sum(least(expected, actual))" if key_columns else "0"
+    row = (
+        groups.agg(*map(F.expr, counts))
+        .selectExpr("sum(expected) AS expected", "sum(actual) AS actual", f"{both} AS both")
+        .first()
+    )
+    assert row is not None
+    return _make_side_counts(row["expected"] or 0, row["actual"] or 0, row["both"] or 0)
+
+
+def count_few_rows_by_side(differences: pa.Table, key_columns: Sequence[str]) -> SideCounts:
+    """Count the rows that `find_few_differing_rows` has found; `key_columns` are c0, c1 and so on."""
+    counts = differences["count"].to_numpy()
+    expected, actual = np.maximum(counts, 0), np.maximum(-counts, 0)
+    if not key_columns:
+        return _make_side_counts(expected.sum(), actual.sum(), 0)
+    keys = [
+        encode_rows(batch, unify_zeros=True) for batch in differences.select(list(key_columns)).to_batches()
+    ]
+    groups = (
+        pa.table({OCTETS: pa.chunked_array(keys, pa.large_binary()), "expected": expected, "actual": actual})
+        .group_by(OCTETS)
+        .aggregate([("expected", "sum"), ("actual", "sum")])
+    )
+    both = np.minimum(groups["expected_sum"].to_numpy(), groups["actual_sum"].to_numpy())
+    return _make_side_counts(expected.sum(), actual.sum(), both.sum())
+
+
+def _make_side_counts(expected: int, actual: int, both: int) -> SideCounts:
+    return SideCounts(int(expected - both), int(actual - both), int(both))
 
 
 def find_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:

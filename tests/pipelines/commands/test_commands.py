@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -286,6 +287,33 @@ def test_another_cluster_is_an_error_that_names_both_and_resync_begins_from_scra
 
 
 # check
+
+
+def test_a_check_counts_the_rows_that_differ_on_each_side(shop: Shop) -> None:
+    shop.database.execute("create table log (n int); insert into log values (1), (1), (2)")
+    shop.database.execute("alter publication q add table log")
+    shop.copy()
+    notes, log = shop.table("one", "notes"), shop.table("two", "log")
+    notes.delete("id = 1")
+    notes.update(updates={"n": "n + 10"}, predicate="id in (2, 3)")
+    notes.update(updates={"id": "40"}, predicate="id = 4")
+    log.update(updates={"n": "3"}, predicate="n = 2")
+    code, output = shop.cli("check")
+    assert code == 1
+    assert (
+        "one public.notes: 2 rows only at the publisher; 1 row only in the replica; 2 rows with other values;"
+        " differing keys (id)=("
+    ) in output
+    assert (
+        "two public.log: 1 row only at the publisher; 1 row only in the replica; differing keys a row"
+        in output
+    )
+    code, output = shop.cli("check", "--json")
+    counts = {
+        table["name"]: (table["only_publisher"], table["only_replica"], table["different"])
+        for table in json.JSONDecoder().raw_decode(output)[0]["tables"]
+    }
+    assert counts == {"orders": (0, 0, 0), "notes": (2, 1, 2), "stock": (0, 0, 0), "log": (1, 1, 0)}
 
 
 def test_repair_copies_the_tables_that_the_next_run_would_copy(shop: Shop) -> None:

@@ -288,7 +288,8 @@ def test_a_repair_writes_only_differing_rows_and_moves_no_position(
     assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
     positions = [replicated.replica(name).transaction_version("pgsieve") for _, name in NAMES]
     corrupt(replicated)
-    assert [c.differing for c in check_consistency(subscription, lake, _quiet)] == [6, 600]
+    comparisons = check_consistency(subscription, lake, _quiet)
+    assert [(c.differing, c.counts) for c in comparisons] == [(6, (1, 1, 2)), (600, (400, 200, 0))]
     progress: list[str] = []
     done = repair(subscription, lake, NAMES, progress.append)
     assert [(r.inserted, r.deleted, r.problem) for r in done] == [(3, 3, None), (400, 200, None)]
@@ -347,6 +348,7 @@ def test_a_lake_at_a_uri_is_compared_and_repaired_by_spark(replicated: Replicate
         (2000, 2000, 6),
         (2000, 1800, 600),
     ]
+    assert [c.counts for c in comparisons] == [(1, 1, 2), (400, 200, 0)]
     done = repair(replicated.subscription, lake, NAMES, _quiet)
     assert [(r.inserted, r.deleted, r.problem) for r in done] == [(3, 3, None), (400, 200, None)]
     with hold_at_one_lsn(replicated.subscription, lake, _quiet) as moment:
