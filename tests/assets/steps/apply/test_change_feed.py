@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply import by_files, key_reader
 from pgsieve.resources.lake.delta.row_removal import enable_marking
-from tests.fixtures.replica_changes import Changes, Row, definition, draw_changes, followed
+from tests.fixtures.replica_changes import Change, Changes, Row, definition, delete, draw_changes, followed
 
 
-def _read_feed(path: str, since: int) -> dict[str, Counter[tuple[object, ...]]]:
-    """By type: how often the feed has each row in the versions from `since` on."""
-    rows = pa.table(DeltaTable(path).load_cdf(since).read_all()).to_pylist()
-    feed: dict[str, Counter[tuple[object, ...]]] = {
-        kind: Counter() for kind in ("insert", "delete", "update_preimage", "update_postimage")
-    }
-    for each in rows:
-        feed[each["_change_type"]][_values(each)] += 1
-    return feed
+def _draw(seed: int, key: tuple[str, ...]) -> tuple[list[Row], list[Change]] | None:
+    """Draw the rows of a replica and changes; None if a change conflicts with a row of its key.
 
-
-def _values(row: Row) -> tuple[object, ...]:
-    return row["k"], row["t"], row["v"]
+    Without a key, some rows are twice in the replica, and once deleted.
+    """
+    rows, changes = draw_changes(random.Random(seed))
+    if not key:
+        inserts = [change for change in changes if change.operation == "insert"]
+        return [*rows, *rows[:4]], [*inserts, *map(delete, rows[2:6])]
+    return None if followed(rows, changes, key) is None else (rows, changes)
 
 
 @pytest.mark.parametrize("marking", [False, True])
@@ -40,42 +35,28 @@ def test_the_feed_has_the_rows_that_random_changes_add_remove_and_update(
     monkeypatch.setattr(key_reader, "_PART_CHANGES", 3)
     applied, updated = 0, 0
     for seed in range(14):
-        rows, changes = draw_changes(random.Random(seed))
-        if not key:  # An UPDATE and a DELETE of a table without a key have the whole old row.
-            changes = [change for change in changes if change.operation == "insert"]
-            rows, changes = (
-                [*rows, *rows[:2]],
-                [
-                    *changes,
-                    *(
-                        replace(change, operation="delete", old=row, new=None)
-                        for change, row in zip(changes, rows, strict=False)
-                    ),
-                ],
-            )
-        if followed(rows, changes, key or ("k",)) is None:
+        if (drawn := _draw(seed, key)) is None:
             continue
-        replica = Changes(tmp_path / f"{seed}", rows, changes)
-        DeltaTable(replica.path).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+        replica = Changes(tmp_path / f"{seed}", *drawn)
+        since, before = replica.enable_feed(), replica.count_rows()
         if marking:
             assert replica.lake.delta_rs is not None
             replica.lake.policy = replace(replica.lake.policy, rewritten_bytes=-1)
             enable_marking(replica.lake.delta_rs, replica.path)
-        before, since = Counter(map(_values, replica.rows())), DeltaTable(replica.path).version() + 1
         with monkeypatch.context() as alone:
             if way == "by_key_parts":
                 alone.setattr(by_files, "make_keyed_changes", None)
                 alone.setattr(by_files, "read_digests", None)
             getattr(replica, way)(definition(*key))
-        after = Counter(map(_values, replica.rows()))
+        after = replica.count_rows()
         if DeltaTable(replica.path).version() < since:
             assert before == after, f"seed {seed}"
             continue
-        feed = _read_feed(replica.path, since)
+        feed = replica.read_feed(since)
         removed, added = feed["delete"] + feed["update_preimage"], feed["insert"] + feed["update_postimage"]
         assert removed <= before, f"seed {seed}"
         assert before - removed + added == after, f"seed {seed}"
-        if not any(change.operation == "truncate" for change in changes):
+        if not any(change.operation == "truncate" for change in drawn[1]):
             keys_of = {kind: sorted(row[0] for row in rows_of.elements()) for kind, rows_of in feed.items()}
             assert keys_of["update_preimage"] == keys_of["update_postimage"], f"seed {seed}"
             if key == ("k",):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply import by_files, key_exchange, key_reader
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
@@ -70,7 +71,7 @@ def _followed(rows: list[Row], changes: list[Change]) -> list[Row]:
 
 @pytest.mark.parametrize("way", ["rewritten", "marked", "merged", "parts rewritten", "parts marked"])
 def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """Parts of the keys decide all changes, unless they conflict."""
+    """Parts of the keys decide all changes, unless they conflict. The change data feed has the same changes."""
     monkeypatch.setattr(key_reader, "_PART_CHANGES", 3)
     ended = compared = truncated = 0
     by_parts = way.startswith("parts")
@@ -80,6 +81,7 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.Mo
             continue  # Spark applies it
         lives = [{**row, **_LIVES} for row in rows]
         made = Changes(tmp_path / str(seed), lives, [_soft(each) for each in changes], _ALL)
+        since, before = made.enable_feed(), made.count_rows()
         if way.endswith("marked"):
             assert made.lake.delta_rs is not None
             made.lake.policy = replace(made.lake.policy, rewritten_bytes=-1)
@@ -95,6 +97,11 @@ def test_random_changes_keep_deleted_rows(tmp_path: Path, monkeypatch: pytest.Mo
                 continue
         left = sorted(made.rows(), key=lambda row: str(row["k"]))
         assert left == _followed(rows, changes), f"seed {seed}"
+        if DeltaTable(made.path).version() >= since:
+            feed = made.read_feed(since)
+            assert not feed["delete"]
+            updated = before - feed["update_preimage"] + feed["update_postimage"]
+            assert updated + feed["insert"] == made.count_rows(), f"seed {seed}"
         ended += sum(bool(row["_deleted"]) for row in left)
         compared += 1
         truncated += by_parts and any(change.operation == "truncate" for change in changes)
