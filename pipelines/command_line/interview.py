@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import typer
 
@@ -21,6 +22,7 @@ from pgsieve.pipelines.commands.init import (
     Choice,
     ConnectionSettings,
     Survey,
+    divide_publications,
     make_safe_name,
     make_unknown_name_error,
     propose_role,
@@ -92,36 +94,54 @@ def make_choice(survey: Survey, options: Options) -> Choice:
             "--publication and --table exclude each other",
             hint="name publications of the server, or tables for a publication that pgsieve.yaml defines",
         )
+    other_groups = list[list[str]]()
     if not publications and not tables:
-        publications, tables = _ask_what_to_replicate(survey)
+        (publications, *other_groups), tables = _ask_what_to_replicate(survey)
     publication_names = [publication.name for publication in survey.publications]
     for name in publications:
         if name not in publication_names:
             raise make_unknown_name_error("publication", name, publication_names)
     survey_tables = tuple(_find_table(survey, table) for table in tables)
-    partitioned_tables = [f"{table.schema}.{table.name}" for table in survey_tables if table.partitioned]
+    partitioned_tables = [
+        quote_qualified(table.schema, table.name) for table in survey_tables if table.partitioned
+    ]
     if via_root is None and partitioned_tables and _is_interactive():
         via_root = _ask_yes_no(
             f"publish {', '.join(partitioned_tables)} as one table each, not as its partitions"
         )
     source_name = options.source or make_safe_name(survey.database)
     default_name = make_safe_name(publications[0] if publications else f"{source_name}_replica")
+    subscription_name = options.subscription or default_name
     return Choice(
         source=source_name,
-        subscription=options.subscription or default_name,
+        subscription=subscription_name,
         lake=options.lake,
         role=options.role or propose_role(survey),
         publications=tuple(publications),
         tables=survey_tables,
         via_root=via_root is not False,
+        other_subscriptions=_name_subscriptions(other_groups, subscription_name),
     )
 
 
-def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
+def _name_subscriptions(groups: Sequence[Sequence[str]], taken_name: str) -> dict[str, Sequence[str]]:
+    """Name a subscription for each group of publications, after its first one; no name occurs twice."""
+    group_by_name = dict[str, Sequence[str]]()
+    for group in groups:
+        name = base = make_safe_name(group[0])
+        numbers = count(2)
+        while name == taken_name or name in group_by_name:
+            name = f"{base}_{next(numbers)}"
+        group_by_name[name] = group
+    return group_by_name
+
+
+def _ask_what_to_replicate(survey: Survey) -> tuple[list[list[str]], list[str]]:
     """Ask for publications, or for tables if there are no publications.
 
-    Returns the chosen publications and the chosen tables; one of the two lists is empty. Without a terminal, all
-    publications that have tables are chosen.
+    Returns the chosen publications, in a group for each subscription, and the chosen tables. Either there are no tables, or
+    the only group is empty. Without a terminal, all publications that have tables are chosen. All of them may need several
+    subscriptions (`divide_publications`).
     """
     publications = [publication.name for publication in survey.publications if publication.tables]
     all_tables = [quote_qualified(table.schema, table.name) for table in survey.tables]
@@ -131,18 +151,20 @@ def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
                 f'database "{survey.database}" has no publication with tables',
                 hint="name tables with --table, or create a publication",
             )
-        return publications, []
+        return divide_publications(publications, survey.catalog), []
     reports.print_survey(survey.publications, survey.tables)
     if publications:
         all_names = ", ".join(publications)
         answer = _ask("publications, separated by commas", all_names)
         # A name may contain a comma.
-        return publications if answer == all_names else _strip_names(answer.split(",")), []
+        if answer == all_names:
+            return divide_publications(publications, survey.catalog), []
+        return [_strip_names(answer.split(","))], []
     if not all_tables:
         raise PgsieveError(f'database "{survey.database}" has no tables', hint="name another database")
     answer = _ask("no publication yet; tables to publish by pgsieve.yaml, separated by commas", "all")
     # A comma within double quotes is a part of a name.
-    return [], all_tables if answer == "all" else _strip_names(re.findall(r'(?:[^",]|"[^"]*"?)+', answer))
+    return [[]], all_tables if answer == "all" else _strip_names(re.findall(r'(?:[^",]|"[^"]*"?)+', answer))
 
 
 def _strip_names(names: Sequence[str]) -> list[str]:
@@ -161,6 +183,6 @@ def _find_table(survey: Survey, name: str) -> SurveyedTable:
     }
     if (schema, table) not in tables_by_name:
         raise make_unknown_name_error(
-            "table", name, [f"{schema}.{table}" for schema, table in list(tables_by_name)[:20]]
+            "table", name, [quote_qualified(*table_name) for table_name in list(tables_by_name)[:20]]
         )
     return tables_by_name[schema, table]

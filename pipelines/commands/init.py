@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -193,6 +194,23 @@ def _find_published_tables(publication: Publication, catalog: Catalog) -> list[t
         return []
 
 
+def divide_publications(names: Sequence[str], catalog: Catalog) -> list[list[str]]:
+    """Divide publications into groups, so that a subscription can have all publications of a group.
+
+    As in PostgreSQL, a subscription cannot use two publications with different column lists of a table.
+    """
+    groups = list[list[str]]()
+    for name in names:
+        for group in groups:
+            with suppress(PublicationError):
+                find_replicated_tables([catalog.publications[other] for other in (*group, name)], catalog)
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return groups
+
+
 def _list_tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
     """The tables that the user can choose. Partitions are left out, because their partitioned table stands for them."""
     return tuple(
@@ -220,6 +238,7 @@ class Choice:
 
     - `publications`: publications of the server
     - `tables`: tables for which pgsieve.yaml defines publications, if no publications of the server are chosen
+    - `other_subscriptions`: further subscriptions, with publications that do not fit those of the first
     - `via_root`: true if a partitioned table becomes one replica, false if each partition becomes a replica of its own
     """
 
@@ -230,6 +249,7 @@ class Choice:
     publications: tuple[str, ...] = ()
     tables: tuple[SurveyedTable, ...] = ()
     via_root: bool = True
+    other_subscriptions: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def tables_without_identity(self) -> tuple[str, ...]:
@@ -335,11 +355,14 @@ def _make_configuration(settings: ConnectionSettings, choice: Choice, password_v
         defined_publications = _define_publications(choice)
         source_content["publications"] = defined_publications
         publication_names = tuple(defined_publications)
-    subscription = {"source": choice.source, "publications": list(publication_names)}
+    publications_by_subscription = {choice.subscription: publication_names, **choice.other_subscriptions}
     content = {
         "lake": choice.lake,
         "sources": {choice.source: source_content},
-        "subscriptions": {choice.subscription: subscription},
+        "subscriptions": {
+            name: {"source": choice.source, "publications": list(publications)}
+            for name, publications in publications_by_subscription.items()
+        },
     }
     return _HEADER + yaml.safe_dump(
         content, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None
@@ -372,7 +395,7 @@ def make_role_statements(survey: Survey, choice: Choice, config: Config, validat
     Capture publications are pgsieve's own publications, with which it reads the slot.
     """
     role, subscription = quote_identifier(choice.role), config.subscriptions[choice.subscription]
-    table_names = _find_replicated_tables(survey, choice, config)
+    table_names = _find_replicated_tables(survey, config)
     sequence_names = [
         (sequence.schema, sequence.name)
         for validated_subscription in validation.subscriptions
@@ -409,10 +432,14 @@ def make_role_statements(survey: Survey, choice: Choice, config: Config, validat
     return "\n".join(lines) + "\n"
 
 
-def _find_replicated_tables(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
+def _find_replicated_tables(survey: Survey, config: Config) -> list[tuple[str, str]]:
     """The tables that will be copied, which the role has to be able to read."""
-    subscription = build_project(config).subscriptions[choice.subscription]
-    return sorted(subscription.tables(subscription.slot_stream.with_defined_publications(survey.catalog)))
+    names = set[tuple[str, str]]()
+    for subscription in build_project(config).subscriptions.values():
+        names |= subscription.tables(
+            subscription.slot_stream.with_defined_publications(survey.catalog)
+        ).keys()
+    return sorted(names)
 
 
 def make_unknown_name_error(kind: str, name: str, existing_names: Sequence[str]) -> PgsieveError:

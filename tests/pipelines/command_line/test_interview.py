@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.catalog import Catalog, Publication
 from pgsieve.pipelines.command_line import interview
 from pgsieve.pipelines.command_line.interview import Options, make_choice
 from pgsieve.pipelines.commands.init import Choice, Survey
@@ -21,9 +21,8 @@ def answered(
     """The choice that follows from an answer, or from the default that is offered."""
     monkeypatch.setattr(interview, "_is_interactive", lambda: True)
     monkeypatch.setattr(interview, "_ask", lambda _, default: default if answer is None else answer)
-    return make_choice(
-        Survey("shop", "me", False, False, None, publications, TABLES, Catalog({}, {})), OPTIONS
-    )
+    catalog = Catalog({}, {each.name: Publication(each.name) for each in publications})
+    return make_choice(Survey("shop", "me", False, False, None, publications, TABLES, catalog), OPTIONS)
 
 
 def test_all_tables_are_taken_whatever_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

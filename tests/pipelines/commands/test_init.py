@@ -16,11 +16,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.pipelines.command_line import cli
+from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures import commands
-from tests.fixtures.servers import drop_slots
+from tests.fixtures.servers import drop_slots, own_database
 
 PASSWORD = "s3cret-of-the-shop"
 
@@ -296,6 +300,39 @@ def test_on_a_terminal_it_asks(database: str, tmp_path: Path) -> None:
     )
     assert re.search(r"next:", shown)
     assert list(load_config(tmp_path / "pgsieve.yaml", {"SHOP_1_PASSWORD": "x"}).subscriptions) == ["sales"]
+
+
+def test_all_publications_become_as_many_subscriptions_as_their_column_lists_need(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with own_database(publisher_server, "divided") as owner:
+        owner.execute("""
+        create table orders (id int primary key, region text, note text);
+        insert into orders values (1, 'EMEA', 'a'), (2, 'APAC', 'b');
+        create publication a_emea for table orders where (region = 'EMEA') with (publish = 'insert');
+        create publication b_apac for table orders where (region = 'APAC') with (publish = 'insert');
+        create publication c_short for table orders (id);
+        create publication "C Short" for table orders (id, region);
+        """)
+        code, output = init(tmp_path, "--conninfo", publisher_server.conninfo(dbname="divided"))
+        assert code == 0, output
+        path = tmp_path / "pgsieve.yaml"
+        # The statements name another role than the one that owns the tables here.
+        path.write_text(path.read_text().replace("user=pgsieve", "user=postgres"))
+        written = yaml.safe_load(path.read_text())["subscriptions"]
+        assert {name: subscription["publications"] for name, subscription in written.items()} == {
+            "c_short": ["C Short"],
+            "a_emea": ["a_emea", "b_apac"],
+            "c_short_2": ["c_short"],
+        }
+        assert "GRANT SELECT ON public.orders" in (tmp_path / "pgsieve-role.sql").read_text()
+        config = load_config(path)
+        assert not validate(config).problems
+        project = build_project(config)
+        lake = project.lake.open()
+        for subscription in project.subscriptions.values():
+            copies = copy_tables(subscription, lake, find_tables_to_copy(subscription, lake), lambda _: None)
+            assert [(copy.rows, copy.problem) for copy in copies] == [(2, None)]
 
 
 @pytest.mark.slow
