@@ -5,7 +5,7 @@ Out: the transactions that the session waits for.
 
 A new slot waits for all transactions that are running in any database of the cluster, including prepared
 transactions (SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c). A session that adds a table
-to a publication waits for each conflicting lock on the table. A session that reads a table waits only for ACCESS
+to a publication waits for each conflicting lock on the table, and on the publication. A session that reads a table waits only for ACCESS
 EXCLUSIVE locks (PostgreSQL documentation, Table-Level Locks).
 """
 
@@ -47,9 +47,10 @@ select distinct held.relation::bigint, held.virtualtransaction, a.pid, coalesce(
 """
 _AWAITED_TRANSACTIONS_QUERY = _HOLDERS_TEMPLATE.format(
     held="""pg_locks held join pg_locks waiting on held.locktype = waiting.locktype and held.granted and waiting.pid = %s
-   and not waiting.granted and waiting.locktype in ('transactionid', 'relation')
+   and not waiting.granted and waiting.locktype in ('transactionid', 'relation', 'object')
    and (held.transactionid = waiting.transactionid
-        or (held.database, held.relation) = (waiting.database, waiting.relation)
+        or ((held.database, held.relation) = (waiting.database, waiting.relation)
+            or (held.database, held.classid, held.objid) = (waiting.database, waiting.classid, waiting.objid))
         and coalesce(held.pid, 0) = any(pg_blocking_pids(waiting.pid)))"""
 )
 #: The locks that keep other sessions from reading a table. A lock that is only requested is included, because readers

@@ -12,7 +12,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pgsieve.assets.steps.operations import initial_copy
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
+from pgsieve.assets.steps.slot_consumption import ready
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.pipelines.commands import materializer
 from pgsieve.pipelines.commands.results import RunSummary
@@ -20,6 +22,7 @@ from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.following.follow import follow
 from pgsieve.pipelines.project import build_project
+from pgsieve.resources.postgres import waits
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.shop import Quiet, Shop, built_in_subscription
@@ -369,6 +372,30 @@ def test_a_table_that_a_user_took_out_is_copied_if_prepared_transactions_arrive(
     execute("insert into notes values (7, 7)")
     _run(shop, 0)
     assert (shop.ids("one", "notes"), shop.ids("one", "orders")) == ([1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 5])
+
+
+def test_a_run_goes_on_while_another_session_alters_a_capture_publication(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That session locks the publication, not a table."""
+    name, execute = shop.written["sources"]["shop"]["slot"], shop.database.execute
+    for module in (ready, initial_copy, materializer):
+        monkeypatch.setattr(module, "BRIEF_SECONDS", 0.5)
+    monkeypatch.setattr(materializer, "PATIENT_SECONDS", 0.5)
+    monkeypatch.setattr(waits, "POLL_SECONDS", 0.2)
+    _run(shop, 0)
+    with psycopg.connect(shop.database.info.dsn) as altering_session:
+        altering_session.execute(f"alter publication {name} drop table orders")
+        execute("create table added (id int primary key, n int); alter publication p add table added")
+        execute("insert into added values (1, 1); insert into notes values (5, 5)")
+        output = _run(shop, 1)
+        assert f"waits for open transactions: server process {altering_session.info.backend_pid}" in " ".join(
+            output.split()
+        )
+        assert shop.ids("one", "notes") == [1, 2, 3, 4, 5]
+    execute("insert into orders values (6, 6)")
+    _run(shop, 0)
+    assert (shop.ids("one", "added"), shop.ids("one", "orders")) == ([1], [2, 3, 4, 6])
 
 
 @pytest.mark.parametrize(("first", "drops"), [("root", True), ("root", False), ("leaf", True)])
