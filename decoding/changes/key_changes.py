@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers, find_first_indexes
 
-#: The operations of changes. An UPDATE that changes the key is a move. A caller may also give a move as two changes,
-#: `LEAVE` and `INSERT`, if the move finds its row (`tenures.find_moves_without_row`). Such an INSERT inherits no values:
-#: `net_change.find_left_rows` says where the values of the old row are.
+#: The operations of changes. An UPDATE that changes the key is a move. A caller may also give a move as a `LEAVE` of the
+#: old key and an `INSERT` of the new key, if the old key has a row (`tenures.find_moves_without_row`). The values that
+#: the move did not send are in the old row (`net_change.find_left_rows`).
 INSERT, UPDATE, DELETE, LEAVE = range(4)
 
 
@@ -44,8 +44,8 @@ class KeyChanges:
         """Return two masks of keys, which say for which keys the caller must look into the replica.
 
         The first mask has the keys that need a row before the changes: their first change is an UPDATE, a DELETE or a
-        LEAVE. For the keys of the second mask it matters whether the replica has a row. A move takes a row away from
-        such a key. Or the key gets a row before any change ends one: a row of the replica would conflict with it.
+        LEAVE. For the keys of the second mask it matters whether the replica has a row. Either a move takes the row
+        away, or the key gets a row before any change ends one, and a row of the replica would conflict with it.
         """
         first_begins = find_first_indexes(
             np.where((self.operations == INSERT) | self.is_move, self.new_keys, NONE), key_count
@@ -69,7 +69,7 @@ def insert_deletes(
     `truncates` has the number of changes before each TRUNCATE, in order. The first TRUNCATE becomes DELETEs of all
     `key_count` keys. A later TRUNCATE becomes DELETEs of the keys of the changes since the previous TRUNCATE.
 
-    Returns the changes with these DELETEs. For each of them it also returns the number of its origin. The origin of an
+    Returns the changes with these DELETEs, and for each change the number of its origin. The origin of an
     inserted DELETE is its TRUNCATE, and the origin of any other change is the change itself. The numbers of TRUNCATEs
     follow the number of the last change.
     """

@@ -98,7 +98,7 @@ class RelationDescriptions:
         self._stale_ids.update(description_by_relation)
 
     def insert_missing_descriptions(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Yield the messages of `data`, which has no streamed blocks, and insert the missing descriptions."""
+        """Yield the messages of `data` with the missing descriptions inserted. `data` has no streamed blocks."""
         octets = Octets(data)
         kind = octets.first_bytes()
         is_description = (kind == _RELATION) | (kind == _TYPE)

@@ -246,7 +246,7 @@ class _FindingCollector:
             ]
         except PgsieveError as error:
             # Usually the examination has found the same error and recorded it. The problems of publications that
-            # pgsieve.yaml defines are those of the source.
+            # pgsieve.yaml defines are recorded for the source.
             unsound_names = publisher.examination.problems_by_publication.keys()
             if unsound_names.isdisjoint(slot_stream.subscriptions[subscription_name]) and all(
                 problem.object != subscription_name for problem in self._problems
@@ -323,7 +323,8 @@ def _make_capture_statements(
             slot_stream.capture + plan.suffix, plan, server_catalog, server_version
         )
     ]
-    # If nothing is planned, or if the publisher filters, the publications that are left are not read.
+    # Without a plan (for example if the publisher filters), the slot is not read with these publications, so any root may
+    # stay in them.
     statements += make_root_removals(slot_stream.capture, plans, server_catalog) if plans else []
     for statement in statements:
         yield f"{statement};"

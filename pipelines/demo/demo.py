@@ -4,9 +4,9 @@ In: a folder, or None for a temporary one
 Out: a `DemoReport`
 
 Two embedded PostgreSQL servers are started. The first one publishes, and the second one subscribes with CREATE
-SUBSCRIPTION. pgsieve replicates the same publications into Delta tables, both with `row_filter: pipeline` and with
-`row_filter: publisher`. After each step the three results are compared. The statements are those of the PostgreSQL
-documentation, 29.4.7. The large table (module `at_size`) comes last.
+SUBSCRIPTION. pgsieve replicates the same publications into Delta tables, both with `row_filter: pipeline` (pgsieve
+filters) and with `row_filter: publisher` (PostgreSQL filters). After each step the three results are compared. The
+statements are those of the PostgreSQL documentation, 29.4.7. The large table (module `at_size`) comes last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -85,7 +85,7 @@ class Lake:
         self.records: Records = NamedRecords(
             self.delta_rs or SparkRecords(get_session), self.access.translate_errors
         )
-        #: The runner (Spark or threads) that works on many rows, if they need no Spark expression.
+        #: The runner (Spark or threads) for work on many rows that needs no Spark expression.
         self.runner: Runner = (
             SparkRunner(get_session, settings.core_count)
             if settings.thread_count is None
@@ -155,7 +155,7 @@ class Lake:
                 self.release_tables()
 
         self.release_tables()
-        # A strand is work such as that for one subscription, and only one strand works at a time (`pgsieve.resources.strands`).
+        # A strand is the work for one subscription, for example. Only one strand works at a time (`pgsieve.resources.strands`).
         # The threads of the pool work for the strand of this thread, which waits for them.
         with count_as_waiting(), ThreadPoolExecutor(self.parallelism) as pool:
             return [

@@ -94,7 +94,7 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
 class Runner(Protocol):
     """The interface of a runner."""
 
-    #: The number of callers that may call `run` at the same time. Their parts can then share a job (`shared_jobs`).
+    #: How many callers should call `run` at the same time, so that their parts share a job (`shared_jobs`).
     max_callers: int
 
     @property
@@ -139,7 +139,7 @@ def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 def prepare_worker() -> None:
     """Make the tasks of a Python worker start and end faster. Each task calls this function.
 
-    Python's cache of import finders has one for each package in an archive. Before each task Spark makes each of them
+    Python's cache of import finders has a finder for each package in an archive. Before each task Spark makes each finder
     read its archive again (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches). This takes
     longer than a small task. So the finders of archives are removed from the cache. The next import adds them again.
 
@@ -168,8 +168,8 @@ def _make_row_packer(run_batches: BatchFunction, schema: pa.Schema) -> BatchFunc
 
 def _unpack_rows(packed_rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows that `_make_row_packer` has packed."""
-    octets = (each.as_buffer() for each in packed_rows["batch"])
-    return pa.Table.from_batches([pa.ipc.read_record_batch(each, schema) for each in octets], schema)
+    buffers = (packed_batch.as_buffer() for packed_batch in packed_rows["batch"])
+    return pa.Table.from_batches([pa.ipc.read_record_batch(buffer, schema) for buffer in buffers], schema)
 
 
 def _make_part_runner(part: Part) -> BatchFunction:

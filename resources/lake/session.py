@@ -111,10 +111,10 @@ _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 #: How long a server may take to end a session.
 _END_TIMEOUT_SECONDS = 5.0
 #: If a Spark Connect server has not answered for this time, a line says so. pyspark repeats the request for ten minutes.
-_REPORTED_SECONDS = 10.0
+_SILENT_SECONDS = 10.0
 
 _LOGGER = logging.getLogger(__name__)
-#: Makes the first thread that needs Spark start it, and the other threads wait.
+#: The first thread that needs Spark starts it with this lock, and the other threads wait.
 _START_LOCK = RLock()
 
 #: A statement about a table that does not exist. Only Spark with Delta understands it.
@@ -225,7 +225,7 @@ _SILENCE_LOCK = Lock()
 
 
 def silence_client() -> None:
-    """Keep pyspark's client from logging errors. It raises the same errors, and the log would contain values of cells.
+    """Keep pyspark's client from logging the errors that it raises. The log would contain values of cells.
 
     The loggers get a level above that of all messages. If they were disabled instead, logging.config.dictConfig,
     which Dagster calls, would enable them again.
@@ -423,8 +423,8 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         assert self._engine_use is not None
         if not self._engine_use.has_same_code:
             send_code_in_plans()
-        # The engine has started with all settings but those of the store. These contain secrets, and the settings with
-        # which it starts are in a file of its folder.
+        # The engine has started with the settings in a file of its folder. Those of the store are not in the file, because
+        # they contain secrets.
         settings = make_storage_settings(find_storage(self.lake), self.conf)
         channel = EngineChannel(self.folder.address, self._engine_use.target, self._engine_use.record.token)
         return self._open_connect_session(channel, settings)
@@ -466,7 +466,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             address = split_address(str(server))[0]
             try:
                 report = partial(_report_waiting, address)
-                with report_if_slow(_REPORTED_SECONDS, report) if isinstance(server, str) else nullcontext():
+                with report_if_slow(_SILENT_SECONDS, report) if isinstance(server, str) else nullcontext():
                     session = _create_connect_session(server)
                 # The engine's sessions have these settings already, and to set one takes a request.
                 own_settings = {} if isinstance(server, EngineChannel) else SESSION_SETTINGS

@@ -36,7 +36,7 @@ _INDEX_SCAN_SETTINGS = (
 
 #: The number of pieces into which a range of oids is divided.
 _PIECES_PER_RANGE = 16
-#: The largest number of removed rows that are listed.
+#: The largest number of deleted rows whose oids are listed.
 _MAX_OIDS = 16
 
 

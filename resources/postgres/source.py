@@ -177,7 +177,7 @@ class Source:
             yield free_lock
             return
         with self.connect() as connection:
-            lock = AdvisoryLock(connection, _lock_name(activity))
+            lock = AdvisoryLock(connection, _make_lock_name(activity))
             try:
                 lock.take(1.0 if seconds is None else seconds)
             except psycopg.errors.LockNotAvailable:
@@ -194,7 +194,7 @@ class Source:
 
     @contextmanager
     def share_lock_session(self) -> Iterator[None]:
-        """Within the block, this thread and the threads that it starts take all free locks in one session.
+        """Within the block, this thread and the threads that it starts share one session for all locks that are free.
 
         The server may limit the number of sessions of a role, so pgsieve does not open one session per lock.
         """
@@ -213,7 +213,7 @@ class Source:
         source, connection = _LOCK_SESSION.get() or (None, None)
         if connection is None or source != self:
             return None
-        lock = AdvisoryLock(connection, _lock_name(activity))
+        lock = AdvisoryLock(connection, _make_lock_name(activity))
         with suppress(psycopg.Error):  # The session was lost.
             return lock if lock.take_if_free() else None
         return None
@@ -319,7 +319,7 @@ class Source:
             )
 
 
-def _lock_name(activity: str) -> str:
+def _make_lock_name(activity: str) -> str:
     return f"pgsieve {activity}"
 
 
@@ -342,7 +342,7 @@ def fetch_batches(cursor: "Cursor") -> Iterator[pa.RecordBatch]:
 
     The errors have their SQLSTATE. The errors of the cursor's own method `fetch_record_batch` have none.
     """
-    assert cursor._results is not None  # noqa: SLF001 (the only reader that asks the driver what failed)
+    assert cursor._results is not None  # noqa: SLF001 - only this reader's errors have their SQLSTATE
     yield from cursor._results.reader  # noqa: SLF001
 
 

@@ -1,7 +1,7 @@
 """The tasks that make a filter of the keys of very many changes (`pgsieve.decoding.changes.key_filters`).
 
 A table may have many more rows than a batch has changes. Tasks that read the table's files then send only rows that the
-filter passes. A batch is the changes that one commit applies.
+filter passes. A batch is the changes that one commit applies. The slot of a key is the place of its bit in the filter.
 
     SlotReader, a part of the changes ──── slots of a range ────► KeyFilterBuilder, the bits of a range ────► the driver
 
@@ -19,13 +19,13 @@ from pgsieve.assets.steps.apply.key_reader import KeyReader
 from pgsieve.decoding.changes.key_filters import KeySlots
 from pgsieve.resources.parts import Guard, Message, make_message
 
-#: The bits of a range of slots, eight in each byte.
+#: A range of slots: its number, and its bits, eight in each byte.
 SLOT_RANGE_SCHEMA = pa.schema([("range", pa.int64()), ("bits", pa.binary())])
 
 
 @dataclass(frozen=True)
 class SlotReader:
-    """Reads the keys of the changes as `reader` does, and sends their slots, by ranges."""
+    """Reads the keys of the changes by `reader`, and sends their slots, one message for each range of slots."""
 
     reader: KeyReader
     slots: KeySlots

@@ -128,7 +128,7 @@ class _Apply:
         # A table that another process makes ready later is left out: it would lack the batches that were applied before.
         self._tables = {n for n, s in states.items() if s.is_applied}
         self.result.sent_as = self._count_sent_as(states)
-        #: Whether a cut may be written: all tables are applied, and no other process works on one.
+        #: Whether a cut may be written: no table is left out, and no other process works on one.
         self._can_cut = only_tables is None and not _is_copied_by_others(states, self._tables)
         self._replicas = _Replicas(subscription, lake, states, self.result.cut, log)
         #: The tables whose replicas may lack changes of the batch.
@@ -285,7 +285,7 @@ class _Apply:
         tables[result.name] = _combine_table_results(tables.get(result.name), result)
 
     def _disable_subscription(self, table: Name, problem: str) -> None:
-        """Disable the subscription. Its transaction is transformed already, so only a copy of the table helps."""
+        """Disable the subscription. The transformed change would fail again, so only a new copy of the table helps."""
         subscription = self._subscription.name
         SubscriptionRecord(self._lake, subscription).disable(add_copy_command(subscription, table, problem))
 

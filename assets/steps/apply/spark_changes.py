@@ -55,7 +55,7 @@ class SparkChanges:
 
     @cached_property
     def _stamp(self) -> Stamp:
-        """Sets the time at which the batch is applied, which is the same in all its rows."""
+        """Sets the time at which rows are applied, the same in all rows of the batch."""
         return Stamp(self.definition.metadata_column(APPLIED_AT))
 
     def _read_changes(self) -> DataFrame:
@@ -216,10 +216,10 @@ class SparkChanges:
         - `is_ended`, `e0`, `e1`, …: whether the row is deleted but kept, and its metadata
         """
         unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
-        numbers = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
+        decisions = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
         stored_keys = present_keys.take_stored_keys(keyed_changes.keys)
         places = np.append(keyed_changes.effective_places, 0)
-        metadata = keyed_changes.make_ended_metadata(numbers.end_changes, self._stamp)
+        metadata = keyed_changes.make_ended_metadata(decisions.end_changes, self._stamp)
 
         def find_places(changes: Numbers) -> pa.Array:
             return pa.array(places[changes], mask=changes == NONE)
@@ -227,27 +227,27 @@ class SparkChanges:
         table = pa.table(
             {
                 **{
-                    k: stored_keys[name].take(pa.array(numbers.keys))
+                    k: stored_keys[name].take(pa.array(decisions.keys))
                     for name, k in merge.key_source_by_column.items()
                 },
-                "base": pa.array(numbers.base_keys, mask=numbers.base_keys == NONE),
+                "base": pa.array(decisions.base_keys, mask=decisions.base_keys == NONE),
                 **{
-                    f"s{i}": find_places(numbers.changes_by_column[name])
+                    f"s{i}": find_places(decisions.changes_by_column[name])
                     for i, name in enumerate(unsent_columns)
                 },
                 **{
-                    merge.unsent_flag_by_column[name]: numbers.retains_value_by_column[name]
+                    merge.unsent_flag_by_column[name]: decisions.retains_value_by_column[name]
                     for name in unsent_columns
                 },
-                "last": find_places(numbers.last_changes),
+                "last": find_places(decisions.last_changes),
                 **{e: metadata[name] for name, e in labels.items()},
-                "is_ended": numbers.end_changes != NONE,
-                "action": numbers.actions,
+                "is_ended": decisions.end_changes != NONE,
+                "action": decisions.actions,
             }
         )
         decided_keys = self.lake.spark.createDataFrame(table)
-        value_changes = np.concatenate([numbers.last_changes, *numbers.changes_by_column.values()])
-        former_key_numbers = np.unique(numbers.base_keys[numbers.base_keys != NONE])
+        value_changes = np.concatenate([decisions.last_changes, *decisions.changes_by_column.values()])
+        former_key_numbers = np.unique(decisions.base_keys[decisions.base_keys != NONE])
         value_places = np.unique(places[value_changes[value_changes != NONE]])
         upserts = self._make_upserts(
             decided_keys, value_places, keyed_changes.keys, former_key_numbers, merge
@@ -255,7 +255,7 @@ class SparkChanges:
         source = upserts.unionByName(self._make_ended_rows(decided_keys, upserts, merge))
         if keyed_changes.truncated_metadata is None:
             return source
-        source_keys = keyed_changes.keys.take(pa.array(numbers.keys))
+        source_keys = keyed_changes.keys.take(pa.array(decisions.keys))
         return source.unionByName(
             self._make_truncated_rows(keyed_changes.truncated_metadata, source_keys, source, merge)
         )

@@ -52,14 +52,14 @@ class VersionPartsWriter:
 
         Returns False if nothing was written, because the batch is small or cannot be applied part by part.
         """
-        if not self._is_divisible:
+        if not self._is_large:
             return False
         table = self.table
         with table.lake.access.translate_errors(table.path):
             return self._write(table.stored_versions)
 
     @property
-    def _is_divisible(self) -> bool:
+    def _is_large(self) -> bool:
         """Whether the batch is large enough."""
         return self.pending.row_change_count >= self.table.lake.policy.min_parted_changes
 
@@ -86,7 +86,7 @@ class VersionPartsWriter:
         return FilesPlan.make(deletion, files, pending.head.version, removes_rows=True)
 
     def _write(self, versions: StoredVersions) -> bool:
-        """Let tasks decide the changes and write files, and commit the files; False if a part refuses them."""
+        """Let tasks decide the changes and write files, and commit the files; False if a task refuses its part."""
         table, pending, path = self.table, self.pending, self.table.path
         lake, store, committer = table.lake, table.lake.store, versions.committer
         key_schema = pa.schema([table.columns.field(name) for name in table.definition.key])

@@ -132,7 +132,7 @@ class FollowedSlotStream:
                 self._wait_until_free()
 
     def stop(self) -> None:
-        """Let `read_slice_ends` end soon, after the transactions that have committed. Any thread may call this."""
+        """Let `read_slice_ends` end soon, after a slice of the transactions that have committed. Any thread may call this."""
         self._stream.stop()
 
     @property
@@ -218,7 +218,7 @@ class FollowedSlotStream:
         """Append the slice that is due, and confirm it.
 
         After an alteration at the publisher, or if the server cannot send a change, the stream ends, and a drain reads
-        the slot up to the present (`pgsieve.assets.steps.records.catalogs`).
+        the slot up to the present (`drain_slot`).
         """
         if self._needs_drain:
             return self._drain_slot()

@@ -3,8 +3,8 @@
 In: a slot stream (a slot with its subscriptions), and a session of its publisher
 Out: rows of the table `_sequences`, for values that have changed
 
-A slot does not send sequences. The values are read after the changes. So no row has a number that its sequence has not
-reached.
+A slot does not send sequences. Their values are read after the changes, so they are not behind the numbers in the
+received rows.
 """
 
 from dataclasses import replace
@@ -48,7 +48,7 @@ def refresh_sequences(connection: psycopg.Connection[Any], slot_stream: SlotStre
         try:
             retry_after_conflict(_refresh)(connection, slot_stream, Sequences(lake, name))
         except LakeError as error:
-            # If the lake itself has failed, the error is raised. A damaged table is left to the run of its own
+            # This raises the error if the lake itself has failed. A damaged table is left to the run of its own
             # subscription, which reports it.
             describe_error(lake, error)
 

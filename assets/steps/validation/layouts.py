@@ -80,7 +80,8 @@ def find_layout_problems(
 ) -> Iterator[PgsieveError]:
     """Yields the problems of a subscription's layout, each once.
 
-    It is also a problem if the layout names a table that is neither replicated nor among `existing_names`.
+    It is also a problem if the layout names a table that is neither replicated nor among `existing_names` (the tables of
+    the publisher, and those with a state in the lake).
     """
     yield from {str(error): error for error in find_shared_folders(subscription, tables).values()}.values()
     for name, replicated_table in tables.items():

@@ -40,9 +40,9 @@ def find_defect(content: bytes) -> str | None:
     commit_info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
     if commit_info is None:
         return _CUT_OFF
-    position, is_kept = parse_position(commit_info.get("userMetadata"))
+    position, only_keeps_position = parse_position(commit_info.get("userMetadata"))
     positions = [action["txn"]["version"] for action in actions if _is_position_action(action)]
-    if position is not None and not is_kept and positions != [position]:
+    if position is not None and not only_keeps_position and positions != [position]:
         return f"{_CUT_OFF}: it lacks its position"
     metrics = commit_info.get("operationMetrics") or {}
     added_file_count = max(

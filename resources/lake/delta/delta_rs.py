@@ -75,7 +75,7 @@ class DeltaRsRecords(Commits):
         return find_single_value_files(self.open_table(path), column)
 
     def make_table_store(self, path: str) -> Store:
-        """The store, with the names that the table's columns have in its files; without them if there is no table."""
+        """The store with the names that the table's columns have in its files; the plain store if there is no table."""
         table = self.open_if_exists(path)
         return self.store if table is None else replace(self.store, names=find_column_names(table, path))
 

@@ -54,8 +54,8 @@ class Clauses:
     insert_values: Mapping[str, str]
     #: The condition for the rows that are deleted if they match. None means that all matching rows are deleted.
     delete_condition: str | None = None
-    #: The condition for matching rows that have ended (were deleted, but stay in the table), and the values of their
-    #: metadata columns. Their other columns stay.
+    #: The condition for the rows that end if they match (they are deleted, but stay in the table), and the new values of
+    #: their metadata columns. Their other columns keep their values.
     end_condition: str | None = None
     end_values: Mapping[str, str] = field(default_factory=dict)
     #: The values for all other matching rows.

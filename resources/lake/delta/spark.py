@@ -155,9 +155,9 @@ class SparkRecords:
                 for number, row in enumerate(commits.toLocalIterator()):
                     if number == 0:
                         head = TableHead(int(row["version"]))
-                    lsn, is_only_kept = parse_position(row["userMetadata"])
+                    lsn, only_keeps_position = parse_position(row["userMetadata"])
                     position = max(position, lsn or 0)
-                    if lsn is not None and not is_only_kept:
+                    if lsn is not None and not only_keeps_position:
                         return TableHead(head.version, position)
         return TableHead(head.version, position or None)
 
@@ -186,7 +186,7 @@ class SparkRecords:
         since_version: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
-        """True if a table was set back, as `Records` describes.
+        """True if a table was put back, as `Records` describes.
 
         If `since_version` is the newest version, this takes no job of Spark.
         """

@@ -37,9 +37,9 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_DIRECTORIES = "spark.local.dir"
 _LOG_LEVEL = "spark.log.level"
 _CATALOG, _WAREHOUSE = "spark.sql.catalogImplementation", "spark.sql.warehouse.dir"
-#: Two kinds of variables. Some change the language, the encoding of texts or the time zone; so do variables that begin
-#: with `LC_`. The others choose another Spark, its mode, or its folders.
-_ALTERING_VARIABLES = frozenset(
+#: Variables that the JVM does not get. Some change the language, the encoding of texts or the time zone; so do variables
+#: that begin with `LC_`. The others choose another Spark, its mode, or its folders.
+_EXCLUDED_VARIABLES = frozenset(
     (
         "LANG",
         "LANGUAGE",
@@ -92,7 +92,7 @@ def _must_be_left_out(name: str, master: str) -> bool:
     For a cluster SPARK_HOME is not left out, because the settings of the cluster may be in this folder.
     """
     return name.startswith("LC_") or (
-        name in _ALTERING_VARIABLES and (name != "SPARK_HOME" or master.startswith("local"))
+        name in _EXCLUDED_VARIABLES and (name != "SPARK_HOME" or master.startswith("local"))
     )
 
 

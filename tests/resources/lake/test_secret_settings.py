@@ -109,7 +109,7 @@ def test_a_server_of_spark_connect_that_does_not_answer_is_named(
         )
 
     monkeypatch.setattr(session, "_create_connect_session", ask)
-    monkeypatch.setattr(session, "_REPORTED_SECONDS", 0.1)
+    monkeypatch.setattr(session, "_SILENT_SECONDS", 0.1)
     with pytest.raises(SparkUnavailableError, match="failed to connect") as caught:
         assert engine.session
     assert caught.value.message.endswith('at "sc://127.0.0.1:1": failed to connect to all addresses')
