@@ -62,6 +62,7 @@ from pgsieve.pipelines.following.watch import (
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import SparkLostError
 from pgsieve.resources.lake.delta.layout import TableName
+from pgsieve.resources.postgres.errors import LockHeldError
 from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
 from pgsieve.resources.postgres.session_pool import pool_sessions
 from pgsieve.resources.postgres.waits import are_transactions_open
@@ -300,6 +301,7 @@ class _Follower:
             self._slot_stream.source.hold_lock(
                 f"following the slot {self._slot_stream.slot}", _OTHER_FOLLOWER_SECONDS
             ),
+            self._hold_capture(),
         ):
             while not self._stop_event.is_set() and self._has_subscriptions():
                 try:
@@ -311,6 +313,29 @@ class _Follower:
                     self._progress.tell(f"{error.message}; tried again in {self._pause_seconds:g} s")
                     self._stop_event.wait(self._pause_seconds)
                     self._pause_seconds = min(2 * self._pause_seconds, _MAX_PAUSE_SECONDS)
+
+    @contextmanager
+    def _hold_capture(self) -> Iterator[None]:
+        """Within the block, no other process follows with these capture publications. Raises LockHeldError if one does.
+
+        It reads another slot, for another lake. Each would alter the publications for its own tables. The other's stream
+        would then end, and begin again with publications that it has altered, for ever.
+        """
+        if self._slot_stream.filtered:
+            yield
+            return
+        capture = self._slot_stream.capture
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(
+                    self._slot_stream.source.hold_lock(
+                        f"following with the capture publication {capture}", _OTHER_FOLLOWER_SECONDS
+                    )
+                )
+            except LockHeldError as error:
+                hint = f"stop it, or give the source in one of the two configurations a `capture` other than {capture}"
+                raise LockHeldError(error.message, hint=hint, sqlstate=error.sqlstate) from None
+            yield
 
     def _copy_and_follow(self) -> None:
         """Copy the tables that need it, and then apply slice by slice until a table needs a copy again."""

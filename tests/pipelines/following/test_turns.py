@@ -69,6 +69,15 @@ def test_checks_runs_and_copies_get_their_turn_while_a_follower_runs(
             code, printed = shop.cli("run", "--follow")
             assert code == REFUSED
             assert "another process is following the slot" in printed
+            # Another lake, whose slot would be read with the same capture publications.
+            source = shop.written["sources"]["shop"]
+            written = shop.path.read_text()
+            shop.configure(lake="./other", sources={"shop": {**source, "slot": f"{source['slot']}_other"}})
+            code, printed = shop.cli("run", "--follow")
+            assert code == REFUSED
+            assert "another process is following with the capture publication" in printed
+            assert f"a `capture` other than {source['capture']}" in printed
+            shop.path.write_text(written)
             follows(12)
     shop.run()
     assert shop.cli("check")[0] == 0
