@@ -23,6 +23,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters.letter_case import CaseMapping
 from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.decoding.values.builtin_types import DerivedTypesByOid
+from pgsieve.decoding.values.quoting import quote_qualified
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
@@ -124,8 +125,13 @@ class Table:
 
     @property
     def qualified_name(self) -> str:
-        """`schema.table`, for messages."""
+        """`schema.table`, for messages that have it within double quotes, as PostgreSQL's messages have it."""
         return f"{self.schema}.{self.name}"
+
+    @property
+    def quoted_name(self) -> str:
+        """`schema.table`, with quotes where SQL needs them, for all other messages."""
+        return quote_qualified(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def parse_table_filter(
     row_filter = parse_row_filter(
         expand_unsent_columns(text, table),
         columns,
-        table.qualified_name,
+        table.quoted_name,
         case_mappings,
         table.encoding,
         table.major_version,
@@ -59,7 +59,7 @@ def parse_table_filter(
     # The compiler needs more nested calls than the parser, so a filter that was parsed can still be too deep.
     except RecursionError:
         raise UnsupportedFilterError(
-            f"row filter of {table.qualified_name} cannot be evaluated outside PostgreSQL: it is nested too deeply",
+            f"row filter of {table.quoted_name} cannot be evaluated outside PostgreSQL: it is nested too deeply",
             hint=PUBLISHER_HINT,
         ) from None
     return row_filter

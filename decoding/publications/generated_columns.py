@@ -54,7 +54,7 @@ def _cast_generation_expression(column: Attribute, table: Table) -> str:
     """
     if column.type_oid in _LENGTH_LIMITED_TYPES and column.type_modifier != -1:
         raise UnsupportedFilterError(
-            f"row filter of {table.qualified_name} cannot be evaluated outside PostgreSQL: {column.name}: it is a generated"
+            f"row filter of {table.quoted_name} cannot be evaluated outside PostgreSQL: {column.name}: it is a generated"
             f" column of type {column.type_name}",
             hint="use row_filter: publisher",
         )

@@ -53,6 +53,7 @@ from pgsieve.decoding.row_filters.nodes import (
 )
 from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
+from pgsieve.decoding.values.quoting import quote_identifier
 from pgsieve.decoding.wording import shorten
 
 PUBLISHER_HINT: Final = "use row_filter: publisher"
@@ -81,7 +82,10 @@ def parse_row_filter(
     encoding: str = UTF8,
     major_version: int = NEWEST_SERVER // 10000,
 ) -> RowFilter:
-    """Return the filter as a server of this version, with this encoding and case mappings, evaluates it."""
+    """Return the filter as a server of this version, with this encoding and case mappings, evaluates it.
+
+    `relation` is the quoted name of the table, with its schema.
+    """
     return _Analysis(expression, columns, relation, case_mappings, encoding, major_version).analyse()
 
 
@@ -190,7 +194,9 @@ class _Analysis:
             self._refuse(part, "it is not a column")
         name = grammar.folded_name(identifier)
         qualifier = ".".join(
-            grammar.folded_name(item) for item in (part.args.get("db"), table) if item is not None
+            quote_identifier(grammar.folded_name(item))
+            for item in (part.args.get("db"), table)
+            if item is not None
         )
         if name in _SYSTEM_COLUMNS:
             self._refuse(part, "system columns are not allowed in a row filter")

@@ -81,7 +81,7 @@ def read_filter_columns(connection: psycopg.Connection[Any], table: Table, where
             expression, reason = _analyse_filter(connection, table, where, search_path)
     except psycopg.errors.LockNotAvailable as error:
         raise UncheckedFilterError(
-            f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: table {table.qualified_name} is locked",
+            f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: table {table.quoted_name} is locked",
             hint="end the transaction that locks it, or wait until it has ended",
             sqlstate=error.sqlstate,
         ) from None
@@ -129,7 +129,7 @@ def _make_rejection_error(
 ) -> RejectedFilterError:
     reason = f"{message}: {detail}" if detail else message
     return RejectedFilterError(
-        reason, hint=f"correct `where` of {table.qualified_name}: {where}", sqlstate=sqlstate
+        reason, hint=f"correct `where` of {table.quoted_name}: {where}", sqlstate=sqlstate
     )
 
 
@@ -146,7 +146,7 @@ def _make_privilege_error(
     return UncheckedFilterError(
         "cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml:"
         f" {remove_values_from_message(error)}",
-        hint=f"grant {grantee} this right, which `where` of {table.qualified_name} needs"
+        hint=f"grant {grantee} this right, which `where` of {table.quoted_name} needs"
         if may_use_schema
         else f"GRANT USAGE ON SCHEMA {quote(table.schema)} TO {grantee}",
         sqlstate=error.sqlstate,

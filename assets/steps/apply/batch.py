@@ -36,6 +36,7 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error_f
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import TableHead
@@ -302,7 +303,7 @@ class Batch:
                 raise
 
         try:
-            with name_jobs(self.subscription, f"{name[0]}.{name[1]} up to {format_lsn(self.end)}"):
+            with name_jobs(self.subscription, f"{quote_qualified(*name)} up to {format_lsn(self.end)}"):
                 return retry_after_conflict(attempt)()
         except KeyConflictError as error:
             return _make_conflict_result(name, error)

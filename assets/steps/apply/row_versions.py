@@ -48,6 +48,7 @@ from pgsieve.decoding.changes.columns import COMMIT_TIME
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.versions import VALID_TO_LSN, Commits
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -151,7 +152,7 @@ class VersionsDuringApply:
 
         def follow_table(name: Name) -> tuple[Name, str | None]:
             try:
-                with name_jobs(self._subscription.name, f"versions of {name[0]}.{name[1]}"):
+                with name_jobs(self._subscription.name, f"versions of {quote_qualified(*name)}"):
                     retry_after_conflict(self._follow)(
                         states[name],
                         [c for c in followed_changes if c.name == name],

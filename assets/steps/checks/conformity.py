@@ -119,7 +119,7 @@ def parse_filters(
     for missing_columns in (row_filter.columns - usable_columns for row_filter in filters):
         if missing_columns:
             raise PgsieveError(
-                f"the row filter of {table.qualified_name} reads columns that the replica lacks, or has in another type: {', '.join(sorted(missing_columns))}",
+                f"the row filter of {table.quoted_name} reads columns that the replica lacks, or has in another type: {', '.join(sorted(missing_columns))}",
                 sqlstate="42703",
             )
     return filters

@@ -332,7 +332,7 @@ def _compare_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log)
     if problem := subscription_at_lsn.find_problem(name):
         return TableConsistency(*name, lsn, problem=problem)
     replicated_table = subscription_at_lsn.table_by_name[name]
-    log(f"comparing {replicated_table.table.qualified_name} of {subscription}")
+    log(f"comparing {replicated_table.table.quoted_name} of {subscription}")
     try:
         with subscription_at_lsn.translate_errors(name, "compare"):
             if replicated_table.table.unsent_leaves:

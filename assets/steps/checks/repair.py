@@ -100,7 +100,7 @@ def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) 
     replicated_table = subscription_at_lsn.table_by_name[name]
     if not replicated_table.columns:
         return RepairResult(*name, lsn, problem="it has no columns, so its rows cannot be told apart")
-    log(f"repairing {replicated_table.table.qualified_name} of {subscription_at_lsn.subscription.name}")
+    log(f"repairing {replicated_table.table.quoted_name} of {subscription_at_lsn.subscription.name}")
     with subscription_at_lsn.translate_errors(name, "repair"):
         sides = subscription_at_lsn.make_sides(name)
         row_counts = _find_differing_row_counts(sides)

@@ -237,8 +237,8 @@ class SnapshotCopy:
             properties = self.subscription.layout.find_table_layout(
                 (table.schema, table.name)
             ).make_delta_properties()
-            progress = Progress(table.qualified_name, len(chunks.queries), chunks.bytes, self.log)
-            with name_jobs(self.subscription.name, f"initial sync of {table.schema}.{table.name}"):
+            progress = Progress(table.quoted_name, len(chunks.queries), chunks.bytes, self.log)
+            with name_jobs(self.subscription.name, f"initial sync of {table.quoted_name}"):
                 commit = Commit(
                     self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
                 )

@@ -15,6 +15,7 @@ from pgsieve.assets.steps.records.registered_names import RegisteredNames
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.catalog import SparkCatalog, is_location_of, quote_table_name
 from pgsieve.resources.lake.catalog_names import CatalogName, format_catalog_name
@@ -131,7 +132,7 @@ class Registration:
             first_table = table_by_folded_name.setdefault(tuple(part.lower() for part in entry_name), table)
             if first_table != table:
                 raise CatalogNameError(
-                    f'subscription "{self.subscription.name}": tables {".".join(first_table)} and {".".join(table)} would both be {quote_table_name(entry_name)} in the catalog',
+                    f'subscription "{self.subscription.name}": tables {quote_qualified(*first_table)} and {quote_qualified(*table)} would both be {quote_table_name(entry_name)} in the catalog',
                     hint="use {schema} in `names` of `catalog` in pgsieve.yaml, or rename one of them",
                     sqlstate="42P07",
                 )

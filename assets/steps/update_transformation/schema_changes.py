@@ -92,7 +92,7 @@ class SchemaChanges:
                 self._states.append([replace(state, state=SyncState.INITIALIZE, reason=reason)])
                 continue
             self.log(
-                f"{replicated_table.table.qualified_name} of {self.subscription.name} follows its table's definition"
+                f"{replicated_table.table.quoted_name} of {self.subscription.name} follows its table's definition"
             )
         return has_changed
 

@@ -225,7 +225,7 @@ class _SliceTransformation:
         state_by_failed_table: dict[Name, TableState] = {}
 
         def transform_table(table: Name, messages: Messages) -> TableChanges:
-            activity = f"UPDATE transformation of {table[0]}.{table[1]}, slice {format_lsn(contents.end)}"
+            activity = f"UPDATE transformation of {quote_qualified(*table)}, slice {format_lsn(contents.end)}"
             with name_jobs(name, activity):
                 try:
                     return self._transform_table(work.make_table_work(table, messages))

@@ -313,7 +313,7 @@ def _refuse_incomplete_old_tuples(published_relation: PublishedRelation, columns
     """Raise UnsupportedFilterError if old tuples do not have the columns from which a generated column is computed."""
     if missing_columns := columns - set(published_relation.relation.identity):
         raise UnsupportedFilterError(
-            f"row filter of {published_relation.publish_as.qualified_name} cannot be evaluated outside PostgreSQL: it reads a generated"
+            f"row filter of {published_relation.publish_as.quoted_name} cannot be evaluated outside PostgreSQL: it reads a generated"
             f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(missing_columns))})",
             # `row_filter: publisher` would not help, so the hint does not name it. With it PostgreSQL demands that the
             # generated column is in the replica identity. Changes do not have the column's value, so pgsieve could not

@@ -289,6 +289,22 @@ def test_another_cluster_is_an_error_that_names_both_and_resync_begins_from_scra
 # check
 
 
+def test_names_are_printed_as_sql_has_them(shop: Shop) -> None:
+    shop.database.execute("""
+    create schema "Logi Stik"; create table "Logi Stik"."Order Lines" (id int primary key);
+    create publication odd for table "Logi Stik"."Order Lines" where (id > 0) with (publish = 'insert');
+    """)
+    shop.configure(subscriptions={"odd": {"source": "shop", "publications": ["odd"]}})
+    shop.copy()
+    code, output = shop.cli("check")
+    assert code == 0
+    assert 'comparing "Logi Stik"."Order Lines" of odd: started' in output
+    shop.database.execute('alter publication odd set table "Logi Stik"."Order Lines" where (erf(id) < 2)')
+    code, output = shop.cli("validate")
+    assert code == 1
+    assert 'row filter of "Logi Stik"."Order Lines" cannot be evaluated' in output
+
+
 def test_a_check_counts_the_rows_that_differ_on_each_side(shop: Shop) -> None:
     shop.database.execute("create table log (n int); insert into log values (1), (1), (2)")
     shop.database.execute("alter publication q add table log")
