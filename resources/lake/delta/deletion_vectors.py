@@ -21,7 +21,7 @@ import base64
 import json
 import uuid
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -97,6 +97,12 @@ class MarkedFile:
 def count_rows(add_action: Action) -> int:
     """The number of rows in the file of an `add` action. Rows that are marked as deleted are counted, too."""
     return int(json.loads(add_action["stats"])["numRecords"])
+
+
+def find_vectors_setting(properties: Mapping[str, str]) -> bool | None:
+    """True if these properties of a table allow writers to mark rows in deletion vectors. None if they do not say."""
+    setting = properties.get(VECTORS_PROPERTY)
+    return None if setting is None else setting.lower() == "true"
 
 
 def is_vector_file(name: str) -> bool:

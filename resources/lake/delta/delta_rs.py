@@ -18,7 +18,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.resources.lake.delta import requirements
 from pgsieve.resources.lake.delta.commits import Commits
-from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY
+from pgsieve.resources.lake.delta.deletion_vectors import find_vectors_setting
 from pgsieve.resources.lake.delta.key_lookup import (
     FileMatches,
     Flag,
@@ -311,5 +311,4 @@ class DeltaRsRecords(Commits):
 
     def has_deletion_vectors(self, path: str) -> bool | None:
         """True if a table's property allows writers to mark rows in deletion vectors. None if the property is not set."""
-        setting = self.open_table(path).metadata().configuration.get(VECTORS_PROPERTY)
-        return None if setting is None else setting.lower() == "true"
+        return find_vectors_setting(self.open_table(path).metadata().configuration)

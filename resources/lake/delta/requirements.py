@@ -17,6 +17,7 @@ from pgsieve.resources.lake.delta.change_data import CHANGE_TYPE
 from pgsieve.resources.lake.delta.deletion_vectors import (
     FEATURES_BY_WRITER_VERSION,
     VECTORS_PROPERTY,
+    find_vectors_setting,
     has_deleted_rows,
 )
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
@@ -225,7 +226,7 @@ def can_have_vectors(table: DeltaTable) -> bool:
         can_translate_names(table)
         and table.protocol().min_writer_version in {*FEATURES_BY_WRITER_VERSION, 7}
         and not is_append_only(configuration)
-        and configuration.get(VECTORS_PROPERTY) != "false"
+        and find_vectors_setting(configuration) is not False
     )
 
 

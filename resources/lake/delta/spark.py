@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pgsieve.resources.lake.delta.deletion_vectors import VECTORS_PROPERTY
+from pgsieve.resources.lake.delta.deletion_vectors import find_vectors_setting
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OvertakenError
 from pgsieve.resources.lake.delta.records import (
     APPLICATION_ID,
@@ -265,8 +265,7 @@ class SparkRecords:
         """True if a table's property allows writers to mark rows in deletion vectors. None if the property is not set."""
         row = self._get_session().sql(f"describe detail delta.{quote_name(path)}").first()
         assert row is not None
-        setting = row["properties"].get(VECTORS_PROPERTY)
-        return None if setting is None else bool(setting == "true")
+        return find_vectors_setting(row["properties"])
 
 
 @contextmanager
