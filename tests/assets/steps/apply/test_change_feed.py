@@ -26,6 +26,7 @@ def _draw(seed: int, key: tuple[str, ...]) -> tuple[list[Row], list[Change]] | N
     return None if followed(rows, changes, key) is None else (rows, changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marking", [False, True])
 @pytest.mark.parametrize("key", [("k",), ("t", "k"), ()])
 @pytest.mark.parametrize("way", ["by_files", "by_key_parts"])
