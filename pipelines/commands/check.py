@@ -34,8 +34,8 @@ def check(
 ) -> CheckReport:
     """Bring each selected subscription up to one LSN, and compare all of its tables with the publisher at that LSN.
 
-    With `is_repair_requested`, rows that differ are then replaced by the publisher's rows, as of an LSN after the
-    comparison. If a subscription cannot be checked, the others still are.
+    With `is_repair_requested`, the publisher's rows at a later LSN then replace the rows that differ. If a subscription
+    cannot be checked, the others still are.
     """
     project = build_project(config)
     failures, warnings = Failures(), list[str]()

@@ -315,7 +315,7 @@ def write_configuration(
 
 
 def refuse_existing_file(path: Path, *, force: bool) -> None:
-    """Raise PgsieveError if a file exists, unless `force` allows to replace it."""
+    """Raise PgsieveError if a file exists, unless `force` allows replacing it."""
     if path.exists() and not force:
         raise PgsieveError(
             f"{path} exists already", hint="choose another file with -c/--config, or replace it with --force"

@@ -63,8 +63,8 @@ class Difference:
 
     - `publisher_rows`, `replica_rows`: how many rows the two sides have
     - `counts`: how many rows differ
-    - `sample`: some of these rows. Each has the columns c0, c1 and so on, and `count`, as in
-      `pgsieve.assets.steps.checks.difference`.
+    - `sample`: some of these rows. Each has the columns c0, c1 and so on, and `count`: how many more of this row the
+      publisher has than the replica.
     """
 
     publisher_rows: int

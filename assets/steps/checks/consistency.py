@@ -85,7 +85,7 @@ class TableConsistency:
         return self.problem is None and self.differing == 0
 
 
-#: A table that is altered during its comparison is compared again, at most this many times in all.
+#: A table that is altered during its comparison is compared at most this many times.
 MAX_ATTEMPTS = 3
 ALTERED_PROBLEM = "its columns changed on the publisher; run again to copy it"
 HIDDEN_PROBLEM = (
@@ -348,7 +348,7 @@ def _compare_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log)
 
 
 def _make_result(replicated_table: ReplicatedTable, lsn: int, difference: Difference) -> TableConsistency:
-    """Make the result for a table. The values of the sample's rows are in columns c0, c1 and so on."""
+    """Make the result for a table. The values of the rows in `difference.sample` are in the columns c0, c1 and so on."""
     key_indexes = [
         index for index, column in enumerate(replicated_table.columns) if column in replicated_table.key
     ]

@@ -78,7 +78,7 @@ def _find_last_value(value: SequenceValue | None) -> tuple[int, bool] | None:
 
 
 def compare_sequences(subscription: Subscription, record: Sequences) -> list[SequenceComparison]:
-    """Compare the recorded sequences with those of the publisher. Empty if no sequence is published, or was."""
+    """Compare the recorded sequences with those of the publisher. Empty if none is recorded or published."""
     # The record is read before the publisher's values. Otherwise a value that was recorded in between could be newer than
     # the publisher's value.
     recorded_by_name = record.read_newest()

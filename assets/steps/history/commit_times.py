@@ -1,4 +1,4 @@
-"""Finds the commit time at which a table's history begins anew, if the table is not copied then.
+"""Finds the commit time for a history that begins anew although its table is not copied.
 
 In: the histories that a table has in the lake: its changes, and the versions of its rows (`history: scd2`). Out: the time
 of the table's last commit before an LSN.

@@ -1,6 +1,6 @@
 """Begins the change history of a table with the rows of its copy.
 
-The change history is a Delta table that has all changes of one of the publisher's tables, and a row for each change.
+The change history is a Delta table with all changes of one of the publisher's tables, one row per change.
 
 In: a replica that has just been copied, so it has exactly the transactions that committed before the copy's LSN
 Out: one commit to the change history. It has the replica's rows as INSERTs, and the copy's LSN as its position (the LSN up

@@ -5,7 +5,7 @@ of a table is a Delta table with all changes of the table.
 
 In: the newest cut, and the replicas. Out: the repaired tables. The state of each of them records that its change
 history is incomplete, because a repair adds no changes to it. The versions of its rows (`history: scd2`) need no such
-record, because they begin anew (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
+record, because they begin anew from the repaired replica (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
 """
 
 from collections.abc import Iterable, Mapping
