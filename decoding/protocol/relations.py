@@ -8,8 +8,8 @@ Until a streamed transaction commits, the messages in it are valid only for this
 aborts, they are dropped.
 
 The name of a type that is not built in comes from its Type message. The name is quoted if needed, and includes the
-schema unless the schema is pg_catalog. format_type() prints the same name with an empty search_path, which
-pg_recvlogical has. Type messages contain less than the catalog, so two kinds of names are not exact:
+schema unless the schema is pg_catalog. The server's format_type() returns the same name if the search_path is empty. Type
+messages contain less than the catalog, so two kinds of names are not exact:
 
 - The message for a domain has the name of the base type, such as `int4` instead of integer.
 - The message for an array has the name of the array type, such as `_mood` instead of mood[]. So a type with a

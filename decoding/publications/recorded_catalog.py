@@ -18,7 +18,7 @@ from pgsieve.decoding.row_filters.letter_case import CaseMapping, CharacterRepla
 from pgsieve.decoding.values.builtin_types import DerivedType
 
 #: The fields of `Catalog` that are not copied into the JSON as they are. The functions below convert the first three.
-#: `locked` is left out, because a recorded catalog never has locked tables.
+#: `locked` is left out: a catalog is recorded only once no lock of another session hides a part of it.
 _FIELDS_NOT_COPIED = {"tables", "publications", "types", "locked"}
 
 

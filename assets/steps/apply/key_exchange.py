@@ -1,8 +1,11 @@
-"""Runs the rounds of tasks that apply very many changes divided by their keys.
+"""Runs the tasks that apply very many changes to a table, divided by the table's keys.
 
-In: the task that reads the keys (`key_reader`), those that find out which rows of a part of the keys are removed and written
-(`part_deciders`), and those that write files. Out: what the last tasks return: counts, and the new and the changed files.
-Raises LakeError.
+The tasks have stages. Those of each stage send messages to those of the next one:
+
+    KeyReader reads keys ──► PartDecider decides the changes of one part of the keys ──► PartWriter writes files
+
+To decide changes is to find out which rows are removed and written. In: these tasks. Out: what the last ones return: counts,
+and the new and the changed files. Raises LakeError.
 """
 
 import json
@@ -26,25 +29,26 @@ from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.parts import Receivers
 
-#: If the files have more rows per change than this, a filter for the changed keys is made first, for which the changes are
-#: read once more. Only rows that pass it are divided by keys.
+#: If the files have more rows per change than this, only rows that pass a filter are sent to deciders. To make the filter,
+#: tasks read the changes once more.
 _MAX_ROWS_PER_CHANGE = 4
 
-#: A move is an UPDATE of the key; it is lost if it finds no row. If the parts still find lost moves after so many rounds, the
-#: driver decides the changes.
-_MAX_ROUNDS = 8
-#: Resolvers are tasks that find the values that moves did not send (`moved_rows`). This is the number of their rounds: first
-#: a few, then more if necessary. In n rounds they find a value that 2**n - 1 successive moves of a row did not send. If a row
+#: A move is an UPDATE that changes the key. It is lost if it finds no row. Each attempt may find more lost moves. After this
+#: number of attempts the driver decides the changes.
+_MAX_ATTEMPTS = 8
+#: An UPDATE does not send a TOASTed value that it leaves unchanged. If it is a move, the value is with the row's former key.
+#: `SourceResolver` finds it, in stages between the deciders and the writers. n stages find a value that 2**n - 1 moves, one
+#: after the other, did not send. This is the number of these stages: first a few, and if they do not suffice, more. If a row
 #: moves even more often, the driver decides the changes.
-_RESOLVER_ROUNDS = (2, 12)
+_RESOLVER_STAGES = (2, 12)
 
 
 @dataclass(frozen=True)
 class TaskResults:
-    """What the tasks that write have returned.
+    """What the tasks of the last stage have returned.
 
     - `counts`: the sums of the counts of all tasks
-    - `lost_places`: the lost moves that the tasks did not know before, by the numbers that order the changes (places)
+    - `lost_places`: the places of moves that no earlier attempt has found to be lost. A place is a number that orders changes.
     - `new_files`: a row (`FILE_SCHEMA`) for each new file
     - `changed_files`: the indices of the files that lose rows, each with its new deletion vector, or None if the file is
       rewritten
@@ -73,35 +77,34 @@ def exchange_keys(
     row_count: int,
     make_tasks: Callable[[KeyReader], tuple[PartDecider, PartWriter | None]],
 ) -> TaskResults | None:
-    """Let tasks read the keys, decide the changes of each part, and write files; None if this takes too many rounds.
+    """Let tasks read the keys, decide the changes of each part, and write files; None if this takes too many attempts.
 
-    `row_count` is the number of rows in the files that the reader reads. `make_tasks` makes the tasks that decide the
-    changes, and those that write; without the latter, nothing is written.
+    `row_count` is the number of rows in the files that the reader reads. `make_tasks` makes the tasks of the other stages.
+    If it makes no writer, the changes are decided, and nothing is written.
 
-    The two keys of a move, an UPDATE that changes the key, may be in different parts. So in the first round the parts
-    assume that each move finds its row. If some do not (lost moves), the next round leaves out the rows that they would
-    have brought to their new keys. Then it may turn out that later moves find no row either. The last round is the first
-    one that finds no more of them:
+    The two keys of a move may be in different parts, which are decided at the same time. So the first attempt assumes that
+    each move finds its row. If a move is lost, the next attempt knows that it brings no row to its new key. Then a later move
+    of this row may turn out to be lost, too. The last attempt is the one that finds no more of them:
 
-        the replica has no row 1       round 1              round 2              round 3
+        the replica has no row 1       attempt 1            attempt 2            attempt 3
         UPDATE moves row 1 to 2        lost                 known                known
         UPDATE moves row 2 to 3        finds row 2          lost                 known
         DELETE of row 3                finds row 3          finds row 3          finds none
     """
-    lost_places, (resolver_rounds, most_resolver_rounds) = np.empty(0, np.int64), _RESOLVER_ROUNDS
+    lost_places, (resolver_stages, most_resolver_stages) = np.empty(0, np.int64), _RESOLVER_STAGES
     reader = _add_key_filter(runner, reader, row_count)
-    for _ in range(_MAX_ROUNDS):
+    for _ in range(_MAX_ATTEMPTS):
         reader = replace(reader, batch_parts=replace(reader.batch_parts, lost_places=lost_places))
-        receivers = _make_receivers(reader, *make_tasks(reader), resolver_rounds)
-        results = TaskResults.from_rows(runner.exchange(reader, reader.task_count, receivers, RESULT_SCHEMA))
+        stages = _list_stages(reader, *make_tasks(reader), resolver_stages)
+        results = TaskResults.from_rows(runner.exchange(reader, reader.task_count, stages, RESULT_SCHEMA))
         if len(results.lost_places):
             lost_places = np.union1d(lost_places, results.lost_places)
         elif results.counts["refused"] or not results.counts["unresolved"]:
             return results
-        elif resolver_rounds == most_resolver_rounds:
+        elif resolver_stages == most_resolver_stages:
             break
         else:
-            resolver_rounds = most_resolver_rounds
+            resolver_stages = most_resolver_stages
     return None
 
 
@@ -130,22 +133,22 @@ def _add_key_filter(runner: Runner, reader: KeyReader, row_count: int) -> KeyRea
     return replace(reader, key_filter=KeyFilter(slots, bits.reshape(-1)))
 
 
-def _make_receivers(
-    reader: KeyReader, decider: PartDecider, writer: PartWriter | None, resolver_rounds: int
+def _list_stages(
+    reader: KeyReader, decider: PartDecider, writer: PartWriter | None, resolver_stages: int
 ) -> Sequence[Receivers]:
-    """Make the receivers of all rounds. Values that moves did not send take `resolver_rounds` rounds."""
-    batch_parts, count = reader.batch_parts, reader.division.key_part_count
+    """List the stages after the reader. A receiver is a task that gets messages; a stage has a number of them."""
+    batch_parts, part_count = reader.batch_parts, reader.division.key_part_count
     if writer is None:
-        return [Receivers(count, decider)]
+        return [Receivers(part_count, decider)]
     writers = Receivers(batch_parts.writer_count, writer)
     if not batch_parts.has_unsent_moves:
-        return [Receivers(count, decider), writers]
+        return [Receivers(part_count, decider), writers]
     resolvers = (
-        SourceResolver(batch_parts, count, is_last=number == resolver_rounds)
-        for number in range(1, resolver_rounds + 1)
+        SourceResolver(batch_parts, part_count, is_last=number == resolver_stages)
+        for number in range(1, resolver_stages + 1)
     )
     return [
-        Receivers(count, DeciderWithLinks(decider, count)),
-        *(Receivers(count, resolver) for resolver in resolvers),
+        Receivers(part_count, DeciderWithLinks(decider, part_count)),
+        *(Receivers(part_count, resolver) for resolver in resolvers),
         writers,
     ]

@@ -9,15 +9,15 @@ orders the changes of a batch, the changes that one commit applies. The place of
 
 Deciders send a table of sources: for each row, where its values are. They may be in changes, or in a row of the replica.
 They may also be in the row that a move took from its old key. Then the column `link` has the place of this move. A resolver
-replaces a link by the sources of that row, which may have a link, too. The same round also replaces the links of the rows
-that moves took away. So each round doubles the number of moves that a link skips, and n rounds resolve 2**n - 1 moves:
+replaces a link by the sources of that row, which may have a link, too. The same stage also replaces the links of the rows
+that moves took away. So each stage doubles the number of moves that a link skips, and n stages resolve 2**n - 1 moves:
 
     links of the row and of four moves    row ──► 4 ──► 3 ──► 2 ──► 1
-    after one round                       row ──► 3 ──► 1,  4 ──► 2,  and 2 has the sources of 1
-    after two rounds                      row ──► 1,  and 3 and 4 have the sources of 1
-    after three rounds                    the row has the sources of 1
+    after one stage                       row ──► 3 ──► 1,  4 ──► 2,  and 2 has the sources of 1
+    after two stages                      row ──► 1,  and 3 and 4 have the sources of 1
+    after three stages                    the row has the sources of 1
 
-In: messages of deciders to writers. Out: the same messages, without links. If there were too few rounds, a report for the
+In: messages of deciders to writers. Out: the same messages, without links. If there were too few stages, a report for the
 driver says so.
 
     decider of key 2    INSERT by the move at place 7: sends body's source as a link ──┐
@@ -123,7 +123,7 @@ class DeciderWithLinks:
 class SourceResolver:
     """Gives each row with a link the sources of the row that the link points to.
 
-    `is_last` is True in the last round. Then the messages go to the receivers that write.
+    `is_last` is True in the last stage. Then the messages go to the receivers that write.
     """
 
     batch_parts: BatchParts
@@ -179,7 +179,7 @@ class SourceResolver:
         return _replace_column(sources, "link", next_links, is_found)
 
     def _send(self, exchange: _Exchange, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Send rows without a link to the receivers that write, and the others to the next round."""
+        """Send rows without a link to the receivers that write, and the others to the next stage."""
         is_linked = _mask_linked(sources)
         resolved_sources, linked_sources = sources.filter(pc.invert(is_linked)), sources.filter(is_linked)
         writers = np.asarray(resolved_sources["writer"])

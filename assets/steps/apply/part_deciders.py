@@ -1,9 +1,9 @@
 """The tasks that decide very many changes, divided into parts by their keys.
 
 To decide the changes of a key is to find out which of its rows are removed and which are written. The work has three
-rounds: `KeyReader` (`key_reader`), `KeyDecider`, and `PartWriter` (`part_writer`). The tasks of a round yield messages.
-Each task of the next round is a receiver, and gets the messages with its number (`pgsieve.resources.parts`). `moved_rows`
-may add rounds before the last one. A batch is the changes that one commit applies. A move is an UPDATE of a key. A place,
+stages: `KeyReader` (`key_reader`), `KeyDecider`, and `PartWriter` (`part_writer`). The tasks of a stage yield messages.
+Each task of the next stage is a receiver, and gets the messages with its number (`pgsieve.resources.parts`). `moved_rows`
+may add stages before the last one. A batch is the changes that one commit applies. A move is an UPDATE of a key. A place,
 in this module, is a number that orders the changes of a batch. It also stands for the new row of that change.
 
 In a table without a key, the digest of the whole row is the key, and a `MultisetDecider` decides each part: several rows

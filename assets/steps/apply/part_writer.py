@@ -1,6 +1,6 @@
 """The tasks that write a table's files if very many changes are applied, divided by their keys.
 
-They are the last round of `part_deciders`. Each is a receiver: it gets the messages with its number. Tasks of the round
+They are the last stage of `part_deciders`. Each is a receiver: it gets the messages with its number. Tasks of the stage
 before, the deciders, have sent the messages, which say which rows to write and which to remove. Ended rows are deleted
 rows that the replica keeps. The place of a change is a number that orders the changes of a batch, the changes that one
 commit applies.

@@ -1,7 +1,7 @@
 """The tasks that apply very many changes to the versions of rows (`history: scd2`), divided by their keys.
 
-They have the three rounds of `part_deciders`: `VersionReader`, `VersionDecider`, `VersionPartWriter`. Each task of a round
-is a receiver: it gets the messages with its number from the round before. A version of a row is valid from one of the
+They have the three stages of `part_deciders`: `VersionReader`, `VersionDecider`, `VersionPartWriter`. Each task of a stage
+is a receiver: it gets the messages with its number from the stage before. A version of a row is valid from one of the
 publisher's commits to another. A present version has not ended yet. The place of a change is a
 number that orders the changes of a batch, the changes that one commit applies.
 

@@ -101,7 +101,7 @@ class Skip:
 def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:
     """True if a run died in the middle of the slice after `transformed_lsn`, after it had written the changes of some tables.
 
-    Then the slice can no longer be divided into windows, because these tables have the changes of a whole window.
+    Then the slice can no longer be divided at the transaction to skip: these tables may have its changes already.
     """
     lake = states.lake
     histories = (

@@ -175,7 +175,7 @@ def test_moves_that_depend_on_a_missing_row_leave_the_rows_of_changes_applied_on
     parts, few = (Changes(tmp_path / way, rows, changes) for way in ("parts", "few"))
     monkeypatch.setattr(key_reader, "_PART_CHANGES", 2)
     with monkeypatch.context() as alone:
-        if lost_count < key_exchange._MAX_ROUNDS:
+        if lost_count < key_exchange._MAX_ATTEMPTS:
             alone.setattr(by_files, "make_keyed_changes", None)
         done = parts.by_key_parts(definition("k"))
     assert count_rows(done) == count_rows(few.one_by_one(definition("k")))
@@ -189,7 +189,7 @@ def test_a_value_is_found_that_none_of_several_moves_has_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move_count: int, *, sent: bool
 ) -> None:
     """n rounds of the resolvers follow 2**n - 1 moves. After even more moves the driver decides."""
-    monkeypatch.setattr(key_exchange, "_RESOLVER_ROUNDS", (2, 4))
+    monkeypatch.setattr(key_exchange, "_RESOLVER_STAGES", (2, 4))
     rows = [row(key, f"before {key}") for key in range(50, 70)]
     begun = [insert(row(1, "sent"))] if sent else []
     first = 1 if sent else 50
