@@ -1,4 +1,4 @@
-"""The asset checks: consistency, row filters, freshness and sync state of the replicas, and the health of slots.
+"""The asset checks: row filters, freshness and sync state of the replicas, and the health of slots.
 
 A replica is the copy of one of the publisher's tables. A cut names a version of each replica of a subscription;
 together these versions equal the publisher at one LSN.
@@ -20,7 +20,6 @@ from pgsieve.assets.metadata import LAG_BYTES, LAG_SECONDS
 from pgsieve.assets.outcome import run_as_step
 from pgsieve.assets.published import Tables
 from pgsieve.assets.steps.checks.conformity import TableConformity, check_conformity, is_checkable
-from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
 from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
@@ -29,7 +28,6 @@ from pgsieve.assets.translator import AssetKind, DagsterNames, replica_asset, sl
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import escape_controls
-from pgsieve.decoding.wording import quantity
 from pgsieve.resources.lake.delta.layout import TableName
 from pgsieve.resources.postgres.slot import SlotState, read_slot_state
 
@@ -46,20 +44,19 @@ _REPORTED_PROBLEMS = "runs have failed for"
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
 
 
-def _make_specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.AssetCheckSpec]:
+def make_specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.AssetCheckSpec]:
+    """Make the spec of a check for each of the assets."""
     return [dg.AssetCheckSpec(name, asset=key, description=description) for key in keys]
 
 
-def _map_keys_to_tables(
-    subscription: Subscription, tables: Tables, dagster_names: DagsterNames
-) -> TableByKey:
+def map_keys_to_tables(subscription: Subscription, tables: Tables, dagster_names: DagsterNames) -> TableByKey:
     """Maps the asset key of each replica to the name of its table."""
     return {
         dagster_names.asset_key(replica_asset(subscription, table)): name for name, table in tables.items()
     }
 
 
-def _divide_into_ops(
+def divide_into_ops(
     name: str, table_by_key: TableByKey, make_op: Callable[[str, TableByKey], dg.AssetChecksDefinition]
 ) -> list[dg.AssetChecksDefinition]:
     """Make the checks of some tables.
@@ -73,83 +70,9 @@ def _divide_into_ops(
     ]
 
 
-def _list_selected_keys(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
+def list_selected_keys(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
     """The asset keys of the checks that the run evaluates."""
     return sorted(check.asset_key for check in context.selected_asset_check_keys)
-
-
-def consistency_checks(
-    subscription: Subscription, tables: Tables, dagster_names: DagsterNames
-) -> list[dg.AssetChecksDefinition]:
-    """Make the check `subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
-    table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
-
-    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _make_specs(
-            "subscriber_consistency",
-            tables_of_op,
-            "The replica holds just the rows that the publisher selects with the row filter at the same LSN.",
-        )
-
-        @dg.multi_asset_check(
-            specs=specs,
-            name=name,
-            can_subset=True,
-            required_resource_keys=dagster_names.resource_keys,
-            pool=f"slot_{subscription.slot_stream.slot}",
-        )
-        def consistency(
-            context: dg.AssetCheckExecutionContext,
-        ) -> Iterator[dg.AssetCheckResult]:
-            names = [tables_of_op[key] for key in _list_selected_keys(context)]
-            key_by_name = {name: key for key, name in tables_of_op.items()}
-            with run_as_step(context):
-                lake = open_lake(context, dagster_names)
-                compared_tables = check_consistency(
-                    subscription, lake, context.log.info, names, context.log.warning
-                )
-                for result in compared_tables:
-                    yield _make_consistency_result(key_by_name[result.schema, result.table], result)
-
-        return consistency
-
-    return _divide_into_ops(
-        dagster_names.prefixed_name(f"{subscription.name}_consistency"), table_by_key, make_op
-    )
-
-
-def _make_consistency_result(key: dg.AssetKey, result: TableConsistency) -> dg.AssetCheckResult:
-    """The result of the check `subscriber_consistency` for a table."""
-    return dg.AssetCheckResult(
-        check_name="subscriber_consistency",
-        asset_key=key,
-        passed=result.equal,
-        severity=dg.AssetCheckSeverity.ERROR,
-        description=result.problem or _describe_difference(result),
-        metadata={
-            "LSN": format_lsn(result.lsn),
-            "rows at the publisher": result.publisher_rows,
-            "rows in the replica": result.replica_rows,
-            "differing rows": result.differing,
-            "rows only at the publisher": result.counts.only_publisher,
-            "rows only in the replica": result.counts.only_replica,
-            "rows with other values": result.counts.different,
-            "keys": list(map(escape_controls, result.keys)),
-        },
-    )
-
-
-def _describe_difference(result: TableConsistency) -> str | None:
-    """Describe in a sentence how many rows differ, with the keys of some, and the command that repairs them.
-
-    None if no row differs.
-    """
-    if result.equal:
-        return None
-    keys = escape_controls(", ".join(result.keys))
-    ellipsis = ", …" if len(result.keys) < result.differing else ""
-    rows = f"{quantity(result.differing, 'row')} {'differs' if result.differing == 1 else 'differ'}"
-    return f"{rows}: {keys}{ellipsis}. `pgsieve check --repair` writes what the publisher has."
 
 
 def conformity_checks(
@@ -164,10 +87,10 @@ def conformity_checks(
         for name, table in tables.items()
         if table.replicated and is_checkable(subscription, table.replicated)
     }
-    table_by_key = _map_keys_to_tables(subscription, checkable_tables, dagster_names)
+    table_by_key = map_keys_to_tables(subscription, checkable_tables, dagster_names)
 
     def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _make_specs(
+        specs = make_specs(
             "row_filter_conformity", tables_of_op, "No row of the replica fails the row filter."
         )
 
@@ -179,14 +102,14 @@ def conformity_checks(
         ) -> Iterator[dg.AssetCheckResult]:
             with run_as_step(context):
                 lake = open_lake(context, dagster_names)
-                for key in _list_selected_keys(context):
+                for key in list_selected_keys(context):
                     yield _make_conformity_result(
                         key, check_conformity(subscription, lake, tables_of_op[key])
                     )
 
         return conformity
 
-    return _divide_into_ops(
+    return divide_into_ops(
         dagster_names.prefixed_name(f"{subscription.name}_conformity"), table_by_key, make_op
     )
 
@@ -226,10 +149,10 @@ def freshness_checks(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `freshness`: it fails if a commit has been waiting too long to be applied. It reads no rows."""
-    table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
+    table_by_key = map_keys_to_tables(subscription, tables, dagster_names)
 
     def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _make_specs(FRESHNESS, tables_of_op, freshness_description(subscription))
+        specs = make_specs(FRESHNESS, tables_of_op, freshness_description(subscription))
 
         @dg.multi_asset_check(
             specs=specs,
@@ -245,14 +168,14 @@ def freshness_checks(
                 lake = open_lake(context, dagster_names)
                 freshness_of_replicas = check_freshness(subscription, lake)
                 states = TableStates(lake, subscription.name).read_newest()
-            for key in _list_selected_keys(context):
+            for key in list_selected_keys(context):
                 yield table_freshness_result(
                     key, subscription, freshness_of_replicas, states.get(tables_of_op[key])
                 )
 
         return freshness
 
-    return _divide_into_ops(
+    return divide_into_ops(
         dagster_names.prefixed_name(f"{subscription.name}_freshness"), table_by_key, make_op
     )
 
@@ -261,10 +184,10 @@ def sync_state_checks(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `sync_state`: the table is ready, and the subscription is enabled. The check reads no rows."""
-    table_by_key = _map_keys_to_tables(subscription, tables, dagster_names)
+    table_by_key = map_keys_to_tables(subscription, tables, dagster_names)
 
     def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
-        specs = _make_specs(
+        specs = make_specs(
             "sync_state",
             tables_of_op,
             "Changes are applied to the replica: it was copied, and no error has set it aside.",
@@ -280,12 +203,12 @@ def sync_state_checks(
                 lake = open_lake(context, dagster_names)
                 states = TableStates(lake, subscription.name).read_newest()
                 subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
-            for key in _list_selected_keys(context):
+            for key in list_selected_keys(context):
                 yield sync_state_result(key, states.get(tables_of_op[key]), subscription_state)
 
         return sync_state
 
-    return _divide_into_ops(
+    return divide_into_ops(
         dagster_names.prefixed_name(f"{subscription.name}_sync_state"), table_by_key, make_op
     )
 

@@ -110,7 +110,7 @@ def replica_tables_asset(
     - `wait_for_prefetched_work`: a function that waits for changes that a thread applies before the step begins. It
       returns the cut from before these changes, the result, and the cost of the work; the step only reports them.
     """
-    assets = _ReplicaAssets(subscription, tables, dagster_names, unchanged_tables, freshness_policy)
+    assets = ReplicaAssets(subscription, tables, dagster_names, unchanged_tables, freshness_policy)
 
     @dg.multi_asset(
         outs=assets.outs(),
@@ -143,7 +143,7 @@ def replica_tables_asset(
     return replica_tables
 
 
-class _ReplicaAssets:
+class ReplicaAssets:
     """The assets of a subscription's replicas and of its cut: their keys, specs, outputs and inputs."""
 
     def __init__(
@@ -151,8 +151,8 @@ class _ReplicaAssets:
         subscription: Subscription,
         tables: Tables,
         dagster_names: DagsterNames,
-        unchanged: Tables,
-        freshness_policy: dg.FreshnessPolicy | None,
+        unchanged: Tables = MappingProxyType({}),
+        freshness_policy: dg.FreshnessPolicy | None = None,
     ) -> None:
         self.subscription, self.tables, self.dagster_names = subscription, tables, dagster_names
         #: Maps the asset key of each table to its name.
@@ -218,7 +218,7 @@ class _ReplicaAssets:
 class _Request:
     """The assets that a run has planned: some tables, the cut, or both."""
 
-    def __init__(self, assets: _ReplicaAssets, context: dg.AssetExecutionContext) -> None:
+    def __init__(self, assets: ReplicaAssets, context: dg.AssetExecutionContext) -> None:
         self.assets, self.context = assets, context
         selected_keys = context.selected_asset_keys
         self.has_assets = bool(selected_keys)
@@ -322,30 +322,12 @@ class _RunReport:
 
     def _replica_events(self) -> Iterator[Event]:
         """Yields the materializations of the replicas, including those that the run did not plan."""
-        lake, assets, tables = self._lake, self._assets, self._request.key_by_table
-        comments = _read_comments(self._subscription, list(self._states_to_report))
-        paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._states_to_report}
-        with lake.consistent_read(*paths.values()):
-            versions = {
-                name: replica_version(state.lsn, lake.records.version(paths[name]))
-                for name, state in self._states_to_report.items()
-            }
-            metadata = {
-                name: {
-                    **_make_replica_metadata(lake, paths[name], assets.tables[name], self._result, state),
-                    **column_metadata(
-                        state.definition.columns if state.definition else (),
-                        assets.find_source_key(name),
-                        comments.get(name, NO_COMMENTS),
-                        self._find_publisher_names(name, state),
-                    ),
-                }
-                for name, state in self._states_to_report.items()
-            }
-        for name, version in versions.items():
+        assets, tables = self._assets, self._request.key_by_table
+        descriptions = describe_replicas(assets, self._lake, self._states_to_report, self._result)
+        for name, (version, metadata) in descriptions.items():
             key = tables[name]
             event = dg.MaterializeResult[None](
-                asset_key=key, data_version=version, metadata={**metadata[name], **self._run_metadata}
+                asset_key=key, data_version=version, metadata={**metadata, **self._run_metadata}
             )
             is_planned = key in self._context.selected_asset_keys
             yield (
@@ -355,13 +337,6 @@ class _RunReport:
                     self._context, event, assets.upstream_by_output[assets.output_by_key[key]]
                 )
             )
-
-    def _find_publisher_names(self, name: TableName, state: TableState) -> Mapping[str, str]:
-        """Map each column of a replica to its name at the publisher."""
-        replicated_table = self._assets.tables[name].replicated
-        column_names = self._subscription.published_names(replicated_table.table) if replicated_table else {}
-        columns = state.definition.table_columns if state.definition else ()
-        return {column: column_names.get(column, column) for column, _ in columns}
 
     def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
         """Yields the checks of the tables that the run reports, and of tables that are not ready.
@@ -415,6 +390,41 @@ class _RunReport:
                 )
             else:
                 yield freshness_result(self._assets.cut_key, self._subscription, self._freshness)
+
+
+def describe_replicas(
+    assets: ReplicaAssets, lake: Lake, states: Mapping[TableName, TableState], result: ApplyResult
+) -> dict[TableName, tuple[dg.DataVersion, dict[str, Any]]]:
+    """Map each table to the data version of its replica, and to the metadata entries of a materialization.
+
+    `states` has the states of the tables, and `result` what was applied to them.
+    """
+    comments = _read_comments(assets.subscription, list(states))
+    paths = {name: lake.paths.replica(assets.subscription.name, *name) for name in states}
+    with lake.consistent_read(*paths.values()):
+        return {
+            name: (
+                replica_version(state.lsn, lake.records.version(paths[name])),
+                {
+                    **_make_replica_metadata(lake, paths[name], assets.tables[name], result, state),
+                    **column_metadata(
+                        state.definition.columns if state.definition else (),
+                        assets.find_source_key(name),
+                        comments.get(name, NO_COMMENTS),
+                        _find_publisher_names(assets, name, state),
+                    ),
+                },
+            )
+            for name, state in states.items()
+        }
+
+
+def _find_publisher_names(assets: ReplicaAssets, name: TableName, state: TableState) -> Mapping[str, str]:
+    """Map each column of a replica to its name at the publisher."""
+    replicated_table = assets.tables[name].replicated
+    column_names = assets.subscription.published_names(replicated_table.table) if replicated_table else {}
+    columns = state.definition.table_columns if state.definition else ()
+    return {column: column_names.get(column, column) for column, _ in columns}
 
 
 def _read_comments(subscription: Subscription, names: Sequence[TableName]) -> Mapping[TableName, Comments]:

@@ -12,6 +12,7 @@ Out: events in Dagster's records
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
@@ -164,18 +165,21 @@ def report_cut(
         return
     measured_freshness = measure_freshness(subscription, lake) if known_freshness is None else known_freshness
     if not find_cut_obstacles(problems):
-        dagster.report_runless_asset_event(
-            dg.AssetMaterialization(
-                key,
-                metadata={
-                    **cut_metadata(cut, ApplyResult()),
-                    **work_metadata(Work()),
-                    **lag_metadata(measured_freshness),
-                },
-                tags={DATA_VERSION_TAG: version.value, **_renew_input_tags(dagster, key)},
-            )
-        )
+        metadata = {
+            **cut_metadata(cut, ApplyResult()),
+            **work_metadata(Work()),
+            **lag_metadata(measured_freshness),
+        }
+        report_materialization(dagster, key, version, metadata)
     report_checks(dagster, [state_result, freshness_result(key, subscription, measured_freshness)])
+
+
+def report_materialization(
+    dagster: dg.DagsterInstance, key: dg.AssetKey, version: dg.DataVersion, metadata: Mapping[str, Any]
+) -> None:
+    """Report the materialization of an asset that no run has made."""
+    tags = {DATA_VERSION_TAG: version.value, **_renew_input_tags(dagster, key)}
+    dagster.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata, tags=tags))
 
 
 def report_if_disabled(

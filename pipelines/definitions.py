@@ -21,10 +21,10 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from pgsieve.assets.checks import (
     conformity_checks,
-    consistency_checks,
     freshness_checks,
     sync_state_checks,
 )
+from pgsieve.assets.consistency import consistency_checks
 from pgsieve.assets.encoded_names import encode_partition_key
 from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
 from pgsieve.assets.lake import PgsieveLake, lake_resources

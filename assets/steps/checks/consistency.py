@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.checks.comparison import CHECKSUM_SESSIONS, Difference, TableSides, has_same_hashes
 from pgsieve.assets.steps.checks.difference import SideCounts
 from pgsieve.assets.steps.initial_sync.one_table import make_select_list
@@ -95,6 +95,12 @@ HIDDEN_PROBLEM = (
 REWRITTEN_PROBLEM = "it was rewritten, by TRUNCATE or ALTER TABLE, while its rows were read; check it again"
 
 TableNames = Collection[Name] | None
+#: A function that gets the result of an `apply`. The replicas that it has changed can then be reported to Dagster.
+OnApplied = Callable[[ApplyResult], None]
+
+
+def ignore_applied(_: ApplyResult) -> None:
+    """Do nothing about the result of an `apply`."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,7 @@ class SubscriptionAtLsn:
     - `state_by_table`: the states of these tables
     - `seed`: the seed of the hashes of rows; None if pgsieve cannot compute the server's hashes
     - `oids_with_hidden_rows`: the oids of tables with rows that row-level security hides from the role
+    - `applied`: what was applied to reach the LSN
     """
 
     subscription: Subscription
@@ -117,6 +124,7 @@ class SubscriptionAtLsn:
     snapshot: Snapshot
     seed: int | None
     oids_with_hidden_rows: Collection[int]
+    applied: ApplyResult
 
     def find_problem(self, name: Name) -> str | None:
         """Find the reason why a table cannot be compared; None if it can."""
@@ -232,7 +240,7 @@ def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterato
             stack.enter_context(slot_stream.source.hold_lock(subscription.name))
             drain_slot(slot_stream, lake, [subscription], log, target_lsn=snapshot.lsn)
             transform(subscription, lake, log)
-            apply(subscription, lake, log)
+            applied = apply(subscription, lake, log)
         conninfo = stack.enter_context(slot_stream.source.make_executor_conninfo().keep_adbc_sessions())
         yield SubscriptionAtLsn(
             subscription,
@@ -247,13 +255,21 @@ def hold_at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterato
             find_tables_with_hidden_rows(
                 connection, [replicated_table.table.oid for replicated_table in table_by_name.values()]
             ),
+            applied,
         )
 
 
 def check_consistency(
-    subscription: Subscription, lake: Lake, log: Log, names_to_check: TableNames = None, warn: Log = no_log
+    subscription: Subscription,
+    lake: Lake,
+    log: Log,
+    names_to_check: TableNames = None,
+    warn: Log = no_log,
+    receive_applied: OnApplied = ignore_applied,
 ) -> list[TableConsistency]:
     """Compare replicas with the publisher at one LSN: those of `names_to_check`, or all if it is None.
+
+    `receive_applied` gets what was applied to reach the LSN.
 
     If a table is altered or rewritten during its comparison, it is compared again, at a later LSN. `warn` receives a
     warning if the changes of some partitions are not sent. It also receives one for each table that differs and whose
@@ -264,6 +280,7 @@ def check_consistency(
 
     def compare(names: TableNames) -> list[Name]:
         with hold_at_one_lsn(subscription, lake, log) as subscription_at_lsn:
+            receive_applied(subscription_at_lsn.applied)
             compared_names = [
                 name for name in subscription_at_lsn.table_by_name if names is None or name in names
             ]

@@ -24,9 +24,11 @@ from pgsieve.assets.steps.checks.comparison import TableSides
 from pgsieve.assets.steps.checks.consistency import (
     ALTERED_PROBLEM,
     REWRITTEN_PROBLEM,
+    OnApplied,
     SubscriptionAtLsn,
     TableNames,
     hold_at_one_lsn,
+    ignore_applied,
     repeat_for_altered_tables,
 )
 from pgsieve.assets.steps.checks.difference import OCTETS, add_octets, count_differing_rows
@@ -62,16 +64,23 @@ class RepairResult:
     problem: str | None = None
 
 
-def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log: Log) -> list[RepairResult]:
+def repair(
+    subscription: Subscription,
+    lake: Lake,
+    names: Collection[Name],
+    log: Log,
+    receive_applied: OnApplied = ignore_applied,
+) -> list[RepairResult]:
     """Make these replicas equal to the publisher's tables at one LSN.
 
-    A result may have a problem, for example if there is no such table. If a table is altered or rewritten while it is
+    `receive_applied` gets what was applied to reach the LSN. A result may have a problem, for example if there is no such table. If a table is altered or rewritten while it is
     read, it is repaired at a later LSN.
     """
     final_result_by_table: dict[Name, RepairResult] = {}
 
     def repair_tables(names: TableNames) -> list[Name]:
         with hold_at_one_lsn(subscription, lake, log) as subscription_at_lsn:
+            receive_applied(subscription_at_lsn.applied)
             result_by_table = {name: _repair_table(subscription_at_lsn, name, log) for name in names or ()}
             version_by_table = {
                 name: result.version for name, result in result_by_table.items() if result.version is not None

@@ -23,6 +23,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.commands.skip import enable
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.commands.validate import validate
@@ -287,6 +288,72 @@ def test_another_cluster_is_an_error_that_names_both_and_resync_begins_from_scra
 
 
 # check
+
+
+def test_dagster_shows_what_a_check_has_applied_found_and_repaired(shop: Shop) -> None:
+    def materialised(name: str) -> dg.AssetMaterialization:
+        event = dagster.get_latest_materialization_event(dg.AssetKey(["one", *name.split(".")]))
+        assert event is not None
+        assert event.asset_materialization is not None
+        return event.asset_materialization
+
+    def checked(check: str) -> tuple[bool, bool]:
+        """Whether the check has passed, and whether it is about the newest materialization."""
+        key = dg.AssetKey(["one", "public", "notes"])
+        check_key = dg.AssetCheckKey(key, check)
+        record = dagster.event_log_storage.get_latest_asset_check_execution_by_key([check_key])[check_key]
+        assert record.evaluation is not None
+        target = record.evaluation.target_materialization_data
+        assert target is not None
+        newest = dagster.fetch_materializations(key, limit=1).records[0]
+        return record.evaluation.passed, target.storage_id == newest.storage_id
+
+    config = load_config(shop.path)
+    with open_instance(config) as dagster:
+        shop.run()
+        orders = materialised("public.orders")
+        shop.database.execute("insert into notes values (5, 5)")
+        assert shop.cli("check")[0] == 0
+        assert materialised("public.orders") == orders, "it has not changed"
+        entries = materialised("public.notes").metadata
+        assert (entries["inserted"].value, entries["dagster/row_count"].value) == (1, 5)
+        assert "dagster/column_schema" in entries
+        assert checked("subscriber_consistency") == checked("sync_state") == (True, True)
+        cut = materialised("cut").metadata["LSN"].value
+        assert cut == entries["LSN"].value
+        shop.run()
+        assert materialised("public.notes").metadata == entries, "nothing is left to report"
+
+        shop.table("one", "notes").delete("id = 1")
+        assert shop.cli("check")[0] == 1
+        assert checked("subscriber_consistency") == (False, True)
+
+        # The check in the web interface applies changes, too.
+        shop.database.execute("insert into notes values (6, 6)")
+        defs = build_ui_definitions(config)
+        (checks,) = [c for c in defs.asset_checks or [] if c.node_def.name == "one_consistency"]
+        dg.materialize(
+            [checks],
+            resources=defs.resources,
+            selection=dg.AssetSelection.all_asset_checks(),
+            instance=dagster,
+        )
+        assert materialised("public.notes").metadata["inserted"].value == 1
+        assert checked("subscriber_consistency") == (False, True)
+
+
+@pytest.mark.drawn
+@pytest.mark.spark
+def test_dagster_shows_the_rows_of_a_repair(shop: Shop) -> None:
+    with open_instance(load_config(shop.path)) as dagster:
+        shop.run()
+        shop.table("one", "notes").delete("id = 1")
+        assert shop.cli("check", "--repair")[0] == 1
+        event = dagster.get_latest_materialization_event(dg.AssetKey(["one", "public", "notes"]))
+        assert event is not None
+        assert event.asset_materialization is not None
+        entries = event.asset_materialization.metadata
+        assert (entries["inserted"].value, entries["dagster/row_count"].value) == (1, 4)
 
 
 def test_names_are_printed_as_sql_has_them(shop: Shop) -> None:
