@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     #: The tag's version; for later commits, the last tag's with the number of commits since then.
     __version__: str
 
-# By default Arrow's allocator returns freed memory to the system after 10 ms. The next batch would need it again, and
-# page faults would take up to a tenth of the processor time. The allocator reads this setting (in milliseconds) when
-# Arrow is loaded. Python workers of Spark keep the memory (`pgsieve.resources.lake.python_daemon`).
-os.environ.setdefault("MIMALLOC_PURGE_DELAY", "100")
+# By default Arrow's allocator returns freed memory to the system after 10 ms. The next step would need it again, and page
+# faults would take up to a quarter of the processor time. Within a second the next step has begun. The allocator reads
+# this setting (in milliseconds) when Arrow is loaded. Python workers of Spark keep the memory
+# (`pgsieve.resources.lake.python_daemon`).
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 
 __all__ = [
     "AssetKind",
