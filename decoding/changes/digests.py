@@ -70,8 +70,7 @@ class WantedDigests:
     """
 
     digests: pa.Table
-    # This is not a cached_property. The class is sent to executors, too. Before Python 3.12 a cached_property has a lock,
-    # and a lock cannot be sent.
+    # Not a cached_property: before Python 3.12 it has a lock, and a class with a lock cannot be sent to executors.
     _index: list[_DigestIndex] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -86,8 +85,7 @@ class WantedDigests:
             self._index.append(_DigestIndex.from_digests(self.digests))
         index, marks = self._index[0], compute_row_marks(rows)
         row_indexes = np.flatnonzero(index.filter.mask_passing(marks.astype(np.uint64)))
-        # The filter passes some other marks, too. So search for the marks. That takes less time than to compute the
-        # digests of all these rows.
+        # The filter passes some other marks, too. A search for the marks takes less time than digesting all these rows.
         positions = np.minimum(np.searchsorted(index.marks, marks[row_indexes]), len(index.marks) - 1)
         row_indexes = row_indexes[index.marks[positions] == marks[row_indexes]]
         if not len(row_indexes):

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pgsieve.decoding.changes.arrays import Numbers
 from pgsieve.decoding.changes.equality import is_text_or_binary, measure_lengths, to_comparable, unify_floats
 
-#: The factor of Horner's method, which combines the words of all columns modulo 2**64. It must be odd.
+#: The factor of Horner's method, which combines the words (numbers of 64 bits) of all columns. It must be odd.
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -71,7 +71,7 @@ def _encode_ends(values: pa.Array) -> list[npt.NDArray[np.uint64]]:
     values = values.cast(pa.large_binary())
     buffers = values.buffers()
     offsets = np.frombuffer(buffers[1], np.int64)[values.offset :][: len(values) + 1]
-    # With the padding there are eight bytes from the beginning of each value on, and eight before its end.
+    # Thanks to the padding, eight bytes can be read from each value's beginning on, and eight before its end.
     padding = np.zeros(8, np.uint8)
     octets = np.concatenate([padding, np.frombuffer(buffers[2] or b"", np.uint8), padding])
     words = np.lib.stride_tricks.sliding_window_view(octets, 8)

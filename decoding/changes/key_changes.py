@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers, find_first_indexes
 
-#: The operations of changes. An UPDATE that changes the key is a move. A caller may also give a move as a `LEAVE` of the
-#: old key and an `INSERT` of the new key, if the old key has a row (`tenures.find_moves_without_row`). The values that
-#: the move did not send are in the old row (`net_change.find_left_rows`).
+#: The operations of changes. An UPDATE that changes the key is a move. A caller may split a move into a `LEAVE` of the old
+#: key and an `INSERT` of the new key. `net_change.find_left_rows` then finds the values that the move did not send. A move
+#: that finds no row becomes only a `LEAVE` (`tenures.find_moves_without_row`).
 INSERT, UPDATE, DELETE, LEAVE = range(4)
 
 
@@ -44,8 +44,8 @@ class KeyChanges:
         """Return two masks of keys, which say for which keys the caller must look into the replica.
 
         The first mask has the keys that need a row before the changes: their first change is an UPDATE, a DELETE or a
-        LEAVE. For the keys of the second mask it matters whether the replica has a row. Either a move takes the row
-        away, or the key gets a row before any change ends one, and a row of the replica would conflict with it.
+        LEAVE. For the keys of the second mask it matters whether the replica has a row. Either a move takes this row
+        away. Or the key gets a row before any change ends one: then the two rows conflict.
         """
         first_begins = find_first_indexes(
             np.where((self.operations == INSERT) | self.is_move, self.new_keys, NONE), key_count

@@ -53,8 +53,8 @@ class NetChange:
     def has_row(self) -> Mask:
         """The mask of the keys that are upserted or updated.
 
-        These keys have a row after the changes, except an updated key whose `base_keys` has no row in the replica. Here
-        ended rows count as rows, if the replica retains them.
+        These keys have a row after the changes, or an ended row that the replica retains. There is one exception: an
+        updated key has no row if the replica has none with the key `base_keys`.
         """
         has_row: Mask = self.is_upserted | self.is_updated
         return has_row
@@ -98,7 +98,7 @@ def compute_net_change(
 
     `has_row_before` says for each key whether the replica has a row. If there is a conflict, the outcome has no
     meaning. With `retain_ended`, a key without a row after the changes keeps its last ended row. For that,
-    `has_row_before` must be right for all keys. Otherwise those of `KeyChanges.compute_lookup_masks` suffice.
+    `has_row_before` must be right for all keys, and otherwise only for those of `KeyChanges.compute_lookup_masks`.
     """
     changes = replace_lost_moves(changes, has_row_before)
     tenures = Tenures.from_changes(changes)
@@ -133,7 +133,7 @@ def compute_net_change(
 
 
 def find_left_rows(changes: KeyChanges, has_row_before: Mask) -> LeftRows:
-    """Find the rows that moves take away from their keys, without sending all columns.
+    """Find the rows that moves take away from their keys. Moves that send all columns are left out.
 
     In `changes`, each move is a `LEAVE` and an `INSERT`. `has_row_before` is that of `compute_net_change`.
     """

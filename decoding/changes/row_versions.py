@@ -1,8 +1,8 @@
 """Computes the versions of rows that changes make: which commit begins each version, and which commit ends it.
 
 In: changes in order, with numbers of their keys (`KeyChanges`) and of their commits. Out: one element per version
-(`RowVersions`). A tenure is the time during which a row has a key. `versions` makes the rows of a history table from
-this. Raises nothing.
+(`RowVersions`). A tenure is the time during which a row has a key. The module `versions` makes rows of a history table
+from these versions. Raises nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def compute_row_versions(changes: KeyChanges, commits: Numbers, has_row_before: 
     """Return the versions that changes make. No change may be a `LEAVE`, or give a row a key that has a row already.
 
     `commits` has the number of each change's commit. A commit makes at most one version of a row, since other
-    transactions see only the last row of a transaction.
+    transactions see only the last of the versions that a transaction makes.
     """
     change_keys = np.where(changes.operations == DELETE, changes.old_keys, changes.new_keys)
     if not changes.is_move.any() and are_distinct(change_keys, len(has_row_before)):

@@ -40,8 +40,8 @@ from pgsieve.decoding.changes.key_changes import DELETE, INSERT, LEAVE, UPDATE, 
 #: A change is one event, but a move is two events: `LEAVE` and `_ARRIVE`.
 _ARRIVE = 4
 #: Where the row of a tenure comes from: an INSERT (`INSERT`), a move (`_ARRIVE`), the replica (`REPLICA`), or nowhere,
-#: because the changes found no row (`_NOTHING`). Tenures may be split by commits. Then `_CONTINUED` says that the row
-#: comes from the part before.
+#: because the changes found no row (`_NOTHING`). Commits may divide a tenure into parts. Then `_CONTINUED` says that the
+#: row comes from the previous part.
 REPLICA, _NOTHING, _CONTINUED = -1, -2, -3
 #: Events are sorted as integers. The high bits are the key. This number of low bits is the place of the event: twice
 #: the index of its change, plus 1 if the event is the arrival of a move.
@@ -135,7 +135,7 @@ class Tenures:
         return self.event_changes[self.last_events]
 
     def find_rows(self, changes: KeyChanges) -> TenureRows:
-        """Find the row of each tenure; `changes` are those of the tenures."""
+        """Find the row of each tenure. The tenures were made from `changes`."""
         return _inherit(self, *_find_value_changes(changes, self))
 
 
@@ -143,9 +143,9 @@ class Tenures:
 class TenureRows:
     """The row of each tenure, after it has inherited from the tenures before it in its chain.
 
-    - `origins` says where the row comes from. `base_keys` has the key of the replica's row from which it comes, and
-      `begin_changes` the INSERT with which it began; both are `NONE` otherwise.
-    - `value_changes` is the last change of the tenure that has the row's values, or `NONE`.
+    - `origins` says where the row comes from. If it is the replica, `base_keys` has the row's key there, otherwise `NONE`.
+      If it is an INSERT, `begin_changes` is this INSERT, otherwise `NONE`.
+    - `value_changes` is the last change of the tenure that sends values of the row, or `NONE`.
     - `changes_by_column` maps each column that some change did not send to the last change that sent it, or to `NONE`.
     """
 
@@ -168,7 +168,7 @@ class TenureRows:
 
 
 def _find_value_changes(changes: KeyChanges, tenures: Tenures) -> tuple[Numbers, dict[str, Numbers]]:
-    """Return the last change of each tenure that has the row's values, and the last change that sent each column."""
+    """Return each tenure's last change that sends values of the row, and its last change that sent each column."""
     if not len(tenures.first_events):
         return fill_none(0), {name: fill_none(0) for name in changes.is_sent_by_column}
     row_changes = np.where(_mask_ends(tenures.event_kinds), NONE, tenures.event_changes)
@@ -187,8 +187,7 @@ def _inherit(
 ) -> TenureRows:
     """Follow the chains of moves, and let each tenure inherit from the tenures before it in its chain.
 
-    `value_changes` is the last change of each tenure that has the row's values. `changes_by_column` has the last change
-    that sent each column.
+    `value_changes` and `changes_by_column` are those of `_find_value_changes`.
 
     This is done by pointer doubling. At first a tenure points to the tenure before it, its parent. In each round,
     every tenure takes over the columns that its parent has so far, and then points to its parent's parent. So a chain
@@ -243,11 +242,11 @@ def replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges:
 
 
 def find_moves_without_row(changes: KeyChanges, has_row_before: Mask) -> Numbers:
-    """Return the moves that find no row even if all moves before them find theirs.
+    """Return the moves that find no row, supposing that all moves before them find theirs.
 
-    A move that finds no row brings none to its new key, so later moves may find no row either. To find these, give each
-    move as a LEAVE and an INSERT. The result then has the LEAVE of each move without a row. Call this function again
-    without the INSERTs of these moves.
+    A move that finds no row brings none to its new key, so a later move may find no row either. To find that move, split
+    each move into a LEAVE and an INSERT. Then the result has LEAVEs. Remove their INSERTs from the changes, and call this
+    function again.
     """
     tenures = Tenures.from_changes(changes)
     is_without_row = (tenures.origins == _NOTHING) | (

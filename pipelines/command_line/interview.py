@@ -139,8 +139,8 @@ def _name_subscriptions(groups: Sequence[Sequence[str]], taken_name: str) -> dic
 def _ask_what_to_replicate(survey: Survey) -> tuple[list[list[str]], list[str]]:
     """Ask for publications, or for tables if there are no publications.
 
-    Returns the chosen publications, in a group for each subscription, and the chosen tables. Either there are no tables, or
-    the only group is empty. Without a terminal, all publications that have tables are chosen. All of them may need several
+    Returns the chosen publications, in a group for each subscription, and the chosen tables. If tables are chosen, the only
+    group is empty. Without a terminal, all publications that have tables are chosen. All of them may need several
     subscriptions (`divide_publications`).
     """
     publications = [publication.name for publication in survey.publications if publication.tables]

@@ -121,7 +121,7 @@ class FileCommitter:
     def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
     ) -> list[MarkedFile] | None:
-        """Return the files of the rows `matches`, with these rows marked, for `commit_marked_files`.
+        """Return the files with the rows `matches`, these rows marked, as `commit_marked_files` takes them.
 
         Returns None, or raises OvertakenError, in the same cases as `find_markable_files`.
         """
@@ -148,8 +148,9 @@ class FileCommitter:
     ) -> dict[str, Action] | None:
         """Maps the names of these files to their `add` actions, which are needed to mark rows of the files as deleted.
 
-        Returns None if rows of the table cannot be marked. If need be, this first enables deletion vectors, which makes
-        a new version of the table. Raises OvertakenError if the table is not, or no longer, at `expected_version`.
+        Returns None if rows of the table cannot be marked. Raises OvertakenError if the table is not, or no longer, at
+        `expected_version`. If need be, this first enables deletion vectors. That makes a new version of the table, so
+        OvertakenError is raised then, too.
         """
         with self.access.translate_errors(path):
             try:

@@ -2,8 +2,8 @@
 
 In: a `Source`, and the tables to copy.
 Out: - `export_snapshot`: the name and LSN of a snapshot, for the length of a block
-     - `build_chunk_queries`: the queries that copy a table; each of them reads a chunk, a range of the table's pages or
-       several small partitions
+     - `build_chunk_queries`: the queries that copy a table. Each of them reads a chunk: a range of the table's pages, or
+       several small partitions.
      - `read_chunk`: the rows of a chunk as Arrow batches; executors call it
 
 A copy and the changes after it must fit together without a gap. So the snapshot must contain everything that

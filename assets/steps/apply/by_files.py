@@ -205,9 +205,9 @@ class _NetChangeComputation:
         net, had_row, has_row = outcome.net, outcome.had_row, outcome.has_row
         if is_emptied:
             matches = []
-        is_replaced = outcome.mask_replaced_keys(retain_ended=bool(soft_delete_columns))
+        is_removed = outcome.mask_removed_keys(retain_ended=bool(soft_delete_columns))
         removed_rows = [
-            match.select_keys(is_replaced) for match in matches if is_replaced[match.key_indices].any()
+            match.select_keys(is_removed) for match in matches if is_removed[match.key_indices].any()
         ]
         ended_rows, ended_metadata = list[EndedRows](), list[Completion]()
         if soft_delete_columns:

@@ -83,7 +83,10 @@ class KeyPartsWriter:
 
     @property
     def _is_divisible(self) -> bool:
-        """Whether the batch is large enough, and has something to decide. INSERTs into a table without a key have not."""
+        """Whether the batch is large enough, and has something to decide.
+
+        INSERTs into a table without a key need no decision.
+        """
         pending = self.pending
         return pending.row_change_count >= self.lake.policy.min_parted_changes and bool(
             self.definition.key or pending.count("update", "delete")
@@ -162,7 +165,7 @@ class KeyPartsWriter:
         pending, key, schema = self.pending, self.definition.key, stored_changes.schema
         parallelism = self._runner.parallelism
         change_parts = divide_groups(stored_changes.groups, parallelism)
-        # Without a key, an UPDATE sends all values of the old row, so the new row lacks none.
+        # Without a key, an UPDATE sends the whole old row, which has the values that the new row lacks.
         batch_parts = BatchParts(
             self._make_key_schema(stored_changes),
             sorted(pending.unsent_columns) if key else (),

@@ -2,7 +2,7 @@
 
 A batch is the changes that one commit applies. Each row of the feed has a type: `insert`, `delete`, or for an updated row
 `update_preimage` before and `update_postimage` after the update. The place of a change is a number that orders the changes
-of a batch.
+of a batch. If the replica keeps deleted rows, these are called ended rows.
 
 In: the rows to remove, and the task that writes the new rows. Out: a row (`FILE_SCHEMA`) for each file of the feed. Raises
 OSError, and Arrow's errors.
@@ -35,7 +35,7 @@ from pgsieve.resources.parts import Guard
 
 @dataclass(frozen=True)
 class NewRowTypes:
-    """Adds types to new rows. The rows of the changes at `update_places`, which ascend, replace a row with their key."""
+    """Adds types to new rows. The changes at the ascending `update_places` give a new row to a key that had one."""
 
     update_places: Numbers
 
@@ -54,7 +54,7 @@ class ChangeFeed:
     """The types of the rows that a batch adds and removes.
 
     - `removed_rows`: the rows that are removed, by file
-    - `replaced_masks`: by the name of a file, the mask of its removed rows in whose place the batch adds a row
+    - `replaced_masks`: maps the name of a file to a mask of its removed rows: those in whose place the batch adds a row
     - `new_row_types`: the types of the new rows
     """
 
@@ -90,8 +90,8 @@ class ChangeFeed:
 class FilesTaskWithFeed:
     """Writes the files of a batch, and those of the feed, part by part. The task is sent to executors.
 
-    The first parts are those of `files_task`. Then comes a part for each file with removed rows, and again the parts of ended
-    rows and of new rows.
+    The first parts are those of `files_task`. The other parts write the feed: a part for each file with removed rows, then
+    the parts of ended rows, then those of new rows.
     """
 
     files_task: FilesTask
@@ -111,17 +111,17 @@ class FilesTaskWithFeed:
 
     def _write_feed(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         task, schema = self.files_task, self.files_task.replica_schema
-        if (later_number := number - len(self.feed.removed_rows)) < 0:
+        if (ended_part := number - len(self.feed.removed_rows)) < 0:
             rows = self._read_removed_rows(self.feed.removed_rows[number])
-        elif later_number < len(task.ended_rows):
+        elif ended_part < len(task.ended_rows):
             rows = (
                 _add_types(batch, np.ones(batch.num_rows, np.bool_), UPDATE_POSTIMAGE, INSERT)
-                for batch in task.read_ended_rows(task.ended_rows[later_number])
+                for batch in task.read_ended_rows(task.ended_rows[ended_part])
             )
         else:
             selection = replace(task.row_selection, added_columns=self.feed.new_row_types, shared_rows=None)
             rows = replace(task, row_selection=selection).read_new_rows(
-                task.change_parts[later_number - len(task.ended_rows)]
+                task.change_parts[ended_part - len(task.ended_rows)]
             )
             schema = task.schema
         columns = pa.schema([*schema, *CHANGE_TYPE_SCHEMA])

@@ -53,18 +53,18 @@ class FilesTask:
             match = self.files_to_rewrite[number]
             batches = self.store.read_batches(join_path(self.path, match.name), self.replica_schema)
             rows, schema = (
-                remove_rows(batches, match.row_numbers, self._share_deleted_rows(match)),
+                remove_rows(batches, match.row_numbers, self._make_row_keeper(match)),
                 self.replica_schema,
             )
-        elif (later_number := number - len(self.files_to_rewrite)) < len(self.ended_rows):
-            rows, schema = self.read_ended_rows(self.ended_rows[later_number]), self.replica_schema
+        elif (ended_part := number - len(self.files_to_rewrite)) < len(self.ended_rows):
+            rows, schema = self.read_ended_rows(self.ended_rows[ended_part]), self.replica_schema
         else:
-            rows = self.read_new_rows(self.change_parts[later_number - len(self.ended_rows)])
+            rows = self.read_new_rows(self.change_parts[ended_part - len(self.ended_rows)])
             schema = self.row_selection.make_file_schema(self.schema)
         return write_files(self.path, schema, guard(rows), self.store, self.target_file_bytes, self.encodings)
 
-    def _share_deleted_rows(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
-        """Return a function that adds the rows removed from a file to the shared rows; None if no rows are shared."""
+    def _make_row_keeper(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
+        """Return a function that keeps a file's removed rows in memory for a later step; None if none are to be kept."""
         if (shared := self.row_selection.shared_rows) is None:
             return None
         return lambda row_range, rows: shared.add_removed_rows(match.key_indices[row_range], rows)

@@ -48,7 +48,7 @@ class TaskResults:
     """What the tasks of the last stage have returned.
 
     - `counts`: the sums of the counts of all tasks
-    - `lost_places`: the places of moves that no earlier attempt has found to be lost. A place is a number that orders changes.
+    - `lost_places`: the places of the lost moves that no earlier attempt has found. A place is a number that orders changes.
     - `new_files`: a row (`FILE_SCHEMA`) for each new file
     - `changed_files`: the indices of the files that lose rows, each with its new deletion vector, or None if the file is
       rewritten

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.apply.keyless_changes import iterate_digests
 from pgsieve.assets.steps.apply.part_messages import (
     TRUNCATES_SENDER,
-    label_keys,
+    number_key_columns,
     pack,
 )
 from pgsieve.assets.steps.apply.row_selection import is_in
@@ -149,7 +149,7 @@ class KeyReader:
         return len(self.change_parts) + self.division.file_task_count
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Send the changes of one part, or the rows of some files: the tasks that read files take these in turn."""
+        """Send the changes of one part, or the rows of some files. These files are dealt out to the tasks in turn."""
         if number < len(self.change_parts):
             yield from guard(self._send_changes(number))
         else:
@@ -161,12 +161,12 @@ class KeyReader:
     def _send_changes(self, number: int) -> Iterator[pa.RecordBatch]:
         for table in self.read_changes(number):
             changes = self.extract_changes(table)
-            rows = self._label_changes(table, changes)
+            rows = self._make_change_rows(table, changes)
             if changes.truncates.num_rows:
                 for part in range(self.division.key_part_count):
                     yield make_message(part, TRUNCATES_SENDER, pack(changes.truncates))
                     if self.batch_parts.ends_all_rows:
-                        # A part without changes has rows to end, too. The empty table has the columns of the changes.
+                        # Rows of a part without changes end, too. The empty table makes its decider work.
                         yield make_message(part, number, pack(rows.slice(0, 0)))
             yield from self._make_messages(number, changes.keys, rows)
 
@@ -179,12 +179,12 @@ class KeyReader:
         # The two keys of a move may be in different parts.
         return split_moves(changes, batch_parts.lost_places) if batch_parts.has_moves else changes
 
-    def _label_changes(self, _: pa.Table, changes: UnorderedChanges) -> pa.Table:
+    def _make_change_rows(self, _: pa.Table, changes: UnorderedChanges) -> pa.Table:
         """Make a row for each change, with the columns that `ReceivedChanges` of `part_messages` expects.
 
         The other parameter has the rows of the change history from which `changes` were extracted.
         """
-        rows = label_keys(changes.keys).append_column("place", pa.array(changes.places))
+        rows = number_key_columns(changes.keys).append_column("place", pa.array(changes.places))
         rows = rows.append_column("operation", pa.array(changes.operations))
         for column, is_sent in enumerate(changes.sent_masks):
             rows = rows.append_column(f"sent{column}", pa.array(is_sent))
@@ -231,9 +231,9 @@ class KeyReader:
                 if row_schema is None
                 else compute_row_digests(rows)
             )
-            labelled_rows = label_keys(keys).append_column("row", pa.array(row_numbers))
-            labelled_rows = labelled_rows.append_column("is_living", mask_living_rows(rows, deleted_column))
-            yield from self._make_messages(len(self.change_parts) + file_index, keys, labelled_rows)
+            sent_rows = number_key_columns(keys).append_column("row", pa.array(row_numbers))
+            sent_rows = sent_rows.append_column("is_living", mask_living_rows(rows, deleted_column))
+            yield from self._make_messages(len(self.change_parts) + file_index, keys, sent_rows)
 
     def hash_keys(self, keys: pa.Table) -> npt.NDArray[np.uint64]:
         """Hash the keys of changes for the `key_filter`."""

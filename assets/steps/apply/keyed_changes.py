@@ -42,7 +42,7 @@ class KeyedChanges:
 
     If the replica keeps deleted rows (`deletes: soft`), `end_metadata` has a row per change: the metadata that a row gets
     if this change ends (deletes) it. In such a replica a TRUNCATE counts as a DELETE of each key of the batch that may
-    have a row. `truncated_metadata` has one row: the metadata that the first TRUNCATE gives to the replica's other rows.
+    have a row. The first TRUNCATE also ends the replica's other rows: `truncated_metadata` has one row, their metadata.
     """
 
     keys: pa.Table
@@ -197,17 +197,17 @@ class ChangesOutcome:
     had_row: Mask
     has_row: Mask
 
-    def mask_replaced_keys(self, *, retain_ended: bool) -> Mask:
+    def mask_removed_keys(self, *, retain_ended: bool) -> Mask:
         """Return a mask of the keys whose row is removed from its file of the replica.
 
-        In a replica that keeps deleted rows (`retain_ended`), these are the keys that have a row after the changes, also if
-        this is the old row, marked as deleted.
+        In a replica that keeps deleted rows (`retain_ended`), these are the keys that have a row after the changes. A
+        deleted row counts, too: it is written again with its mark.
         """
         if retain_ended:
             return self.mask_keys_with_row()
-        is_replaced = np.zeros_like(self.had_row)
-        is_replaced[self.net.keys] = True
-        return is_replaced
+        is_removed = np.zeros_like(self.had_row)
+        is_removed[self.net.keys] = True
+        return is_removed
 
     def mask_keys_with_row(self) -> Mask:
         """Return a mask of the keys that have a row after the changes."""

@@ -1,4 +1,4 @@
-"""Finds the values that moved rows lack, when tasks apply very many changes divided by their keys.
+"""Finds the values that rows lack after a move. It serves tasks that apply very many changes, divided by their keys.
 
 A move is an UPDATE that changes the key of a row. Its two keys may be in different parts. A task that decides a part
 (`part_deciders`) finds out which rows the writers have to write. An UPDATE does not send a TOASTed value that it leaves
@@ -43,10 +43,10 @@ from pgsieve.resources.parts import Guard, Message, make_message
 
 #: The kinds of messages to receivers that write.
 _WRITER_KINDS = (ROWS, ENDED_ROWS)
-#: Each message to a resolver has a number. Sources of rows that leave their keys have `_LEFT_ROWS`. Sources with links have
-#: `_LINKED_ROWS` minus a kind: one of `_WRITER_KINDS`, or `LEFT_ROWS` for rows that leave their keys. All other messages
-#: are only passed on, and `_address` makes their number.
-_LEFT_ROWS, _LINKED_ROWS = -1, -2
+#: Each message to a resolver has a number. It is `_LINK_TARGETS` for the sources of rows that leave their keys. It is
+#: `_LINKED_ROWS - kind` for sources with links: `kind` is one of `_WRITER_KINDS`, or `LEFT_ROWS` for rows that leave their
+#: keys. All other messages are only passed on, and `_address` makes their number.
+_LINK_TARGETS, _LINKED_ROWS = -1, -2
 
 
 def _address(writer: int, kind: int) -> int:
@@ -69,7 +69,7 @@ class _Exchange:
 
         Sources with links are also sent to the resolvers of the links.
         """
-        yield from self._divide(_LEFT_ROWS, np.asarray(sources["place"]), sources)
+        yield from self._divide(_LINK_TARGETS, np.asarray(sources["place"]), sources)
         linked_sources = sources.filter(_mask_linked(sources))
         yield from self._divide(_LINKED_ROWS - LEFT_ROWS, np.asarray(linked_sources["link"]), linked_sources)
 
@@ -106,7 +106,10 @@ class DeciderWithLinks:
     def _send_sources(
         self, exchange: _Exchange, writer: int, kind: int, content: pa.Buffer
     ) -> Iterator[pa.RecordBatch]:
-        """Send a message to a writer of new rows. Messages with the metadata of deleted rows have no sources."""
+        """Send sources with links to resolvers, and the rest of a message on to its writer.
+
+        A message with the metadata of deleted rows has no sources.
+        """
         sources = unpack_rows([(kind, content)], kind, "place")
         if "link" not in sources.column_names:
             yield exchange.pass_on(_address(writer, kind), content)
@@ -139,10 +142,10 @@ class SourceResolver:
         for number, content in messages:
             if number >= 0:
                 yield self._pass_on(exchange, number, content)
-        has_left_rows = any(number == _LEFT_ROWS for number, _ in messages)
-        left_rows = unpack_rows(messages, _LEFT_ROWS, "place") if has_left_rows else None
+        has_left_rows = any(number == _LINK_TARGETS for number, _ in messages)
+        left_rows = unpack_rows(messages, _LINK_TARGETS, "place") if has_left_rows else None
         if left_rows is not None and not self.is_last:
-            # Sources with links are also at the resolvers of their links, which send them on.
+            # The others were also sent to the resolvers of their links, and these send them on.
             yield from exchange.send_left_rows(left_rows.filter(pc.invert(_mask_linked(left_rows))))
         for kind in (*_WRITER_KINDS, *(() if self.is_last else (LEFT_ROWS,))):
             if any(number == _LINKED_ROWS - kind for number, _ in messages):

@@ -3,8 +3,8 @@
 To decide the changes of a key is to find out which of its rows are removed and which are written. The work has three
 stages: `KeyReader` (`key_reader`), `KeyDecider`, and `PartWriter` (`part_writer`). The tasks of a stage yield messages.
 Each task of the next stage is a receiver, and gets the messages with its number (`pgsieve.resources.parts`). `moved_rows`
-may add stages before the last one. A batch is the changes that one commit applies. A move is an UPDATE of a key. A place,
-in this module, is a number that orders the changes of a batch. It also stands for the new row of that change.
+may add stages before the last one. A batch is the changes that one commit applies. A move is an UPDATE that changes
+the key. A place is a number that orders the changes of a batch. It also identifies the new row of its change.
 
 In a table without a key, the digest of the whole row is the key, and a `MultisetDecider` decides each part: several rows
 may have the same digest.
@@ -91,7 +91,7 @@ class PartDecider(ABC):
     def _find_refusal(
         self, keyed_changes: KeyedChanges, outcome: ChangesOutcome
     ) -> Mapping[str, object] | None:
-        """Return the result of a part of a table with a key if the changes cannot be applied; None if they can."""
+        """Return a result that says why the changes cannot be applied; None if they can. The table has a key."""
         if self.batch_parts.has_moves:
             moves = find_moves_without_row(keyed_changes.effective_changes, outcome.had_row)
             if len(lost_places := self._find_new_places(keyed_changes.effective_places[moves])):
@@ -101,7 +101,7 @@ class PartDecider(ABC):
     def _send_left_rows(
         self, left_rows: NetRows, matches: Mapping[int, PartMatches]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield a message about rows that leave their keys. From them `moved_rows` takes values for the new keys."""
+        """Yield a message with the sources of rows that leave their keys. `moved_rows` needs them for the new keys."""
         if len(left_rows):
             yield make_message(0, LEFT_ROWS, pack(find_sources(self.batch_parts, left_rows, matches)))
 
@@ -128,8 +128,8 @@ class KeyDecider(PartDecider):
 
     If the changes cannot be applied, because of a conflict or of moves whose rows are missing, it sends only the reason.
 
-    If the replica keeps deleted rows, the first two kinds also come as `ENDED_ROWS`, for deleted rows. These are kept,
-    and the message has their new metadata.
+    If the replica keeps deleted rows, the first two kinds are also sent for these rows, as `ENDED_ROWS`. They then have
+    the new metadata of the rows.
     """
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
@@ -160,8 +160,8 @@ class KeyDecider(PartDecider):
         )
         sources = find_sources(self.batch_parts, new_rows, matches)
         if self.batch_parts.has_feed:
-            is_replaced = outcome.mask_replaced_keys(retain_ended=bool(self.batch_parts.soft_delete_columns))
-            is_removed = is_replaced & keyed_changes.mask_present_keys(
+            is_to_remove = outcome.mask_removed_keys(retain_ended=bool(self.batch_parts.soft_delete_columns))
+            is_removed = is_to_remove & keyed_changes.mask_present_keys(
                 m.key_numbers for m in matches.values()
             )
             is_update = is_removed[keyed_changes.find_new_keys(new_rows.places)]
@@ -179,14 +179,14 @@ class KeyDecider(PartDecider):
         outcome: ChangesOutcome,
         matches: Mapping[int, PartMatches],
     ) -> Iterator[pa.RecordBatch]:
-        """Yield messages to the writers of files. A writer has the number with which `KeyReader` sent the file's rows."""
+        """Yield messages to the writers of files. A file's writer has the same number as the sender of the file's rows."""
         retain_ended = bool(self.batch_parts.soft_delete_columns)
-        is_replaced = outcome.mask_replaced_keys(retain_ended=retain_ended)
+        is_to_remove = outcome.mask_removed_keys(retain_ended=retain_ended)
         endings = RowEndings(keyed_changes, outcome.net, outcome.has_row, ())
         metadata_by_key = endings.find_metadata_rows() if retain_ended else None
         has_row = outcome.mask_keys_with_row()
         for number, match in matches.items():
-            is_removed = is_replaced[match.key_numbers]
+            is_removed = is_to_remove[match.key_numbers]
             row_numbers, keys = match.row_numbers[is_removed], match.key_numbers[is_removed]
             if self.batch_parts.ends_all_rows:
                 other_rows = received.find_other_living_rows(number, match)

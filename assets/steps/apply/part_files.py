@@ -1,6 +1,8 @@
 """Plans and commits the files of a table to which parallel tasks apply a batch, each task for a part of the keys.
 
-A batch is the changes that one commit applies. In: the files of the table, and the results of the tasks that write (`part_writer`, `version_part_tasks`). Out: a plan,
+A batch is the changes that one commit applies.
+
+In: the files of the table, and the results of the tasks that write (`part_writer`, `version_part_tasks`). Out: a plan,
 which says which files the tasks search, and one commit with the files that they wrote. Raises LakeError, and
 OvertakenError if another process has committed to the table first.
 """
@@ -31,8 +33,8 @@ class FilesPlan:
     - `row_count`: the number of rows in all files
     - `marks_rows`: whether removed rows are marked in deletion vectors; otherwise their files are rewritten
     - `has_feed`: whether the tasks write what the batch adds and removes into the table's change data feed
-    - `add_action_by_name`: maps the name of each file to its `add` action in the Delta log, if `marks_rows` or `has_feed`:
-      this process then writes the log's entry itself
+    - `add_action_by_name`: maps the name of each file to its `add` action in the Delta log. Empty unless `marks_rows` or
+      `has_feed`: only then this process writes the log's entry itself, without delta-rs.
     """
 
     files: Sequence[ReplicaFile]
@@ -112,7 +114,8 @@ def list_key_bounds(
 ) -> list[Mapping[str, Bounds]]:
     """List the bounds of the keys in each file that has one of these row groups.
 
-    The files are of a change history (the Delta table with all changes of a table). `key_schema` has the names and types of the key's columns. Files without keys are left out.
+    The files are of a change history (the Delta table with all changes of a table). `key_schema` has the names and types
+    of the key's columns. Files without keys are left out.
     """
     bounds = [_read_bounds(store, file, key_schema) for file in dict.fromkeys(group.file for group in groups)]
     return [file_bounds for file_bounds in bounds if file_bounds is not None]

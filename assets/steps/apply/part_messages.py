@@ -93,7 +93,7 @@ class ReceivedChanges:
 
     def find_matches(self, keys: pa.Table) -> dict[int, PartMatches]:
         """Find the rows with these keys, by the number of the receiver that changes their file."""
-        sought_keys, matches = SoughtKeys.from_keys(label_keys(keys)), dict[int, PartMatches]()
+        sought_keys, matches = SoughtKeys.from_keys(number_key_columns(keys)), dict[int, PartMatches]()
         for sender, tables in self.rows_by_sender.items():
             table = pa.concat_tables(tables)
             row_indices, found_keys = sought_keys.find_rows(table.select(sought_keys.keys.column_names))
@@ -155,7 +155,7 @@ def _unpack_changes(tables: Sequence[pa.Table], truncates: pa.Table) -> Unordere
     )
 
 
-def label_keys(keys: pa.Table) -> pa.Table:
+def number_key_columns(keys: pa.Table) -> pa.Table:
     """Rename the key's columns to k0, k1, …, so that columns such as `place` can be added."""
     return keys.rename_columns([f"k{number}" for number in range(keys.num_columns)])
 

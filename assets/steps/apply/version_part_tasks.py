@@ -60,8 +60,8 @@ class VersionReader(KeyReader):
         times = _find_times(table, np.asarray(changes.truncates["commit_lsn"]))
         return replace(changes, truncates=changes.truncates.append_column("commit_time", times))
 
-    def _label_changes(self, table: pa.Table, changes: UnorderedChanges) -> pa.Table:
-        rows = super()._label_changes(table, changes)
+    def _make_change_rows(self, table: pa.Table, changes: UnorderedChanges) -> pa.Table:
+        rows = super()._make_change_rows(table, changes)
         if "lsn" not in rows.column_names:
             rows = rows.append_column("lsn", pa.array(changes.commit_lsns))
         return rows.append_column("time", _find_times(table, changes.commit_lsns))

@@ -48,7 +48,7 @@ class VersionPartsWriter:
     since_lsn: int
 
     def apply(self) -> bool:
-        """Write the versions in one commit; its position is the end of the last slice.
+        """Write the versions in one commit. It says up to which LSN the table then has all changes.
 
         Returns False if nothing was written, because the batch is small or cannot be applied part by part.
         """

@@ -62,9 +62,9 @@ def prepare_slot(
     Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
 
     Tables that pgsieve may not add to the capture publications have to wait. A lock of another session may keep a table
-    out of them, or hide its row filter. Meanwhile the publisher decides: it filters each slice for each subscription. It
-    cannot do so for `copier`, the subscription that is about to copy, if pgsieve.yaml defines a publication of it. Raises
-    SlotError if the slot does not fit the change log, and OpenTransactionsError or LockedTableError if it cannot decide.
+    out of them, or hide its row filter. Meanwhile the publisher decides which changes each subscription gets. It cannot do
+    so for `copier`, the subscription that is about to copy, if pgsieve.yaml defines a publication of it. Then this raises
+    OpenTransactionsError or LockedTableError. Raises SlotError if the slot does not fit the change log.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
     sound_stream, server_catalog = select_sound_subscriptions(connection, slot_stream, catalog)
@@ -80,9 +80,9 @@ def prepare_slot(
     created_names = [name for name in names if name not in server_catalog.publications]
     try:
         must_record = not catalogs.is_recorded(fingerprint)
-        all_read = state is not None and log_position is not None and not catalogs.find_unread_subscriptions()
+        was_read = state is not None and log_position is not None and not catalogs.find_unread_subscriptions()
         publisher_decides = (
-            all_read and must_record and (copier is None or can_publisher_decide(sound_stream, copier))
+            was_read and must_record and (copier is None or can_publisher_decide(sound_stream, copier))
         )
         if slot_stream.filtered:
             publish_set_aside_tables(connection, sound_stream, lake, server_catalog, no_log)
@@ -91,7 +91,7 @@ def prepare_slot(
                 connection, sound_stream, server_catalog, names, publisher_decides=publisher_decides
             )
             must_record &= plan is not None
-            _hold_back_undecided_tables(connection, catalogs, fingerprint, catalog, plan, state)
+            _hold_back_removed_tables(connection, catalogs, fingerprint, catalog, plan, state)
         if must_record:  # The catalog that is recorded has to include the new capture publications.
             fingerprint, catalog = read_catalog_with_fingerprint(connection, sound_stream)
             must_record = not _has_hidden_filter(sound_stream, catalog, publisher_decides=publisher_decides)
@@ -113,7 +113,7 @@ def prepare_slot(
     return sound_stream, server_catalog, names
 
 
-def _hold_back_undecided_tables(
+def _hold_back_removed_tables(
     connection: psycopg.Connection[tuple[object, ...]],
     catalogs: Catalogs,
     fingerprint: CatalogFingerprint,
@@ -138,7 +138,7 @@ def _hold_back_undecided_tables(
     }
     altered_oids = find_altered_tables(connection, slot_stream.capture_names(), since_xid)
     unaltered_tables = [table for table in catalog.tables.values() if table.oid not in altered_oids]
-    capturing = {
+    unaltered_publications = {
         name: publication.list_tables(unaltered_tables)
         for name in slot_stream.capture_names()
         if (publication := catalog.publications.get(name)) is not None
@@ -146,7 +146,7 @@ def _hold_back_undecided_tables(
     hold_back_uncaptured_tables(
         replace(slot_stream, subscriptions=undecided_subscriptions),
         catalogs.lake,
-        replace(catalog, publications={**catalog.publications, **capturing}),
+        replace(catalog, publications={**catalog.publications, **unaltered_publications}),
         plan,
         locked_oids=catalog.tables.keys() if plan is None else (),
         removed_oids=altered_oids,
@@ -234,7 +234,7 @@ def _make_capture(
 ) -> tuple[tuple[str, ...], Sequence[CapturePublication] | None, frozenset[int]]:
     """Create or alter the capture publications as planned.
 
-    Returns those of the names that exist then, the plan, and the oids of the tables that could not leave for a lock.
+    Returns those of the names that exist then, the plan, and the oids of the tables that a lock kept in a publication.
 
     If a lock prevents that, and the publisher can decide meanwhile, None is returned instead of the plan.
     """

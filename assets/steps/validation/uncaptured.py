@@ -28,13 +28,13 @@ from pgsieve.resources.postgres.errors import LOCK_TIMEOUT_SQLSTATE
 class _Cause(StrEnum):
     """Why the capture publications are not as planned for a table, as a part of the message."""
 
-    RIGHT = "pgsieve may not alter its capture publications"
+    PRIVILEGE = "pgsieve may not alter its capture publications"
     LOCK = "another session locks a table that has to leave a capture publication"
     REMOVAL = "it was taken out of a capture publication for some time"
 
 
 #: The SQLSTATE for each cause.
-_SQLSTATES = {_Cause.RIGHT: "42501", _Cause.LOCK: LOCK_TIMEOUT_SQLSTATE, _Cause.REMOVAL: None}
+_SQLSTATES = {_Cause.PRIVILEGE: "42501", _Cause.LOCK: LOCK_TIMEOUT_SQLSTATE, _Cause.REMOVAL: None}
 
 
 def _find_uncaptured_problems(
@@ -51,7 +51,7 @@ def _find_uncaptured_problems(
 
     def make_error(table: Table) -> PgsieveError:
         cause, hint = find_cause(table), None
-        if cause == _Cause.RIGHT:
+        if cause == _Cause.PRIVILEGE:
             statements = make_table_statements(
                 slot_stream.capture, plan, catalog, catalog.server_version, table
             )
@@ -105,7 +105,7 @@ def hold_back_uncaptured_tables(
         tree_oids = {table.oid, *table.ancestors, *table.leaves}
         if not tree_oids.isdisjoint(removed_oids):
             return _Cause.REMOVAL
-        return _Cause.RIGHT if tree_oids.isdisjoint(locked_oids) else _Cause.LOCK
+        return _Cause.PRIVILEGE if tree_oids.isdisjoint(locked_oids) else _Cause.LOCK
 
     for subscription in slot_stream.subscriptions:
         problem_by_table = _find_uncaptured_problems(slot_stream, subscription, catalog, plan, find_cause)
@@ -153,7 +153,7 @@ def find_held_back_tables(
         subscription,
         catalog,
         plan,
-        lambda table: cause_by_table.get((table.schema, table.name), _Cause.RIGHT),
+        lambda table: cause_by_table.get((table.schema, table.name), _Cause.PRIVILEGE),
     )
     return {name: error for name, error in problem_by_table.items() if name in cause_by_table}
 

@@ -23,9 +23,9 @@ from pgsieve.resources.lake.delta.deletion_vectors import (
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: A writer that only adds and removes files need not do anything for these table features, unless the table uses them:
-#: `can_change_rows` looks for constraints, generated columns and a change data feed. If a table is append-only, delta-rs
-#: itself refuses to remove files.
+#: Even if a table has these table features, it may not use them. Then a writer that only adds and removes files need not do
+#: anything for them. `can_change_rows` looks for constraints, generated columns and a change data feed. If a table is
+#: append-only, delta-rs itself refuses to remove files.
 _REWRITABLE_FEATURES = {
     "appendOnly",
     "changeDataFeed",
@@ -161,7 +161,7 @@ def has_same_columns(table: DeltaTable, schema: pa.Schema) -> bool:
 
 
 def has_permuted_columns(table: DeltaTable, schema: pa.Schema) -> bool:
-    """True if a table has the columns of a schema, or the fields of a struct, in another order, and no other ones."""
+    """True if a table has exactly the columns of a schema, but they or the fields of a struct are in another order."""
     table_type, file_type = pa.struct(make_arrow_schema(table)), _stored_type(schema)
     return (
         table_type != file_type and _has_fields(table_type, file_type) and _has_fields(file_type, table_type)
@@ -201,7 +201,8 @@ def can_change_rows(table: DeltaTable, columns: Collection[str], *, writes_feed:
     """True if a writer that only adds and removes files may change rows of a table.
 
     The table must have exactly these columns and no constraint. It must not have a change data feed, unless the writer
-    also writes that (`writes_feed`). This needs a table without column mapping and without a column of the feed.
+    also writes that (`writes_feed`). A table with a feed must have no column mapping, and
+    no column that is named like one of the feed.
     """
     return (
         can_write(table)

@@ -6,7 +6,8 @@ Out: one commit. It has a position, the LSN up to which the table then has all c
 
 Files can be rewritten without the rows (`Commits.commit`) if the rows of the table are exactly the rows of its
 files. Rows can be marked in deletion vectors (`deletion_vectors`) if this process can add an entry to the table's
-log. Raises UnmarkableError, and OvertakenError if the table has another version than when the rows were found.
+log. Raises UnmarkableError if rows cannot be marked, and OvertakenError if the table has another version than when the
+rows were found.
 """
 
 import time
@@ -108,8 +109,8 @@ def make_marked_files(files: Mapping[str, Action], matches: Sequence[FileMatches
 
     `files` is a result of `find_markable_files`.
     """
-    # The rows of a match are not deleted yet, so no row occurs twice. NumPy's union would take ten times as long. Both
-    # arrays are sorted, and the stable kind of sort only merges them.
+    # The rows of a match are not deleted yet. So no row is in both arrays, and no union is needed, which would take ten
+    # times as long. Both arrays are sorted, and the stable kind of sort only merges them.
     return [
         MarkedFile(
             files[match.name],
@@ -129,7 +130,7 @@ def mark_rows(
 ) -> None:
     """Mark rows as deleted, and add files, in one commit. It is made only once per position.
 
-    - `files`: a description of each file to add (`parquet_files.FILE_SCHEMA`), also of the change data feed
+    - `files`: a row (`parquet_files.FILE_SCHEMA`) for each file to add, also if it belongs to the change data feed
     - `position`: None if the table keeps its position
     - `expected_version`: the version of the table from which the change was computed. If the table has another version,
       OvertakenError is raised.
