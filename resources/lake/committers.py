@@ -73,8 +73,6 @@ class InProcessCommitter:
 class FileCommitter:
     """Commits files that a runner (Spark, or a pool of threads) has written.
 
-    It suits many rows that need no Spark expression.
-
     `wants_vectors` says whether the user wants deletion vectors in large tables.
     """
 

@@ -37,9 +37,9 @@ _MAX_ROWS_PER_CHANGE = 4
 #: number of attempts the driver decides the changes.
 _MAX_ATTEMPTS = 8
 #: An UPDATE does not send a TOASTed value that it leaves unchanged. If it is a move, the value is with the row's former key.
-#: `SourceResolver` finds it, in stages between the deciders and the writers. n stages find a value that 2**n - 1 moves, one
-#: after the other, did not send. This is the number of these stages: first a few, and if they do not suffice, more. If a row
-#: moves even more often, the driver decides the changes.
+#: `SourceResolver` finds it, in stages between the deciders and the writers. n stages find a value that 2**n - 1 successive
+#: moves did not send. The first number of stages here mostly suffices. If not, another attempt has the second number. If a
+#: row moves even more often, the driver decides the changes.
 _RESOLVER_STAGES = (2, 12)
 
 

@@ -1,8 +1,11 @@
 """Decides what a batch's changes do to each key.
 
-A batch is the changes that one commit applies to a replica. In: `KeyedChanges`, the row changes of a batch in order,
-which refer to keys by numbers; `unordered_changes` makes them from the change history. Out: `ChangesOutcome`, the net
-change of each key, and the first conflict. Everything is computed on whole columns; no Python code runs per change.
+A batch is the changes that one commit applies to a replica. The net change of a key is what they do to it together. A
+conflict is a change that gives a row the key of another row.
+
+In: `KeyedChanges`, the row changes of a batch in order, which refer to keys by numbers. `unordered_changes` makes them from
+the change history. Out: `ChangesOutcome`, the net change of each key, and the first conflict. Everything is computed on
+whole columns; no Python code runs per change.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -166,8 +169,7 @@ class KeyedChanges:
     def _compute_net_change(self, is_present: Mask) -> tuple[NetChange, KeyConflict | None]:
         """Compute the net change of the changes after the last TRUNCATE, and the first conflict of all changes.
 
-        The net change is what the changes do together to each key. Its indexes count from the first change after the
-        last TRUNCATE.
+        The indexes in the net change count from the first change after the last TRUNCATE.
 
         `is_present` is a mask of the keys that the replica had before the batch.
         """

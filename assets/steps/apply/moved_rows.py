@@ -55,7 +55,7 @@ def _address(writer: int, kind: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Exchange:
+class _Router:
     """Sends messages through resolvers, of which there are `resolver_count`."""
 
     resolver_count: int
@@ -92,19 +92,19 @@ class DeciderWithLinks:
 
     def __call__(self, part: int, messages: Sequence[Message], guard: Guard) -> Iterator[pa.RecordBatch]:
         """Decide the changes of a part."""
-        exchange = _Exchange(self.resolver_count)
+        router = _Router(self.resolver_count)
         for batch in self.decider(part, messages, guard):
             (writer,), (kind,) = (batch.column(name).to_pylist() for name in ("to", "of"))
             content = batch.column("content")[0].as_buffer()
             if kind == LEFT_ROWS:
-                yield from exchange.send_left_rows(unpack_rows([(kind, content)], kind, "place"))
+                yield from router.send_left_rows(unpack_rows([(kind, content)], kind, "place"))
             elif writer < self.decider.batch_parts.change_part_count:
-                yield from self._send_sources(exchange, writer, kind, content)
+                yield from self._send_sources(router, writer, kind, content)
             else:
-                yield exchange.pass_on(_address(writer, kind), content)
+                yield router.pass_on(_address(writer, kind), content)
 
     def _send_sources(
-        self, exchange: _Exchange, writer: int, kind: int, content: pa.Buffer
+        self, router: _Router, writer: int, kind: int, content: pa.Buffer
     ) -> Iterator[pa.RecordBatch]:
         """Send sources with links to resolvers, and the rest of a message on to its writer.
 
@@ -112,14 +112,14 @@ class DeciderWithLinks:
         """
         sources = unpack_rows([(kind, content)], kind, "place")
         if "link" not in sources.column_names:
-            yield exchange.pass_on(_address(writer, kind), content)
+            yield router.pass_on(_address(writer, kind), content)
             return
         is_linked = _mask_linked(sources)
         if len(unlinked_sources := sources.filter(pc.invert(is_linked))):
-            yield exchange.pass_on(_address(writer, kind), pack(unlinked_sources))
+            yield router.pass_on(_address(writer, kind), pack(unlinked_sources))
         if len(linked_sources := sources.filter(is_linked)):
             writers = pa.array(np.full(len(linked_sources), writer, np.int64))
-            yield from exchange.send_linked_rows(kind, linked_sources.append_column("writer", writers))
+            yield from router.send_linked_rows(kind, linked_sources.append_column("writer", writers))
 
 
 @dataclass(frozen=True)
@@ -138,29 +138,29 @@ class SourceResolver:
         yield from guard(self._resolve(messages))
 
     def _resolve(self, messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
-        exchange = _Exchange(self.resolver_count)
+        router = _Router(self.resolver_count)
         for number, content in messages:
             if number >= 0:
-                yield self._pass_on(exchange, number, content)
+                yield self._pass_on(router, number, content)
         has_left_rows = any(number == _LINK_TARGETS for number, _ in messages)
         left_rows = unpack_rows(messages, _LINK_TARGETS, "place") if has_left_rows else None
         if left_rows is not None and not self.is_last:
             # The others were also sent to the resolvers of their links, and these send them on.
-            yield from exchange.send_left_rows(left_rows.filter(pc.invert(_mask_linked(left_rows))))
+            yield from router.send_left_rows(left_rows.filter(pc.invert(_mask_linked(left_rows))))
         for kind in (*_WRITER_KINDS, *(() if self.is_last else (LEFT_ROWS,))):
             if any(number == _LINKED_ROWS - kind for number, _ in messages):
                 sources = unpack_rows(messages, _LINKED_ROWS - kind, "place")
                 if left_rows is not None:
                     sources = self._follow_links(sources, left_rows)
                 if kind == LEFT_ROWS:
-                    yield from exchange.send_left_rows(sources)
+                    yield from router.send_left_rows(sources)
                 else:
-                    yield from self._send(exchange, kind, sources)
+                    yield from self._send(router, kind, sources)
 
-    def _pass_on(self, exchange: _Exchange, address: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
+    def _pass_on(self, router: _Router, address: int, content: bytes | pa.Buffer) -> pa.RecordBatch:
         if self.is_last:
             return make_message(*divmod(address, len(_WRITER_KINDS)), content)
-        return exchange.pass_on(address, content)
+        return router.pass_on(address, content)
 
     def _follow_links(self, sources: pa.Table, left_rows: pa.Table) -> pa.Table:
         """Give each row the sources of the row that its link points to; `left_rows` is in the order of its places.
@@ -181,21 +181,21 @@ class SourceResolver:
         next_links = np.where(lacks_value, np.asarray(left_rows["link"])[left_indices], NONE)
         return _replace_column(sources, "link", next_links, is_found)
 
-    def _send(self, exchange: _Exchange, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
+    def _send(self, router: _Router, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
         """Send rows without a link to the receivers that write, and the others to the next stage."""
         is_linked = _mask_linked(sources)
         resolved_sources, linked_sources = sources.filter(pc.invert(is_linked)), sources.filter(is_linked)
         writers = np.asarray(resolved_sources["writer"])
         for writer in np.unique(writers).tolist():
             rows = resolved_sources.filter(pa.array(writers == writer)).drop_columns("writer")
-            yield self._pass_on(exchange, _address(writer, kind), pack(rows))
+            yield self._pass_on(router, _address(writer, kind), pack(rows))
         if not linked_sources.num_rows:
             return
         if self.is_last:
             report = json.dumps({"counts": {"unresolved": linked_sources.num_rows}})
             yield make_message(self.batch_parts.writer_count - 1, ROWS, report.encode())
         else:
-            yield from exchange.send_linked_rows(kind, linked_sources)
+            yield from router.send_linked_rows(kind, linked_sources)
 
 
 def _mask_linked(sources: pa.Table) -> pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""Finds the rows that the publisher's side (`expected`) or the replica has more often than the other side.
+"""Finds the rows that the publisher (`expected`) or the replica (`actual`) has more often than the other side.
 
 Both sides are multisets of typed rows. NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in PostgreSQL. The
 comparison is exact, because it compares rows, and not their hashes.
@@ -51,14 +51,14 @@ def count_rows_by_side(differences: DataFrame, key_columns: Sequence[str]) -> Si
         if key_columns
         else differences.groupBy()
     )
-    both = "sum(least(expected, actual))" if key_columns else "0"
+    different = "sum(least(expected, actual))" if key_columns else "0"
     row = (
         groups.agg(*map(F.expr, counts))
-        .selectExpr("sum(expected) AS expected", "sum(actual) AS actual", f"{both} AS both")
+        .selectExpr("sum(expected) AS expected", "sum(actual) AS actual", f"{different} AS different")
         .first()
     )
     assert row is not None
-    return _make_side_counts(row["expected"] or 0, row["actual"] or 0, row["both"] or 0)
+    return _make_side_counts(row["expected"] or 0, row["actual"] or 0, row["different"] or 0)
 
 
 def count_few_rows_by_side(differences: pa.Table, key_columns: Sequence[str]) -> SideCounts:
@@ -75,12 +75,12 @@ def count_few_rows_by_side(differences: pa.Table, key_columns: Sequence[str]) ->
         .group_by(OCTETS)
         .aggregate([("expected", "sum"), ("actual", "sum")])
     )
-    both = np.minimum(groups["expected_sum"].to_numpy(), groups["actual_sum"].to_numpy())
-    return _make_side_counts(expected.sum(), actual.sum(), both.sum())
+    different = np.minimum(groups["expected_sum"].to_numpy(), groups["actual_sum"].to_numpy())
+    return _make_side_counts(expected.sum(), actual.sum(), different.sum())
 
 
-def _make_side_counts(expected: int, actual: int, both: int) -> SideCounts:
-    return SideCounts(int(expected - both), int(actual - both), int(both))
+def _make_side_counts(expected: int, actual: int, different: int) -> SideCounts:
+    return SideCounts(int(expected - different), int(actual - different), int(different))
 
 
 def find_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:

@@ -124,8 +124,8 @@ def _hold_back_removed_tables(
     """Record that tables which another session has taken out of the capture publications have to be copied.
 
     They may lack changes even if they are in these publications again. Subscriptions for which the publisher can decide
-    are left out: it decides for them until the altered catalog is recorded. It cannot decide while a prepared transaction
-    waits, so with two_phase no subscription is left out. `catalog` and `fingerprint` were read before this run altered the
+    are left out: until the altered catalog is recorded, it decides which changes they get. It cannot do so while a prepared
+    transaction waits, so with two_phase no subscription is left out. `catalog` and `fingerprint` were read before this run altered the
     capture publications. `plan` is None if a lock prevented the alteration, and `state` if there is no slot.
     """
     slot_stream, since_xid = catalogs.slot_stream, catalogs.find_xid_before_alteration(fingerprint)
