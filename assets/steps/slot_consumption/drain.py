@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, DrainResult, ReadySlot, read_slot_to
-from pgsieve.assets.steps.slot_consumption.ready import prepare_slot
+from pgsieve.assets.steps.slot_consumption.ready import hold_back_tables_removed_meanwhile, prepare_slot
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.publications.catalog import Catalog
@@ -44,6 +44,7 @@ def drain_slot(
         end_lsn = read_flushed_lsn(connection) if target_lsn is None else target_lsn
         slot = ReadySlot(connection, slot_stream, lake, publications, slot_stream.captured_leaf_sets(catalog))
         result = read_slot_to(slot, end_lsn, log, subscriptions)
+        hold_back_tables_removed_meanwhile(connection, slot_stream, lake)
         refresh_sequences(connection, slot_stream, lake)
         state = read_slot_state(connection, slot_stream.slot)
         if (

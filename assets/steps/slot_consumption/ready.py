@@ -46,7 +46,13 @@ from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.missing_publications import find_existing_publications
-from pgsieve.resources.postgres.slot import SlotState, has_changes, peek_query, wait_until_free
+from pgsieve.resources.postgres.slot import (
+    SlotState,
+    has_changes,
+    peek_query,
+    read_slot_state,
+    wait_until_free,
+)
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, OpenTransactionsError, limit_wait
 from pgsieve.resources.postgres.wal import read_flushed_lsn, read_inserted_lsn, read_next_xid
 
@@ -131,11 +137,6 @@ def _hold_back_removed_tables(
     slot_stream, since_xid = catalogs.slot_stream, catalogs.find_xid_before_alteration(fingerprint)
     if state is None or since_xid is None:
         return
-    undecided_subscriptions = {
-        name: publications
-        for name, publications in slot_stream.subscriptions.items()
-        if is_two_phase(slot_stream, state) or not can_publisher_decide(slot_stream, name)
-    }
     altered_oids = find_altered_tables(connection, slot_stream.capture_names(), since_xid)
     unaltered_tables = [table for table in catalog.tables.values() if table.oid not in altered_oids]
     unaltered_publications = {
@@ -144,13 +145,39 @@ def _hold_back_removed_tables(
         if (publication := catalog.publications.get(name)) is not None
     }
     hold_back_uncaptured_tables(
-        replace(slot_stream, subscriptions=undecided_subscriptions),
+        replace(slot_stream, subscriptions=_find_undecided_subscriptions(slot_stream, state)),
         catalogs.lake,
         replace(catalog, publications={**catalog.publications, **unaltered_publications}),
         plan,
         locked_oids=catalog.tables.keys() if plan is None else (),
         removed_oids=altered_oids,
     )
+
+
+def _find_undecided_subscriptions(slot_stream: SlotStream, state: SlotState) -> dict[str, tuple[str, ...]]:
+    """Find the subscriptions for which the publisher cannot decide, with their publications."""
+    return {
+        name: publications
+        for name, publications in slot_stream.subscriptions.items()
+        if is_two_phase(slot_stream, state) or not can_publisher_decide(slot_stream, name)
+    }
+
+
+def hold_back_tables_removed_meanwhile(
+    connection: psycopg.Connection[tuple[object, ...]], slot_stream: SlotStream, lake: Lake
+) -> None:
+    """Record which tables another session has taken out of the capture publications since `prepare_slot`.
+
+    This must be called after the slot was read, and before its changes are applied. If a run dies in between, the next
+    `prepare_slot` does the same.
+    """
+    state = read_slot_state(connection, slot_stream.slot)
+    if slot_stream.filtered or state is None or not _find_undecided_subscriptions(slot_stream, state):
+        return
+    fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
+    catalog = slot_stream.with_defined_publications(catalog)
+    plan = slot_stream.without_missing_publications(catalog).planned_capture(catalog)
+    _hold_back_removed_tables(connection, Catalogs(lake, slot_stream), fingerprint, catalog, plan, state)
 
 
 def _record_catalog(

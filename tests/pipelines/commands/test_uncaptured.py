@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsieve.assets.steps.operations import initial_copy
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
-from pgsieve.assets.steps.slot_consumption import ready
+from pgsieve.assets.steps.slot_consumption import drain, ready
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.pipelines.commands import materializer
 from pgsieve.pipelines.commands.results import RunSummary
@@ -347,6 +348,36 @@ def test_such_a_table_is_copied_if_an_older_transaction_puts_it_back(shop: Shop)
         execute(f"alter publication {name} drop table notes; insert into notes values (5, 5)")
         older_session.execute(f"alter publication {name} add table notes")
     execute("insert into notes values (6, 6)")
+    _run(shop, 0)
+    assert shop.ids("two", "notes") == [1, 2, 3, 4, 5, 6]
+
+
+def test_such_a_table_is_copied_at_once_if_it_was_taken_out_during_a_run(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, source, execute = (
+        shop.written["sources"]["shop"]["slot"],
+        shop.written["sources"]["shop"],
+        shop.database.execute,
+    )
+    shop.configure(
+        sources={"shop": {**source, "publications": {"own": {"tables": [{"table": "public.notes"}]}}}},
+        subscriptions={"two": {"source": "shop", "publications": ["own"]}},
+    )
+    _run(shop, 0)
+    prepare_slot = drain.prepare_slot
+    alterations = [
+        f"alter publication {name} drop table notes; insert into notes values (5, 5)",
+        f"alter publication {name} add table notes; insert into notes values (6, 6)",
+    ]
+
+    def prepare_and_alter(*arguments: Any) -> object:
+        prepared = prepare_slot(*arguments)
+        while alterations:
+            execute(alterations.pop(0))
+        return prepared
+
+    monkeypatch.setattr(drain, "prepare_slot", prepare_and_alter)
     _run(shop, 0)
     assert shop.ids("two", "notes") == [1, 2, 3, 4, 5, 6]
 
