@@ -132,7 +132,7 @@ class SubscriptionRun:
 
 @dataclass(frozen=True, slots=True)
 class MaintainedFolder:
-    """How many rows maintenance has deleted, and how many files it has compacted. `name` is the key of its asset."""
+    """How many rows maintenance has deleted, and how many files it has compacted. `name` is the folder's asset key in Dagster."""
 
     name: str
     rows: int

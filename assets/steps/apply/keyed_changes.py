@@ -153,7 +153,7 @@ class KeyedChanges:
 
     def find_new_keys(self, places: Numbers) -> Numbers:
         """Find the numbers of the keys that the changes at these places give to their rows."""
-        # `split_moves` gives both halves of a move the same place. The second one has the new key.
+        # An UPDATE of the key may be given as two changes at the same place. The second one has the new key.
         return self.changes.new_keys[np.searchsorted(self.places, places, "right") - 1]
 
     def mask_present_keys(self, present_keys: Iterable[Numbers]) -> Mask:

@@ -49,8 +49,8 @@ class Cut:
       version has another size now, the table was put back to an earlier version and written again.
     - `histories`: the LSNs that the change histories (the Delta tables with all changes of a table) had reached
     - `records`: maps the identifiers of pgsieve's own Delta tables to their versions
-    - `versioned`: maps tables to the LSN up to which their versions of rows (`history: scd2`) have all changes. Tables with
-      a gap before it are left out.
+    - `versioned`: maps tables to the LSN up to which their versions of rows (`history: scd2`) have all changes. Tables
+      whose versions lack changes before their LSN are left out.
     - `scd2`: the Delta versions of the tables with versions of rows, except those that were put back
     - `rows_at`: the time of the first cut with the same rows, if this cut repeats an earlier one; otherwise None
     """

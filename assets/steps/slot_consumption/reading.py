@@ -168,8 +168,8 @@ class _SlotReader:
                     return
             except UnprovenError:
                 self._log(
-                    f"the publications were altered after {format_lsn(self.position)}: the server decides which"
-                    " changes are sent"
+                    f"the publications were altered after {format_lsn(self.position)}: the server filters the next"
+                    " changes, not pgsieve"
                 )
                 self._must_ask_publisher = True
             except OvertakenError as error:
@@ -350,7 +350,8 @@ class _SlotReader:
     def _must_publisher_decide(self) -> bool:
         """True if the publisher has to decide which changes of the next slice a subscription gets.
 
-        If only Spark writes the lake, this method peeks at the slice. Otherwise `append_slices` examines it (UnprovenError).
+        It has to if the catalog by which pgsieve filters may be wrong for the slice. If only Spark writes the lake, this
+        method peeks at the slice to find out. Otherwise `append_slices` finds out, and raises UnprovenError.
         """
         catalog_validity = self._catalog_validity
         if (

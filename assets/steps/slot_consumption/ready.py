@@ -129,10 +129,12 @@ def _hold_back_removed_tables(
 ) -> None:
     """Record that tables which another session has taken out of the capture publications have to be copied.
 
-    They may lack changes even if they are in these publications again. Subscriptions for which the publisher can decide
-    are left out: until the altered catalog is recorded, it decides which changes they get. It cannot do so while a prepared
-    transaction waits, so with two_phase no subscription is left out. `catalog` and `fingerprint` were read before this run altered the
-    capture publications. `plan` is None if a lock prevented the alteration, and `state` if there is no slot.
+    They may lack changes even if they are in these publications again. Some subscriptions need no such record: until the
+    altered catalog is recorded, the publisher filters their changes with their own publications. It cannot filter a prepared
+    transaction that is not committed yet. So with two_phase all subscriptions need the record.
+
+    `catalog` and `fingerprint` were read before this run altered the capture publications. `plan` is None if a lock prevented
+    the alteration, and `state` if there is no slot.
     """
     slot_stream, since_xid = catalogs.slot_stream, catalogs.find_xid_before_alteration(fingerprint)
     if state is None or since_xid is None:
