@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 import pyarrow as pa
@@ -32,6 +33,23 @@ def _check_what_readers_do(path: str, expected: pa.Table) -> None:
         pl.read_delta(path)
 
 
+def _check_feed_of_last_commit(replica: PgsieveReplica, path: str) -> None:
+    """Check that the change data feed, as Spark reads it, has what the last commit changed."""
+    version, names = DeltaTable(path).version(), [field.name for field in DeltaTable(path).schema().fields]
+
+    def count_rows(kinds: Sequence[str] = (), **options: object) -> Counter[str]:
+        rows = replica.spark.read.options(**options).format("delta").load(path).toArrow().to_pylist()
+        return Counter(
+            repr([row[name] for name in names]) for row in rows if not kinds or row["_change_type"] in kinds
+        )
+
+    feed = {"readChangeFeed": "true", "startingVersion": version}
+    removed = count_rows(("delete", "update_preimage"), **feed)
+    added = count_rows(("insert", "update_postimage"), **feed)
+    assert removed
+    assert count_rows(versionAsOf=version - 1) - removed + added == count_rows()
+
+
 def _replicas(scenario: Scenario) -> Iterator[tuple[PgsieveReplica, str]]:
     """Each of pgsieve's replicas of each table, with its path."""
     for replica in replicas(scenario):
@@ -57,7 +75,8 @@ def test_a_replica_whose_names_are_mapped_is_written_as_files(
     scenario.subscribe("pub")
     for replica, path in _replicas(scenario):
         replica.spark.sql(
-            f"alter table delta.{quote_name(path)} set tblproperties ('delta.columnMapping.mode' = 'name')"
+            f"alter table delta.{quote_name(path)} set tblproperties"
+            " ('delta.columnMapping.mode' = 'name', 'delta.enableChangeDataFeed' = 'true')"
         )
     with monkeypatch.context() as without_spark:
         without_spark.setattr(batch, "_commit_by_spark", None)
@@ -88,3 +107,4 @@ def test_a_replica_whose_names_are_mapped_is_written_as_files(
         ]
         assert (by_spark.column_names != names) == path.endswith("keyed")
         _check_what_readers_do(path, by_spark)
+        _check_feed_of_last_commit(replica, path)

@@ -40,12 +40,20 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 RowNumbers = npt.NDArray[np.int64]
 
 #: Tables of these writer versions have no list of features. The versions imply these ones (Delta protocol, Writer Version
-#: Requirements). Versions 5 and 6 imply features that pgsieve does not write.
+#: Requirements). Version 6 implies identity columns, which pgsieve does not write.
+_FEATURES_OF_VERSION_4 = (
+    "appendOnly",
+    "invariants",
+    "checkConstraints",
+    "changeDataFeed",
+    "generatedColumns",
+)
 FEATURES_BY_WRITER_VERSION = {
     1: ("appendOnly", "invariants"),
     2: ("appendOnly", "invariants"),
     3: ("appendOnly", "invariants", "checkConstraints"),
-    4: ("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"),
+    4: _FEATURES_OF_VERSION_4,
+    5: (*_FEATURES_OF_VERSION_4, "columnMapping"),
 }
 
 VECTORS_FEATURE, VECTORS_PROPERTY = "deletionVectors", "delta.enableDeletionVectors"

@@ -201,8 +201,7 @@ def can_change_rows(table: DeltaTable, columns: Collection[str], *, writes_feed:
     """True if a writer that only adds and removes files may change rows of a table.
 
     The table must have exactly these columns and no constraint. It must not have a change data feed, unless the writer
-    also writes that (`writes_feed`). A table with a feed must have no column mapping, and
-    no column that is named like one of the feed.
+    also writes that (`writes_feed`). A table with a feed must have no column that is named like one of the feed.
     """
     return (
         can_write(table)
@@ -211,7 +210,7 @@ def can_change_rows(table: DeltaTable, columns: Collection[str], *, writes_feed:
         and set(table.protocol().writer_features or ()) <= _REWRITABLE_FEATURES
         and (
             not has_change_feed(table)
-            or (writes_feed and is_unmapped(table) and not _FEED_COLUMNS & {name.lower() for name in columns})
+            or (writes_feed and not _FEED_COLUMNS & {name.lower() for name in columns})
         )
     )
 
