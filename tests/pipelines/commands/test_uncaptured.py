@@ -382,6 +382,7 @@ def test_such_a_table_is_copied_at_once_if_it_was_taken_out_during_a_run(
     assert shop.ids("two", "notes") == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.drawn
 def test_a_table_that_a_user_took_out_is_copied_if_prepared_transactions_arrive(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,6 +474,7 @@ def test_a_root_and_its_leaf_have_all_rows_whichever_is_captured_first(
     assert _rows(reader, "leaf", "low") == [(1, 9), (3, 3), (4, 4)]
 
 
+@pytest.mark.drawn
 def test_two_lakes_take_their_tables_out_of_the_same_capture_publications(shop: Shop) -> None:
     """Each run captures the tables of its own lake alone. It takes long: eight runs."""
     source, subscriptions = shop.written["sources"]["shop"], shop.written["subscriptions"]

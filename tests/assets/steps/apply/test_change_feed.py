@@ -35,7 +35,7 @@ def test_the_feed_has_the_rows_that_random_changes_add_remove_and_update(
 ) -> None:
     monkeypatch.setattr(key_reader, "_PART_CHANGES", 3)
     applied, updated = 0, 0
-    for seed in range(14):
+    for seed in range(9):
         if (drawn := _draw(seed, key)) is None:
             continue
         replica = Changes(tmp_path / f"{seed}", *drawn)
