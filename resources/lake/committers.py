@@ -126,35 +126,28 @@ class FileCommitter:
         files = self.find_markable_files(path, {match.name for match in matches}, expected_version)
         return None if files is None else row_removal.make_marked_files(files, matches)
 
-    def find_add_actions(self, path: str, names: Collection[str], expected_version: int) -> dict[str, Action]:
-        """Maps the names of these files to their `add` actions.
-
-        Raises OvertakenError if the table is not, or no longer, at `expected_version`.
-        """
-        with self.access.translate_errors(path):
-            if self.delta_rs.version(path) != expected_version:
-                raise OvertakenError(path)
-            return row_removal.find_markable_files(self.delta_rs, path, names, expected_version)
-
     def has_change_feed(self, path: str) -> bool:
         """True if a table has a change data feed."""
         with self.access.translate_errors(path):
             return self.delta_rs.exists(path) and has_change_feed(self.delta_rs.open_table(path))
 
     def find_markable_files(
-        self, path: str, names: Collection[str], expected_version: int
+        self, path: str, names: Collection[str], expected_version: int, *, removes_files: bool = False
     ) -> dict[str, Action] | None:
-        """Maps the names of these files to their `add` actions, which are needed to mark rows of the files as deleted.
+        """Maps the names of these files to their `add` actions, for `commit_marked_files`.
 
-        Returns None if rows of the table cannot be marked. Raises OvertakenError if the table is not, or no longer, at
-        `expected_version`. If need be, this first enables deletion vectors. That makes a new version of the table, so
-        OvertakenError is raised then, too.
+        Returns None if the log lacks such an action, or if rows of the table cannot be marked. Raises OvertakenError if the
+        table is not, or no longer, at `expected_version`. Without `removes_files`, which says that the files are removed as
+        a whole, this first enables deletion vectors if need be. That makes a new version of the table, so OvertakenError is
+        raised then, too.
         """
         with self.access.translate_errors(path):
             try:
-                if not self.delta_rs.has_deletion_vectors(path):
+                if not (removes_files or self.delta_rs.has_deletion_vectors(path)):
                     row_removal.enable_marking(self.delta_rs, path)
-                return self.find_add_actions(path, names, expected_version)
+                if self.delta_rs.version(path) != expected_version:
+                    raise OvertakenError(path)
+                return row_removal.find_markable_files(self.delta_rs, path, names, expected_version)
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None

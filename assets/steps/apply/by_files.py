@@ -320,7 +320,7 @@ class FilesWriter:
     shared_rows: SharedRows | None = None
 
     def apply(self, changes: ManyChanges) -> TableResult | None:
-        """Apply changes that have no conflict; None if removed rows have to be marked as deleted, but cannot be."""
+        """Apply changes that have no conflict; None if this process cannot write the log's entry where it has to."""
         lake, path, pending, end, net_change = (
             self.lake,
             self.path,
@@ -329,36 +329,35 @@ class FilesWriter:
             changes.net_change,
         )
         if net_change is None:
-            return make_batch_result(lake, path, pending, end, inserted=self._commit(changes, None))
+            return make_batch_result(lake, path, pending, end, inserted=self._commit(changes, None, None))
         if net_change.has_changes:
-            marked_files = self._prepare_marked_files(changes.committer, net_change.deleted_rows)
-            if marked_files is None and net_change.deleted_rows.are_marked:
-                return None
-            self._commit(changes, marked_files)
+            feed, marked_files = self._make_feed(net_change, changes.committer), None
+            if feed is not None or net_change.deleted_rows.are_marked:
+                marked_files = self._prepare_marked_files(changes.committer, net_change.deleted_rows)
+                if marked_files is None:
+                    return None
+            self._commit(changes, marked_files, feed)
         return make_batch_result(lake, path, pending, end, **net_change.counts)
 
     def _prepare_marked_files(
         self, committer: FileCommitter, deleted_rows: DeletedRows
     ) -> Sequence[MarkedFile] | None:
-        """Prepare the files whose rows are marked as deleted.
+        """Prepare the files whose rows are marked as deleted, or which are removed as a whole. None if they cannot be.
 
-        If the replica has a change data feed, these are also the files that are written again without some rows: only a
-        commit that this process writes itself can add files of the feed. None if no rows are marked, or if they cannot be.
+        If the replica has a change data feed, files that are written again without some rows are also removed in this way:
+        only a commit that this process writes itself can add files of the feed.
         """
         matches, version = deleted_rows.matches, self.pending.head.version
         if deleted_rows.are_marked:
             return committer.prepare_marked_files(self.path, matches, version)
-        if matches and committer.has_change_feed(self.path):
-            names = {match.name for match in matches}
-            actions = committer.find_add_actions(self.path, names, version)
-            return [MarkedFile.removed(action) for action in actions.values()]
-        return None
+        names = {match.name for match in matches}
+        actions = committer.find_markable_files(self.path, names, version, removes_files=True)
+        return None if actions is None else [MarkedFile.removed(action) for action in actions.values()]
 
-    def _make_feed(self, net_change: ReplicaChange | None, committer: FileCommitter) -> ChangeFeed | None:
+    def _make_feed(self, net_change: ReplicaChange, committer: FileCommitter) -> ChangeFeed | None:
         """Find what the change data feed gets; None without a feed, or if the batch only adds rows or removes all."""
-        if net_change is None or not (matches := net_change.deleted_rows.matches):
-            return None
-        if not committer.has_change_feed(self.path):
+        matches = net_change.deleted_rows.matches
+        if not (matches and committer.has_change_feed(self.path)):
             return None
         retain_ended = (
             net_change.keyed_changes is not None and net_change.keyed_changes.end_metadata is not None
@@ -367,11 +366,13 @@ class FilesWriter:
             matches, net_change.new_rows, net_change.keyed_changes, retain_ended=retain_ended
         )
 
-    def _commit(self, changes: ManyChanges, marked_files: Sequence[MarkedFile] | None) -> int:
+    def _commit(
+        self, changes: ManyChanges, marked_files: Sequence[MarkedFile] | None, feed: ChangeFeed | None
+    ) -> int:
         """Write the files and commit them; returns the number of rows in the new files.
 
         `marked_files` are the replica's files with their new deletion vectors, or to be removed as a whole. If it is None,
-        the files with removed rows are rewritten.
+        the files with removed rows are rewritten. `feed` is what the replica's change data feed gets.
         """
         lake, path, committer, net_change = self.lake, self.path, changes.committer, changes.net_change
         base_version = self.pending.head.version
@@ -382,7 +383,6 @@ class FilesWriter:
         )
         runner, store = lake.policy.choose_runner(self.pending.size_bytes), committer.make_table_store(path)
         ended_rows = net_change.ended_rows if net_change is not None else ()
-        feed = self._make_feed(net_change, committer)
 
         def write_parts() -> pa.Table:
             # Each part writes files of its own. To get few files, the ended rows are divided into no more parts than can

@@ -65,8 +65,11 @@ class FilesPlan:
             replica_files = [ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files]
             if not has_feed:
                 return cls(replica_files, row_count)
-            return cls(
-                replica_files, row_count, committer.find_add_actions(path, names, version), has_feed=True
+            add_action_by_name = committer.find_markable_files(path, names, version, removes_files=True)
+            return (
+                None
+                if add_action_by_name is None
+                else cls(replica_files, row_count, add_action_by_name, has_feed=True)
             )
         # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
         if not deletion.can_mark_rows or not (removes_rows or committer.delta_rs.has_deletion_vectors(path)):

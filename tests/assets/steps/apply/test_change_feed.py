@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,21 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply import by_files, key_reader
+from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change, find_stored_changes
+from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.resources.lake.delta.row_removal import enable_marking
-from tests.fixtures.replica_changes import Change, Changes, Row, definition, delete, draw_changes, followed
+from tests.fixtures.replica_changes import (
+    ENDS,
+    Change,
+    Changes,
+    Row,
+    definition,
+    delete,
+    draw_changes,
+    followed,
+    row,
+    update,
+)
 
 
 def _draw(seed: int, key: tuple[str, ...]) -> tuple[list[Row], list[Change]] | None:
@@ -68,3 +82,22 @@ def test_the_feed_has_the_rows_that_random_changes_add_remove_and_update(
         applied += 1
     assert applied > 4
     assert (updated > 0) == bool(key)
+
+
+def test_a_feed_is_left_to_a_merge_if_the_log_lacks_statistics_of_a_file(tmp_path: Path) -> None:
+    """This process cannot write the log's entry then, also if the file is to be rewritten."""
+    replica = Changes(tmp_path, [row(key, "before") for key in range(3)], [update(row(1, "after"))])
+    replica.enable_feed()
+    log_entry = Path(replica.path, "_delta_log", f"{0:020}.json")
+    actions = [json.loads(line) for line in log_entry.read_text().splitlines()]
+    for action in actions:
+        action.get("add", {}).pop("stats", None)
+    log_entry.write_text("\n".join(map(json.dumps, actions)))
+    replica.lake.policy = replace(replica.lake.policy, min_parted_changes=0)
+    batch = replica.lake, replica.path, replica.log, definition("k"), replica.pending()
+    stored_changes = find_stored_changes(*batch)
+    assert stored_changes is not None
+    assert KeyPartsWriter(*batch, ENDS[-1]).apply(stored_changes) is None
+    changes = add_net_change(*batch, stored_changes)
+    assert changes is not None
+    assert FilesWriter(replica.lake, replica.path, replica.pending(), ENDS[-1]).apply(changes) is None
