@@ -9,6 +9,7 @@ These steps (`assets/slot_consumption.py`, `assets/partition_roots.py`) get the 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -56,23 +57,56 @@ def map_keys_to_tables(subscription: Subscription, tables: Tables, dagster_names
     }
 
 
-def divide_into_ops(
-    name: str, table_by_key: TableByKey, make_op: Callable[[str, TableByKey], dg.AssetChecksDefinition]
-) -> list[dg.AssetChecksDefinition]:
-    """Make the checks of some tables.
+@dataclass(frozen=True)
+class TableCheck:
+    """A check of replicas.
 
-    The ops are called `name`, `<name>_2` and so on. No op has two tables to which Dagster gives the same name. `make_op`
-    is a function that gets the name and the tables of an op, and makes it.
+    - `name`: the name of the check
+    - `op_suffix`: what the names of its ops have after the subscription's name
+    - `description`: what the replica has to meet
+    - `reads_slot`: whether the check must not run while another op reads the slot
     """
+
+    name: str
+    op_suffix: str
+    description: str
+    reads_slot: bool
+
+
+def make_table_checks(
+    check: TableCheck,
+    subscription: Subscription,
+    tables: Tables,
+    dagster_names: DagsterNames,
+    evaluate: Callable[[dg.AssetCheckExecutionContext, TableByKey], Iterator[dg.AssetCheckResult]],
+) -> list[dg.AssetChecksDefinition]:
+    """Make a check of some tables.
+
+    `evaluate` gets the context of an op and the tables whose check the run selects, in the order of their keys. It yields
+    the results. The second op and later ones have `_2` and so on after their names: no op has two tables to which Dagster
+    gives the same name.
+    """
+    op_name = dagster_names.prefixed_name(f"{subscription.name}_{check.op_suffix}")
+
+    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
+        @dg.multi_asset_check(
+            specs=make_specs(check.name, tables_of_op, check.description),
+            name=name,
+            can_subset=True,
+            required_resource_keys=dagster_names.resource_keys,
+            pool=f"slot_{subscription.slot_stream.slot}" if check.reads_slot else None,
+        )
+        def evaluate_selected(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+            keys = sorted(selected.asset_key for selected in context.selected_asset_check_keys)
+            yield from evaluate(context, {key: tables_of_op[key] for key in keys})
+
+        return evaluate_selected
+
+    table_by_key = map_keys_to_tables(subscription, tables, dagster_names)
     return [
-        make_op(name if number == 1 else f"{name}_{number}", group)
+        make_op(op_name if number == 1 else f"{op_name}_{number}", group)
         for number, group in enumerate(group_by_distinct_names(table_by_key), 1)
     ]
-
-
-def list_selected_keys(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
-    """The asset keys of the checks that the run evaluates."""
-    return sorted(check.asset_key for check in context.selected_asset_check_keys)
 
 
 def conformity_checks(
@@ -87,31 +121,19 @@ def conformity_checks(
         for name, table in tables.items()
         if table.replicated and is_checkable(subscription, table.replicated)
     }
-    table_by_key = map_keys_to_tables(subscription, checkable_tables, dagster_names)
 
-    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
-        specs = make_specs(
-            "row_filter_conformity", tables_of_op, "No row of the replica fails the row filter."
-        )
+    def evaluate(
+        context: dg.AssetCheckExecutionContext, table_by_key: TableByKey
+    ) -> Iterator[dg.AssetCheckResult]:
+        with run_as_step(context):
+            lake = open_lake(context, dagster_names)
+            for key, table in table_by_key.items():
+                yield _make_conformity_result(key, check_conformity(subscription, lake, table))
 
-        @dg.multi_asset_check(
-            specs=specs, name=name, can_subset=True, required_resource_keys=dagster_names.resource_keys
-        )
-        def conformity(
-            context: dg.AssetCheckExecutionContext,
-        ) -> Iterator[dg.AssetCheckResult]:
-            with run_as_step(context):
-                lake = open_lake(context, dagster_names)
-                for key in list_selected_keys(context):
-                    yield _make_conformity_result(
-                        key, check_conformity(subscription, lake, tables_of_op[key])
-                    )
-
-        return conformity
-
-    return divide_into_ops(
-        dagster_names.prefixed_name(f"{subscription.name}_conformity"), table_by_key, make_op
+    check = TableCheck(
+        "row_filter_conformity", "conformity", "No row of the replica fails the row filter.", reads_slot=False
     )
+    return make_table_checks(check, subscription, checkable_tables, dagster_names, evaluate)
 
 
 #: The reason why rows of a correct replica may not match its row filter.
@@ -149,68 +171,43 @@ def freshness_checks(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `freshness`: it fails if a commit has been waiting too long to be applied. It reads no rows."""
-    table_by_key = map_keys_to_tables(subscription, tables, dagster_names)
 
-    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
-        specs = make_specs(FRESHNESS, tables_of_op, freshness_description(subscription))
+    def evaluate(
+        context: dg.AssetCheckExecutionContext, table_by_key: TableByKey
+    ) -> Iterator[dg.AssetCheckResult]:
+        with run_as_step(context):
+            lake = open_lake(context, dagster_names)
+            freshness = check_freshness(subscription, lake)
+            states = TableStates(lake, subscription.name).read_newest()
+        for key, table in table_by_key.items():
+            yield table_freshness_result(key, subscription, freshness, states.get(table))
 
-        @dg.multi_asset_check(
-            specs=specs,
-            name=name,
-            can_subset=True,
-            required_resource_keys=dagster_names.resource_keys,
-            pool=f"slot_{subscription.slot_stream.slot}",
-        )
-        def freshness(
-            context: dg.AssetCheckExecutionContext,
-        ) -> Iterator[dg.AssetCheckResult]:
-            with run_as_step(context):
-                lake = open_lake(context, dagster_names)
-                freshness_of_replicas = check_freshness(subscription, lake)
-                states = TableStates(lake, subscription.name).read_newest()
-            for key in list_selected_keys(context):
-                yield table_freshness_result(
-                    key, subscription, freshness_of_replicas, states.get(tables_of_op[key])
-                )
-
-        return freshness
-
-    return divide_into_ops(
-        dagster_names.prefixed_name(f"{subscription.name}_freshness"), table_by_key, make_op
-    )
+    check = TableCheck(FRESHNESS, FRESHNESS, freshness_description(subscription), reads_slot=True)
+    return make_table_checks(check, subscription, tables, dagster_names, evaluate)
 
 
 def sync_state_checks(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `sync_state`: the table is ready, and the subscription is enabled. The check reads no rows."""
-    table_by_key = map_keys_to_tables(subscription, tables, dagster_names)
 
-    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
-        specs = make_specs(
-            "sync_state",
-            tables_of_op,
-            "Changes are applied to the replica: it was copied, and no error has set it aside.",
-        )
+    def evaluate(
+        context: dg.AssetCheckExecutionContext, table_by_key: TableByKey
+    ) -> Iterator[dg.AssetCheckResult]:
+        with run_as_step(context):
+            lake = open_lake(context, dagster_names)
+            states = TableStates(lake, subscription.name).read_newest()
+            subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
+        for key, table in table_by_key.items():
+            yield sync_state_result(key, states.get(table), subscription_state)
 
-        @dg.multi_asset_check(
-            specs=specs, name=name, can_subset=True, required_resource_keys=dagster_names.resource_keys
-        )
-        def sync_state(
-            context: dg.AssetCheckExecutionContext,
-        ) -> Iterator[dg.AssetCheckResult]:
-            with run_as_step(context):
-                lake = open_lake(context, dagster_names)
-                states = TableStates(lake, subscription.name).read_newest()
-                subscription_state = SubscriptionRecord(lake, subscription.name).read_state()
-            for key in list_selected_keys(context):
-                yield sync_state_result(key, states.get(tables_of_op[key]), subscription_state)
-
-        return sync_state
-
-    return divide_into_ops(
-        dagster_names.prefixed_name(f"{subscription.name}_sync_state"), table_by_key, make_op
+    check = TableCheck(
+        SYNC_STATE,
+        SYNC_STATE,
+        "Changes are applied to the replica: it was copied, and no error has set it aside.",
+        reads_slot=False,
     )
+    return make_table_checks(check, subscription, tables, dagster_names, evaluate)
 
 
 def sync_state_result(

@@ -13,10 +13,8 @@ import dagster as dg
 
 from pgsieve.assets.checks import (
     TableByKey,
-    divide_into_ops,
-    list_selected_keys,
-    make_specs,
-    map_keys_to_tables,
+    TableCheck,
+    make_table_checks,
     sync_state_result,
     table_freshness_result,
 )
@@ -116,42 +114,33 @@ def consistency_checks(
     subscription: Subscription, tables: Tables, dagster_names: DagsterNames
 ) -> list[dg.AssetChecksDefinition]:
     """Make the check `subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
-    table_by_key = map_keys_to_tables(subscription, tables, dagster_names)
 
-    def make_op(name: str, tables_of_op: TableByKey) -> dg.AssetChecksDefinition:
-        specs = make_specs(
-            "subscriber_consistency",
-            tables_of_op,
-            "The replica holds just the rows that the publisher selects with the row filter at the same LSN.",
-        )
+    def evaluate(
+        context: dg.AssetCheckExecutionContext, table_by_key: TableByKey
+    ) -> Iterator[dg.AssetCheckResult]:
+        key_by_table = {table: key for key, table in table_by_key.items()}
+        with run_as_step(context):
+            lake = open_lake(context, dagster_names)
+            report = CheckReporter(context.instance, subscription, lake, tables, dagster_names)
+            compared_tables = check_consistency(
+                subscription,
+                lake,
+                context.log.info,
+                list(key_by_table),
+                context.log.warning,
+                report.add_applied,
+            )
+            report.send_replicas()
+            for result in compared_tables:
+                yield make_consistency_result(key_by_table[result.schema, result.table], result)
 
-        @dg.multi_asset_check(
-            specs=specs,
-            name=name,
-            can_subset=True,
-            required_resource_keys=dagster_names.resource_keys,
-            pool=f"slot_{subscription.slot_stream.slot}",
-        )
-        def consistency(
-            context: dg.AssetCheckExecutionContext,
-        ) -> Iterator[dg.AssetCheckResult]:
-            names = [tables_of_op[key] for key in list_selected_keys(context)]
-            key_by_name = {name: key for key, name in tables_of_op.items()}
-            with run_as_step(context):
-                lake = open_lake(context, dagster_names)
-                report = CheckReporter(context.instance, subscription, lake, tables, dagster_names)
-                compared_tables = check_consistency(
-                    subscription, lake, context.log.info, names, context.log.warning, report.add_applied
-                )
-                report.send_replicas()
-                for result in compared_tables:
-                    yield make_consistency_result(key_by_name[result.schema, result.table], result)
-
-        return consistency
-
-    return divide_into_ops(
-        dagster_names.prefixed_name(f"{subscription.name}_consistency"), table_by_key, make_op
+    check = TableCheck(
+        "subscriber_consistency",
+        "consistency",
+        "The replica holds just the rows that the publisher selects with the row filter at the same LSN.",
+        reads_slot=True,
     )
+    return make_table_checks(check, subscription, tables, dagster_names, evaluate)
 
 
 def make_consistency_result(key: dg.AssetKey, result: TableConsistency) -> dg.AssetCheckResult:
