@@ -295,19 +295,21 @@ def test_no_change_is_lost_while_a_user_alters_a_capture_publication(shop: Shop)
     assert _rows(shop, "one", "orders") == [(2, 9), (3, 3), (5, 5)]
 
 
-def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_took_out(shop: Shop) -> None:
-    """The publisher cannot decide for such a publication. It takes long: a run for each way in which the table comes back."""
-    name, source, execute = (
-        shop.written["sources"]["shop"]["slot"],
-        shop.written["sources"]["shop"],
-        shop.database.execute,
-    )
-    publications = {"own": {"tables": [{"table": "public.stock"}, {"table": "public.notes"}]}}
+def _publish_in_configuration(shop: Shop, *tables: str) -> str:
+    """Copy tables of a publication that pgsieve.yaml defines. Return the name of the capture publication."""
+    source = shop.written["sources"]["shop"]
+    own = {"tables": [{"table": f"public.{table}"} for table in tables]}
     shop.configure(
-        sources={"shop": {**source, "publications": publications}},
+        sources={"shop": {**source, "publications": {"own": own}}},
         subscriptions={"two": {"source": "shop", "publications": ["own"]}},
     )
     _run(shop, 0)
+    return str(source["slot"])
+
+
+def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_took_out(shop: Shop) -> None:
+    """The publisher cannot decide for such a publication. It takes long: a run for each way in which the table comes back."""
+    name, execute = _publish_in_configuration(shop, "stock", "notes"), shop.database.execute
     take_out, put_back = (f"alter publication {name} {verb} table notes" for verb in ("drop", "add"))
     everything = "publish = 'insert, update, delete, truncate'"
     ways = (
@@ -331,16 +333,7 @@ def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_too
 
 def test_such_a_table_is_copied_if_an_older_transaction_puts_it_back(shop: Shop) -> None:
     """The transaction began before the catalog was recorded, and alters the capture publication afterwards."""
-    name, source, execute = (
-        shop.written["sources"]["shop"]["slot"],
-        shop.written["sources"]["shop"],
-        shop.database.execute,
-    )
-    shop.configure(
-        sources={"shop": {**source, "publications": {"own": {"tables": [{"table": "public.notes"}]}}}},
-        subscriptions={"two": {"source": "shop", "publications": ["own"]}},
-    )
-    _run(shop, 0)
+    name, execute = _publish_in_configuration(shop, "notes"), shop.database.execute
     with psycopg.connect(shop.database.info.dsn) as older_session:
         older_session.execute("select pg_current_xact_id()")
         execute("alter table notes replica identity full")
@@ -355,16 +348,7 @@ def test_such_a_table_is_copied_if_an_older_transaction_puts_it_back(shop: Shop)
 def test_such_a_table_is_copied_at_once_if_it_was_taken_out_during_a_run(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, source, execute = (
-        shop.written["sources"]["shop"]["slot"],
-        shop.written["sources"]["shop"],
-        shop.database.execute,
-    )
-    shop.configure(
-        sources={"shop": {**source, "publications": {"own": {"tables": [{"table": "public.notes"}]}}}},
-        subscriptions={"two": {"source": "shop", "publications": ["own"]}},
-    )
-    _run(shop, 0)
+    name, execute = _publish_in_configuration(shop, "notes"), shop.database.execute
     prepare_slot = drain.prepare_slot
     alterations = [
         f"alter publication {name} drop table notes; insert into notes values (5, 5)",
