@@ -29,6 +29,11 @@ from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.commits import make_writable
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import LakeError
+from pgsieve.resources.lake.delta.feed_property import (
+    FEED_PROPERTY,
+    find_reserved_columns,
+    is_feed_impossible,
+)
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import FILE_DDL, write_files
@@ -406,8 +411,11 @@ class Lake:
                 set_properties_by_spark(self.spark, path, missing_properties, self.records.position(path))
             return version
 
-    def remove_row_checks(self, path: str) -> None:
-        """Remove CHECK constraints and the append-only property, which another writer has set. Rows and position stay."""
+    def remove_row_checks(self, path: str, columns: Collection[str]) -> None:
+        """Remove what another writer has set and what could refuse rows with these columns. Rows and position stay.
+
+        This is: CHECK constraints, the append-only property, and a change data feed that the columns make impossible.
+        """
         with self.access.translate_errors(path):
             properties = self._read_properties(path)
             if constraints := find_constraints(properties):
@@ -417,12 +425,25 @@ class Lake:
                     drop_constraints_by_spark(self.spark, path, constraints, self.records.position(path))
         if is_append_only(properties):
             self.set_properties(path, {APPEND_ONLY: "false"})
+        self.remove_impossible_feed(path, columns)
 
-    def has_row_checks(self, path: str) -> bool:
+    def has_row_checks(self, path: str, columns: Collection[str]) -> bool:
         """True if the table has properties that `remove_row_checks` removes."""
         with self.access.translate_errors(path):
             properties = self._read_properties(path)
-        return is_append_only(properties) or bool(find_constraints(properties))
+        return (
+            is_append_only(properties)
+            or bool(find_constraints(properties))
+            or is_feed_impossible(properties, columns)
+        )
+
+    def remove_impossible_feed(self, path: str, columns: Collection[str]) -> None:
+        """Remove the table's change data feed if a table with these columns cannot have one."""
+        if find_reserved_columns(columns):
+            with self.access.translate_errors(path):
+                properties = self._read_properties(path)
+            if is_feed_impossible(properties, columns):
+                self.set_properties(path, {FEED_PROPERTY: "false"})
 
     def _read_properties(self, path: str) -> Mapping[str, str]:
         if self.delta_rs is not None:

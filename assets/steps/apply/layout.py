@@ -39,9 +39,10 @@ def follow_layout(
     for table_state in states:
         path = lake.paths.replica(subscription.name, *table_state.name)
         if table_state.is_applied and lake.records.exists(path):
+            columns = dict(table_state.definition.columns if table_state.definition else ())
             properties = {
                 **default_by_property,
-                **layout.find_table_layout(table_state.name).make_delta_properties(),
+                **layout.find_table_layout(table_state.name).make_delta_properties(columns),
             }
             old_version = retry_after_conflict(lake.set_properties)(path, properties)
             if old_version is not None:

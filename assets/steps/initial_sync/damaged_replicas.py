@@ -1,8 +1,8 @@
 """Removes what is in the way of copying a table: unreadable Delta logs, wrong cuts, and constraints.
 
 A cut names a version of each replica; together these versions equal the publisher at one LSN. A cut is wrong if it
-names a version that does not exist: a later commit will make this version, with other rows. Constraints that other
-writers have added to the replica could refuse the copy's rows. A table's change history is the Delta table that has all
+names a version that does not exist: a later commit will make this version, with other rows. Properties that other writers
+have set could refuse the copy's rows: constraints, for example. A table's change history is the Delta table that has all
 its changes.
 """
 
@@ -22,12 +22,12 @@ class Damage:
 
     - `log_paths`: the paths of tables with a log that cannot be read
     - `has_wrong_cuts`: True if cuts name versions that do not exist yet
-    - `path_with_constraints`: the path of the replica if it has constraints, which could refuse rows; otherwise None
+    - `path_with_row_checks`: the path of the replica if it has properties that could refuse rows; otherwise None
     """
 
     log_paths: tuple[str, ...] = ()
     has_wrong_cuts: bool = False
-    path_with_constraints: str | None = None
+    path_with_row_checks: str | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class ReplacedReplica:
     - `generation`: the number of the change history that gets the changes after the copy. A history that begins anew
       gets a new number.
     - `has_versions`: true if there may be a table of versions of rows (`history: scd2`)
+    - `columns`: the columns of the copy
     """
 
     lake: Lake
@@ -44,6 +45,7 @@ class ReplacedReplica:
     name: Name
     generation: int
     has_versions: bool
+    columns: tuple[str, ...]
 
     @property
     def path(self) -> str:
@@ -75,7 +77,7 @@ class ReplacedReplica:
                 cut.tables.get(self.name, -1) > newest_version or (cut.states or 0) > (states_version or 0)
                 for cut in Cuts(lake, self.subscription).read_all()
             ),
-            self.path if newest_version >= 0 and lake.has_row_checks(self.path) else None,
+            self.path if newest_version >= 0 and lake.has_row_checks(self.path, self.columns) else None,
         )
 
     def remove_damage(self, damage: Damage) -> None:
@@ -84,8 +86,8 @@ class ReplacedReplica:
         Raises LakeError if a log cannot be removed.
         """
         lake = self.lake
-        if damage.path_with_constraints is not None:
-            retry_after_conflict(lake.remove_row_checks)(damage.path_with_constraints)
+        if damage.path_with_row_checks is not None:
+            retry_after_conflict(lake.remove_row_checks)(damage.path_with_row_checks, self.columns)
         if damage.has_wrong_cuts:
             cuts_path = Cuts(lake, self.subscription).path
             with lake.access.translate_errors(cuts_path):

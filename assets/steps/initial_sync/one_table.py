@@ -234,9 +234,8 @@ class SnapshotCopy:
         with translate_errors(
             self.subscription.slot_stream.source.name, f'copy table "{table.qualified_name}"'
         ):
-            properties = self.subscription.layout.find_table_layout(
-                (table.schema, table.name)
-            ).make_delta_properties()
+            table_layout = self.subscription.layout.find_table_layout((table.schema, table.name))
+            properties = table_layout.make_delta_properties(type_by_column)
             progress = Progress(table.quoted_name, len(chunks.queries), chunks.bytes, self.log)
             with name_jobs(self.subscription.name, f"initial sync of {table.quoted_name}"):
                 commit = Commit(
@@ -266,7 +265,12 @@ class SnapshotCopy:
             self.subscription.histories.find_choice(name).scd2
         )
         replica = ReplacedReplica(
-            lake, self.subscription.name, name, planned_table.generation, has_versions=has_versions
+            lake,
+            self.subscription.name,
+            name,
+            planned_table.generation,
+            has_versions=has_versions,
+            columns=tuple(schema.names),
         )
 
         def choose_committer() -> Committer:

@@ -150,6 +150,7 @@ class SchemaChanges:
             lake.paths.replica(self.subscription.name, *state.name),
             format_ddl(new_definition.columns),
         )
+        lake.remove_impossible_feed(path, projection.schema.names)
         base_version = lake.records.version(path)
         self._replace_state(
             replace(state, state=SyncState.INITIALIZE), lambda: states.read_since(states_version)

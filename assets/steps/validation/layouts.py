@@ -1,4 +1,7 @@
-"""Finds layouts that are impossible: two replicas in one folder, or a table without the columns by which to cluster it.
+"""Finds layouts that are impossible.
+
+Two replicas cannot share a folder. A table needs the columns by which it is clustered. A table with a column that a change
+data feed reserves cannot have such a feed.
 
 A layout is what `layout` in pgsieve.yaml says about the folders and files of replicas, the copies of tables.
 
@@ -15,7 +18,12 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.resources.lake.delta.layout import DEFAULT_FOLDER_TEMPLATE
+from pgsieve.resources.lake.delta.feed_property import (
+    FEED_PROPERTY,
+    find_reserved_columns,
+    is_feed_impossible,
+)
+from pgsieve.resources.lake.delta.layout import DEFAULT_FOLDER_TEMPLATE, TableLayout
 from pgsieve.resources.lake.paths import format_replica_folder
 
 
@@ -54,6 +62,25 @@ def find_clustering_columns(
     )
 
 
+def find_feed_problem(subscription: Subscription, replicated_table: ReplicatedTable) -> PgsieveError | None:
+    """The problem of a table whose own layout demands a change data feed that is impossible with its columns.
+
+    A feed for all tables of a subscription applies only to those that can have one.
+    """
+    table = replicated_table.table
+    table_layout = subscription.layout.layout_by_table.get((table.schema, table.name), TableLayout())
+    columns = subscription.replica_types(replicated_table)
+    if not is_feed_impossible(table_layout.properties, columns):
+        return None
+    column_names = ", ".join(map(quote_identifier, find_reserved_columns(columns)))
+    return PgsieveError(
+        f'subscription "{subscription.name}": the replica of table {table.quoted_name} cannot have a change data feed:'
+        f" Delta reserves the name of its column {column_names} for the feed",
+        hint=f"take {FEED_PROPERTY} out of the table's layout in pgsieve.yaml, or rename the column",
+        sqlstate="42939",
+    )
+
+
 def find_shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[Name, PgsieveError]:
     """Map each table that would share its folder with another table to an error."""
     template = subscription.layout.folder_template
@@ -89,6 +116,8 @@ def find_layout_problems(
             subscription.refuse_shared_names(replicated_table.table)
         except PgsieveError as error:
             yield error
+        if (feed_problem := find_feed_problem(subscription, replicated_table)) is not None:
+            yield feed_problem
         if subscription.layout.find_table_layout(name).cluster_by:
             types = (
                 (column, column_type.spark_type)

@@ -14,12 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from pgsieve.resources.lake.delta.feed_property import CHANGE_TYPE
 from pgsieve.resources.lake.delta.log import Action
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: The column that says what a commit does to a row, and its values.
-CHANGE_TYPE = "_change_type"
+#: The values of the column that says what a commit does to a row.
 INSERT, DELETE, UPDATE_PREIMAGE, UPDATE_POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
 CHANGE_TYPE_SCHEMA = pa.schema([(CHANGE_TYPE, pa.string())])
 _FOLDER = "_change_data"

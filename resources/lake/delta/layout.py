@@ -11,8 +11,10 @@ https://docs.delta.io/latest/table-properties.html
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from pgsieve.resources.lake.delta.feed_property import FEED_PROPERTY, find_reserved_columns
 
 TableName = tuple[str, str]
 
@@ -39,7 +41,7 @@ class LayoutProperty:
 #: The properties that each writer of replicas respects. The writers are delta-rs, Spark, and executors that write
 #: files.
 PROPERTIES = {
-    "delta.enableChangeDataFeed": LayoutProperty("true or false", "true|false", "false"),
+    FEED_PROPERTY: LayoutProperty("true or false", "true|false", "false"),
     "delta.checkpointInterval": LayoutProperty("a number of commits, 1 at least", "[1-9][0-9]{0,5}", "10"),
 }
 #: The size in bytes that files shall have by default.
@@ -74,10 +76,15 @@ class TableLayout:
             defaults.keeps_deleted if self.keeps_deleted is None else self.keeps_deleted,
         )
 
-    def make_delta_properties(self) -> dict[str, str]:
-        """The Delta properties of the table."""
+    def make_delta_properties(self, columns: Iterable[str] = ()) -> dict[str, str]:
+        """The Delta properties of a table with these columns. It gets no change data feed if it cannot have one."""
         size = {} if self.file_bytes is None else {FILE_BYTES_PROPERTY: str(self.file_bytes)}
-        return {**self.properties, **size}
+        properties = {**self.properties, **size}
+        return {
+            name: value
+            for name, value in properties.items()
+            if name != FEED_PROPERTY or not find_reserved_columns(columns)
+        }
 
 
 @dataclass(frozen=True)

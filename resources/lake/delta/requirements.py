@@ -13,13 +13,13 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
-from pgsieve.resources.lake.delta.change_data import CHANGE_TYPE
 from pgsieve.resources.lake.delta.deletion_vectors import (
     FEATURES_BY_WRITER_VERSION,
     VECTORS_PROPERTY,
     find_vectors_setting,
     has_deleted_rows,
 )
+from pgsieve.resources.lake.delta.feed_property import FEED_PROPERTY, find_reserved_columns, has_feed
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
@@ -38,13 +38,10 @@ _REWRITABLE_FEATURES = {
 }
 #: The features of writers and readers that delta-rs supports.
 _SUPPORTED_FEATURES = _REWRITABLE_FEATURES | {"v2Checkpoint", "variantType"}
-_CHANGE_FEED = "delta.enableChangeDataFeed"
-#: The columns that a change data feed adds to those of its table.
-_FEED_COLUMNS = {CHANGE_TYPE, "_commit_version", "_commit_timestamp"}
 APPEND_ONLY = "delta.appendOnly"
 #: Properties with boolean values. Spark accepts these values in upper and lower case, but delta-rs and this
 #: process accept them only in lower case.
-_BOOLEAN_PROPERTIES = (APPEND_ONLY, _CHANGE_FEED, VECTORS_PROPERTY)
+_BOOLEAN_PROPERTIES = (APPEND_ONLY, FEED_PROPERTY, VECTORS_PROPERTY)
 #: A property is a CHECK constraint of the table if its name begins with this.
 _CONSTRAINT_PREFIX = "delta.constraints."
 #: The values of a column are restricted or generated if a key of its metadata begins with one of these.
@@ -194,7 +191,7 @@ def lacks_columns(table: DeltaTable, schema: pa.Schema) -> bool:
 
 def has_change_feed(table: DeltaTable) -> bool:
     """True if a table has a change data feed: a commit that removes rows has to say which rows it adds and removes."""
-    return bool(table.metadata().configuration.get(_CHANGE_FEED, "false") == "true")
+    return has_feed(table.metadata().configuration)
 
 
 def can_change_rows(table: DeltaTable, columns: Collection[str], *, writes_feed: bool = False) -> bool:
@@ -208,10 +205,7 @@ def can_change_rows(table: DeltaTable, columns: Collection[str], *, writes_feed:
         and {field.name for field in table.schema().fields} == set(columns)
         and _accepts_any_row(table)
         and set(table.protocol().writer_features or ()) <= _REWRITABLE_FEATURES
-        and (
-            not has_change_feed(table)
-            or (writes_feed and not _FEED_COLUMNS & {name.lower() for name in columns})
-        )
+        and (not has_change_feed(table) or (writes_feed and not find_reserved_columns(columns)))
     )
 
 

@@ -146,13 +146,13 @@ def test_a_users_demands_that_refuse_rows_are_removed_and_the_position_stays(
     address, place = (str(tmp_path), path) if reached else (tmp_path.as_uri(), Path(path).as_uri())
     lake = Lake(address, lambda: engine().session, LakeSettings(thread_count=2))
     assert (lake.delta_rs is not None) is reached
-    assert not lake.has_row_checks(place)
+    assert not lake.has_row_checks(place, [])
     lake.write(engine().session.createDataFrame(rows(4)), place, Commit(7), byte_count=100)
     for change in ("add constraint `A c` check (id < 9)", "set tblproperties ('delta.appendOnly' = 'TRUE')"):
         engine().session.sql(f"alter table delta.{quote_name(path)} {change}")
-    assert lake.has_row_checks(place)
-    lake.remove_row_checks(place)
-    assert not lake.has_row_checks(place)
+    assert lake.has_row_checks(place, [])
+    lake.remove_row_checks(place, [])
+    assert not lake.has_row_checks(place, [])
     assert lake.records.position(place) == 7
     lake.write(engine().session.createDataFrame(rows(10)), place, Commit(8, overwrite=True), byte_count=100)
     assert lake.count_rows(place) == 1

@@ -173,6 +173,36 @@ def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connec
 
 
 @pytest.mark.drawn
+def test_a_table_with_a_column_of_the_feed_gets_no_feed(
+    pgsieve: Pgsieve, database: psycopg.Connection
+) -> None:
+    """Delta reserves the column for the feed. The columns may get that name later, or the user may set the feed."""
+    layout: dict[str, Any] = {"properties": FEED}
+    database.execute("alter table plain add _commit_version int; create table late (id int primary key)")
+    database.execute("insert into late values (1), (2); alter publication p add table late")
+    pgsieve("run", layout=layout)
+    assert "delta.enableChangeDataFeed" not in pgsieve.replica("public/plain").metadata().configuration
+    assert pgsieve.replica("public/late").metadata().configuration == FEED
+    database.execute('alter table late add "_Change_type" text')
+    database.execute("""update late set "_Change_type" = 'x' where id = 1; delete from late where id = 2""")
+    database.execute("update plain set _commit_version = 7 where id = 1; delete from plain where id = 2")
+    pgsieve("run", layout=layout)
+    pgsieve("check", layout=layout)
+    turned_off = {"delta.enableChangeDataFeed": "false"}
+    assert pgsieve.replica("public/late").metadata().configuration == turned_off
+    # A user turns the feed on by delta-rs, which does not refuse it. A new copy turns it off.
+    pgsieve.replica("public/plain").alter.set_table_properties(FEED)
+    pgsieve("resync", "sales", "public.plain", layout=layout)
+    pgsieve("run", layout=layout)
+    assert pgsieve.replica("public/plain").metadata().configuration == turned_off
+    pgsieve("check", layout=layout)
+    # The table's own layout is refused, because it says that this table shall have a feed.
+    own = {"tables": {"public.plain": {"properties": FEED}}}
+    refused = pgsieve("validate", layout=own, ends=1)
+    assert "Delta reserves the name of its column _commit_version for the feed [42939]" in refused
+
+
+@pytest.mark.drawn
 def test_another_template_of_folders_needs_a_new_copy(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
     """It takes long: nine commands, each a process."""
     pgsieve("run", layout={})
