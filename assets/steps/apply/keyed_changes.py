@@ -153,8 +153,12 @@ class KeyedChanges:
 
     def find_new_keys(self, places: Numbers) -> Numbers:
         """Find the numbers of the keys that the changes at these places give to their rows."""
-        # An UPDATE of the key may be given as two changes at the same place. The second one has the new key.
-        return self.changes.new_keys[np.searchsorted(self.places, places, "right") - 1]
+        # DELETEs that stand for a TRUNCATE have no place, and the other places ascend. An UPDATE of the key may be given as
+        # two changes at the same place. The second one has the new key.
+        has_place = self.places != NONE
+        last_indices = np.searchsorted(self.places[has_place], places, "right") - 1
+        new_keys: Numbers = self.changes.new_keys[has_place][last_indices]
+        return new_keys
 
     def mask_present_keys(self, present_keys: Iterable[Numbers]) -> Mask:
         """Return a mask of the keys that are among `present_keys`.

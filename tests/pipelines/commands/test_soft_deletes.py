@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -66,6 +67,25 @@ def test_deleted_rows_stay_once_soft_deletes_are_enabled(shop: Shop) -> None:
     assert _deletes(shop)[0] == 0
     assert shop.table("one", "notes").schema().to_arrow().names == ["id", "n", "t"]
     assert shop.ids("one", "notes") == [], "without soft deletes the table is copied again"
+
+
+def test_the_feed_has_a_row_that_a_truncate_ends_in_the_batch_of_its_insert_as_inserted(shop: Shop) -> None:
+    """Only a row that was there before is updated. Threads write the feed. No JVM."""
+    settings = {"spark.pgsieve.smallBytes": "-1"}
+    shop.configure(spark={"master": "threads[2]", "engine": "off", "conf": settings})
+    layout = {"deletes": "soft", "properties": {"delta.enableChangeDataFeed": True}}
+    assert _deletes(shop, **layout)[0] == 0
+    shop.database.execute(
+        "begin; insert into notes values (9, 9); truncate notes; insert into notes values (3, 30), (8, 8); commit"
+    )
+    assert shop.cli("run")[0] == 0
+    replica = shop.table("one", "notes")
+    feed = pa.table(replica.load_cdf(replica.version()).read_all()).to_pylist()
+    ids: dict[str, list[int]] = {}
+    for row in sorted(feed, key=lambda row: int(row["id"])):
+        ids.setdefault(row["_change_type"], []).append(row["id"])
+    living = [1, 2, 3, 4]
+    assert ids == {"update_preimage": living, "update_postimage": living, "insert": [8, 9]}
 
 
 def test_reads_at_any_moment_have_the_replicas_deleted_rows(shop: Shop, tmp_path: Path) -> None:
