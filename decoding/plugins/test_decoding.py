@@ -28,9 +28,9 @@ ignores publications.
 - Times are in UTC. The server prints them in the time zone of TimeZone.
 
 The text is that of a server of the version `server_version`, which the caller chooses (`PluginDriver`). Before
-PostgreSQL 17, messages do not count as changes for skip-empty-xacts. So before a transaction's messages, neither BEGIN nor
-the opening of a block is printed, unless a change came first. Names that are key words are in quotes, and each version of PostgreSQL has more key
-words.
+PostgreSQL 17, messages do not count as changes for skip-empty-xacts. So before a transaction's messages, neither BEGIN
+nor the opening of a block is printed, unless a change came first. Names that are key words are in quotes, and each version
+has more key words.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class Choice:
 
     - `publications`: publications of the server
     - `tables`: tables for which pgsieve.yaml defines publications, if no publications of the server are chosen
-    - `other_subscriptions`: further subscriptions, with publications that do not fit those of the first
+    - `other_subscriptions`: further subscriptions, with publications that cannot be in one subscription with the others
     - `via_root`: true if a partitioned table becomes one replica, false if each partition becomes a replica of its own
     """
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 #: After an idle time the server may take this long to send the first WAL. Until then its stream does not count as stalled.
 _MAX_DELAY_SECONDS = 30.0
-#: If a server has been silent for this time, its stream is not healthy. A shorter `limit_seconds` of a `Watch` replaces
-#: this time, but not by less than SILENCE_SECONDS: only after SILENCE_SECONDS does a stream connect again.
+#: If a server has been silent for this time, or for a shorter `limit_seconds` of the `Watch`, its stream is not healthy.
+#: It is always given SILENCE_SECONDS, because a stream connects again only after that time.
 SILENCE_LIMIT_SECONDS = 300.0
 
 
@@ -54,8 +54,8 @@ class SlotStreamActivity:
       stalled in that time.
     - `has_ended`: true if the stream is no longer followed
     - `progress_count`: a number that grows with progress that `stream` does not show
-    - `apply_start`: since when the changes have waited that the thread now applies: since their first commit arrived or,
-      if this is not known, since the thread began to apply them. None if it applies no changes.
+    - `apply_start`: the time at which the first commit arrived that the thread now applies; if it is not known, the time
+      at which the thread began to apply; None if it applies no changes
     - `last_progress_at`: the time of the last progress
     - `silent_since`: the time since which the server does not answer, if the thread cannot read the slot for this
       reason; otherwise None
@@ -132,7 +132,7 @@ class SlotStreamActivity:
     def silent_seconds(self) -> float:
         """For how many seconds the server has not answered.
 
-        0 if anything but silence keeps the thread from reading the slot.
+        0 if the thread cannot read the slot for another reason than silence.
         """
         silent_since = self.stream.answered_at if self.stream else self.silent_since
         return 0.0 if silent_since is None or self.has_ended else time.monotonic() - silent_since

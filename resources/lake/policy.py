@@ -108,10 +108,7 @@ class Policy:
         return CALLING_THREAD if self.is_small(byte_count) else self.runner
 
     def prepare_runner(self, byte_count: int) -> None:
-        """Begin to start the runner for `byte_count` bytes.
-
-        The caller goes on reading these bytes, and the runner is ready sooner.
-        """
+        """Begin to start the runner for `byte_count` bytes, while the caller still reads these bytes."""
         if self.delta_rs is not None:
             self.choose_runner(byte_count).prepare()
 

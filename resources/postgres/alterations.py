@@ -6,8 +6,8 @@ Out: - a `CatalogFingerprint`: if it is the same at two moments, nothing was alt
      - with `read_catalog_and_fingerprint` also the catalog that the fingerprint covers
 
 A fingerprint takes two queries, which are fast enough to run once per slice (the changes between two positions of the
-slot). If rows of the catalogs may have been deleted, it takes further queries. It covers the publications, their
-tables, the partition trees of these tables, and all columns, names and replica identities. It also covers the
+slot). If rows of the catalogs may have been deleted, further queries follow. A fingerprint covers the publications,
+their tables, the partition trees of these tables, and all columns, names and replica identities. It also covers the
 database's encoding, and the library that changes the case of letters in row filters. A fingerprint contains digests
 (hashes of rows). The encoding is part of a digest unless it is UTF8: earlier versions of pgsieve left it out, so in
 UTF8 databases their digests can still be compared with new ones.
@@ -16,8 +16,9 @@ For each change, the output plugin pgoutput decides what to send by the catalog 
 (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c). If the fingerprints before and after a slice
 are equal, one catalog is right for all changes of the slice.
 
-The slot is read with the capture publications. If they lacked a table for a while, what is read lacks changes, which only
-the publications of the subscriptions send. So an alteration of a capture publication changes the fingerprint, too.
+The slot is read with the capture publications. If they lacked a table for a while, its changes from that time are
+missing, even if the user's publications had the table. So an alteration of a capture publication changes the fingerprint,
+too.
 
 An alteration that was undone changes the fingerprint, too. Either a row of the catalog was written again, and has
 another xmin. Or a row was inserted and deleted, and the server still stores its index entry
@@ -196,7 +197,7 @@ def fingerprint_catalog(
 def find_altered_tables(
     connection: psycopg.Connection[Any], capture_publications: Sequence[str], since_xid: int
 ) -> frozenset[int]:
-    """The oids of the tables that a transaction with this or a later identifier (xid) may have put into a capture publication.
+    """The oids of the tables that a transaction from `since_xid` on may have put into a capture publication.
 
     If such a transaction has altered the publication itself, these are all tables that the publication has.
     """

@@ -33,7 +33,7 @@ CREATED_COMMENT = "capture publication created by pgsieve"
 
 @dataclass(frozen=True)
 class EnsuredPublications:
-    """The names of the capture publications that exist, and the oids of the tables that could not leave them for a lock."""
+    """The names of the capture publications that exist, and the oids of the tables that a lock keeps in them."""
 
     names: tuple[str, ...]
     locked_oids: frozenset[int]
@@ -49,7 +49,7 @@ def ensure_capture_publications(
     """Create or alter the capture publications so that they match the plan; return those that exist then.
 
     If pgsieve may not alter or create one of them, for example because another role owns it, it stays as it is. The
-    tables that it lacks are left out (`find_uncaptured_tables`), and stay in their former publications.
+    tables that it lacks are not replicated (`find_uncaptured_tables`), and stay in their former publications.
 
     A publication that already matches is not altered. If a table moves from one publication to another, it is
     first added to the new publication and only then removed from the old one. So at each position in the WAL, at
@@ -57,8 +57,8 @@ def ensure_capture_publications(
     call removes it.
     """
     # Before PostgreSQL 18, pgoutput refuses to decode WAL from before the commit that creates a requested publication. So
-    # the caller first reads the WAL up to the flush position without the new publications. This WAL must contain the
-    # commits that create them. So they are flushed before they return, even if the role has another setting.
+    # the caller first reads the WAL up to the flush position without the new publications. That WAL must contain the
+    # commits that create them. So each commit waits until it is flushed, even if the role has another setting.
     connection.execute("set synchronous_commit = local")
     has_capture = any(capture_name + suffix in catalog.publications for suffix in list_capture_suffixes())
     existing_names, refused_oids, locked_oids = list[str](), set[int](), set[int]()
@@ -197,7 +197,7 @@ def make_table_statements(
 def make_root_removals(
     capture_name: str, planned_publications: Sequence[CapturePublication], catalog: Catalog
 ) -> list[str]:
-    """The SQL that removes unplanned roots, as which the changes of their partitions would be captured.
+    """The SQL that removes partitioned tables that are not planned, and would capture the changes of their partitions.
 
     It has to be executed after the plan's publications exist. Other tables that are not in the plan do no harm.
     """

@@ -48,8 +48,8 @@ class NetRows:
       the change that sent the row's value, or `NONE` if no change of the batch sent it.
     - `base_keys` has for each row the number of a key: the replica's row with this key has the values that no change
       sent. If it is `NONE`, these values are NULL.
-    - `begin_places` has for each row the place of the INSERT with which it began, or `NONE` if the replica had it.
-      `split_moves` makes such an INSERT from an UPDATE of the key.
+    - `begin_places` has for each row the place of the INSERT with which it began, or `NONE` if the replica had it. An
+      UPDATE of the key counts as an INSERT with the new key.
     """
 
     places: Numbers
@@ -91,9 +91,9 @@ def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:
 
 
 def describe_left_rows(places: Numbers, left_rows: LeftRows) -> NetRows:
-    """Describe the rows whose key an UPDATE changes, as they are before it; `NetRows.places` has the UPDATEs' places.
+    """Describe the rows whose key an UPDATE changes, as they are before it. The result has the places of these UPDATEs.
 
-    `places` has the place of each change.
+    The argument `places` has the place of each change.
     """
     sent_places = {
         name: find_places(places, changes) for name, changes in left_rows.changes_by_column.items()
@@ -259,7 +259,7 @@ class MissingValues:
     ) -> Iterator[tuple[Numbers, pa.Array]]:
         """Yield numbers of rows, and their values from the replica's rows with the keys `base_keys`.
 
-        Several rows may take the value of one key: with `history: scd2`, each version that a row has during the batch
+        Several rows may take their value from one row: with `history: scd2`, each version that a row has during the batch
         counts as a row. All versions before the first change that sends the value take it from the replica.
         """
         if not len(rows_to_complete):

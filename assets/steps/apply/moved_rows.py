@@ -145,7 +145,7 @@ class SourceResolver:
         has_left_rows = any(number == _LINK_TARGETS for number, _ in messages)
         left_rows = unpack_rows(messages, _LINK_TARGETS, "place") if has_left_rows else None
         if left_rows is not None and not self.is_last:
-            # The others were also sent to the resolvers of their links, and these send them on.
+            # Rows with links were also sent to the resolvers of their links, which send them on.
             yield from router.send_left_rows(left_rows.filter(pc.invert(_mask_linked(left_rows))))
         for kind in (*_WRITER_KINDS, *(() if self.is_last else (LEFT_ROWS,))):
             if any(number == _LINKED_ROWS - kind for number, _ in messages):

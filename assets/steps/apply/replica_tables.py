@@ -53,7 +53,7 @@ from pgsieve.resources.lake.lake import Lake
 
 #: The most slices in a batch.
 BATCH_SLICES = 8
-#: The most changes of a table in a batch, as their keys are in memory. A batch of one slice may have more.
+#: The most changes of a table in a batch. Their keys are in memory at the same time. A batch of one slice may have more.
 BATCH_CHANGES = 4_000_000
 
 
@@ -128,7 +128,7 @@ class _Apply:
         # A table that another process makes ready later is left out: it would lack the batches that were applied before.
         self._tables = {n for n, s in states.items() if s.is_applied}
         self.result.sent_as = self._count_sent_as(states)
-        #: Whether a cut may be written: no table is left out, and no other process works on one.
+        #: Whether a cut may be written: no table is left out, and no other process copies tables or applies changes.
         self._can_cut = only_tables is None and not _is_copied_by_others(states, self._tables)
         self._replicas = _Replicas(subscription, lake, states, self.result.cut, log)
         #: The tables whose replicas may lack changes of the batch.
@@ -188,8 +188,8 @@ class _Apply:
     def run(self, divide: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
         """Apply batch by batch, and write a cut after each batch.
 
-        `divide` divides the ends of the slices into batches. With `disable_on_error`, this stops at the first error of a
-        change.
+        `divide` divides the ends of the slices into batches. With `disable_on_error`, the first error of a change ends
+        the work.
         """
         slices = self._slices
         batches = deque(part for ends in divide(list(slices)) for part in divide_batch(ends, slices))
@@ -285,7 +285,7 @@ class _Apply:
         tables[result.name] = _combine_table_results(tables.get(result.name), result)
 
     def _disable_subscription(self, table: Name, problem: str) -> None:
-        """Disable the subscription. The transformed change would fail again, so only a new copy of the table helps."""
+        """Disable the subscription. The stored change would fail again, so the reason says how to copy the table again."""
         subscription = self._subscription.name
         SubscriptionRecord(self._lake, subscription).disable(add_copy_command(subscription, table, problem))
 
@@ -297,7 +297,7 @@ class _Apply:
         )
 
     def _write_cut(self, lsn: int) -> None:
-        """Write a cut at an LSN, unless tables were left out, or another process works on one."""
+        """Write a cut at an LSN if `_can_cut`."""
         if self._can_cut:
             self._replicas.write_cut(self.result, lsn)
 

@@ -91,7 +91,7 @@ def find_tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = no_l
     unpublished_states = [
         s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED
     ]
-    # If another process writes a state of the table meanwhile, this is left to the next run.
+    # A table whose state another process writes meanwhile is left to the next run.
     TableStates(lake, subscription.name).append_unless_changed(
         [
             replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0, reason=None)
@@ -170,8 +170,7 @@ class InitialCopy:
         - `only_needed`: if True, tables that do not need a copy any more are left out
 
         The slot of the subscription must exist, and be ready to be read. Tables that another process copies in the
-        meantime are not copied again. If an earlier run copied a table and died, the state of the table becomes ready,
-        and it is not copied again.
+        meantime are not copied again. A table that an earlier run copied before it died becomes ready without a copy.
 
         If a table fails by an error of its own, for example an unreadable value, the table is set aside. With the
         setting `disable_on_error` the subscription is disabled instead. After a transient fault, such as a lost

@@ -11,9 +11,9 @@ at each change:
   (`Catalogs.find_validity`, `CatalogValidity.covers`). If it is, that catalog decides which changes a subscription gets
   (`Catalogs.read_for_slice`).
 - Otherwise the publisher decides. Before the slot is advanced, its changes are read once more for each subscription,
-  with the publications of that subscription (`make_publisher_slot_stream`). Such a slice is listed in `AlteredSlices` before the
-  slice of the stream itself is committed. After a crash between the two commits, the next run lists another slice, with
-  the same begin and a later end. Then the slice that was listed first no longer counts.
+  with the publications of that subscription (`make_publisher_slot_stream`). Such a slice is listed in `AlteredSlices` before it
+  is committed to the stream's own change log. After a crash between the two commits, the next run lists another slice,
+  with the same begin and a later end. Then the slice that was listed first no longer counts.
 """
 
 import hashlib
@@ -48,8 +48,8 @@ from pgsieve.resources.postgres.slot import read_slot_state
 #: - `subscriptions`: the names of the subscriptions for which the slot was read
 #: - `known`: the oids of the relations for whose changes the catalog is valid
 #: - `captured`: the digest of the capture publications, by which pgsieve reads the slot (`CatalogFingerprint.capture_digest`)
-#: - `alike`: True if the capture publications had not been altered since the oldest transaction began that the slot had
-#:   still to send. If it is False, the row is valid only after the slot's restart_lsn has reached `lsn`.
+#: - `alike`: True if the capture publications were not altered after the start of the oldest transaction that the slot
+#:   had still to send. If it is False, the row is valid only after the slot's restart_lsn has reached `lsn`.
 #: - `gone`, `unsure`: catalog rows that were removed, and that the server still stores for a while. Each is an integer
 #:   made of its catalog and its oid (`CatalogFingerprint.removed_rows`). The removal of `gone` had committed when the
 #:   catalog was recorded, and the removal of `unsure` was perhaps in progress.
@@ -242,10 +242,9 @@ class Catalogs:
         None if it is not proven valid. For example, there is no record up to `position`, or the catalog was altered since
         the newest of these records.
 
-        An alteration after the call is not seen. So call this when the LSN up to which the slot is read is already fixed,
-        or when the messages have arrived. The slot must not be confirmed beyond `position` before the call: otherwise
-        the server may have deleted the removed catalog rows, which alone show that a row was added and removed in
-        between.
+        An alteration after the call is not seen. So first fix the LSN up to which the slot is read, or receive the
+        messages. The slot must not be confirmed beyond `position` before the call. Otherwise VACUUM may have freed the
+        removed catalog rows. Only these show that a row was added and removed in between.
         """
         if self.slot_stream.filtered:
             return CatalogValidity(None, None)
@@ -309,8 +308,8 @@ def _is_same(row: dict[str, Any], fingerprint: CatalogFingerprint) -> bool:
 def _find_certainly_removed_rows(row: dict[str, Any], fingerprint: CatalogFingerprint) -> frozenset[int]:
     """Find the catalog rows of a fingerprint that were certainly removed before the catalog was recorded.
 
-    These are the rows in the record's column `gone`. Once all transactions before the record's `transaction` have
-    ended, these are also the rows in its column `unsure`.
+    These are the rows in the record's column `gone`, and, once all transactions before the record's `transaction` have
+    ended, also those in its column `unsure`.
     """
     removed_rows = {*(row.get("gone") or ())}
     if row.get("unsure") and is_same_or_later_xid(fingerprint.oldest_xid, row["transaction"]):
@@ -326,7 +325,7 @@ class CatalogValidity:
       identifier made no change before the catalog was recorded. Earlier transactions may have changed rows under an
       earlier catalog, and pgoutput uses the catalog as it was at each change, not at the commit.
     - `relations`: oids of tables; None stands for all relations. A changed relation that is not among them was
-      created after the catalog was recorded, and dropped again.
+      created after the catalog was recorded, and dropped again: if it still existed, the fingerprint would differ.
     """
 
     first_xid: int | None

@@ -9,8 +9,8 @@ Out: slices (changes from one position of the slot to another) in the change log
 
 pgoutput sends a transaction as a whole or not at all. So a transaction that cannot be sent is left out, after its
 tables were marked as to be copied again. If the row filter or the value fails for the copy, too, the copy sets the
-table aside, with a reason of its own: the table gets no more changes until the user has it copied again. A stream is a
-slot with the subscriptions that read it.
+table aside, with a reason of its own. Such a table gets no more changes until the user has it copied again. A stream is
+a slot with the subscriptions that read it.
 """
 
 import re
@@ -202,9 +202,9 @@ class Fallback:
     def _prepare_base_version(
         self, subscription_slot_streams: Sequence[SlotStream], begin: int, end: int
     ) -> int | None:
-        """Find the version that the change log must have when a slice is appended to it.
+        """Find the version that the change log must have when the slice from `begin` to `end` is appended to it.
 
-        None if there are no streams of single subscriptions. Then the change log must only have the right position.
+        None if there are no `subscription_slot_streams`. Then only its position must be `begin`.
         """
         path = ChangeLog(self.lake, self.peek.slot_stream).path
         head = self.lake.records.head(path)

@@ -55,7 +55,7 @@ class _OpenTable:
     """A table that is open, and the cached results of queries of it.
 
     - `last_check`: the version of the table at the last check, and the stamp of the log entry of this version. A stamp
-      distinguishes entries that have had the same name.
+      distinguishes an entry from an earlier entry with the same name.
     - `shared_results`: the results for versions that a check has found. All threads share them.
     - `own_results`: the results for versions that this thread has committed since the last check
     """
@@ -146,8 +146,8 @@ class Tables:
 
         At the start of the block, the tables at `paths` are checked in parallel. `prepare` is called for each table that
         exists, to cache the results of queries. The block must not write to these tables. Another process may write to
-        them, so a later commit must check again what was read here. If the check of a table fails, the error is raised when the table is used. Tables in a
-        folder are checked each time they are used, because this takes little time.
+        them, so a later commit must check again what was read here. If the check of a table fails, the error is raised
+        when the table is used. Tables in a folder are checked each time they are used, because this takes little time.
         """
         is_nested = self._find_check_results() is not None
         if not is_nested:
@@ -338,10 +338,7 @@ class Tables:
     reraise=True,
 )
 def _load_table(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
-    """Open a table.
-
-    Repeat this if a log entry that was listed no longer exists, because a cleanup removes entries one by one.
-    """
+    """Open a table. Try again if a log entry was removed after it was listed: a cleanup removes entries one by one."""
     return DeltaTable(path, version=version, storage_options=options)
 
 

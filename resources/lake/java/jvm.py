@@ -102,7 +102,7 @@ def _find_home() -> str:
 
 
 def _find_named_home() -> str | None:
-    """The user's home directory as the environment or /etc/passwd names it, or None. It may not exist."""
+    """The user's home directory as the environment or /etc/passwd names it, or None. It need not exist."""
     home = os.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser raises if there is none
     return home if Path(home).is_absolute() else None
 
@@ -110,8 +110,7 @@ def _find_named_home() -> str | None:
 def has_writable_home() -> bool:
     """True if this user has a home directory that can be written.
 
-    Otherwise Ivy, which would write files into the home directory, writes them into the private folder of this process.
-    That folder is removed when the process ends.
+    Without one, Ivy writes its files into the private folder of this process, which is removed when the process ends.
     """
     home = _find_named_home()
     return home is not None and os.access(home, os.W_OK | os.X_OK)
