@@ -22,8 +22,8 @@ def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.Automatio
     condition: Any = dg.AutomationCondition
     cut_key = key or dg.AssetKey([subscription, "cut"])
     has_new_cut = condition.asset_matches(cut_key, condition.data_version_changed())
-    # A request handles only the cuts that came before it. If one evaluation of Dagster sees a new cut and also a request,
-    # or the end of a requested run, its `since_last_handled` would forget the cut.
+    # A requested run handles only the cuts from before its request. If one evaluation of Dagster saw a new cut and also a
+    # request, or the end of a requested run, Dagster's `since_last_handled` would forget the cut.
     has_had_cut = has_new_cut.since(condition.initial_evaluation())
     is_handled = (condition.newly_requested() & ~has_new_cut).since(has_new_cut)
     has_run_ended = ~condition.asset_matches(cut_key, condition.in_progress())

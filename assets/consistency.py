@@ -1,7 +1,7 @@
 """The asset check `subscriber_consistency`, and the reports of what a check has changed in the replicas.
 
-A check applies the changes up to the LSN of the comparison. Without a report, Dagster would not know these changes: neither
-the replicas nor the assets downstream would be shown as materialised.
+A check applies the changes up to the LSN of the comparison. Without a report, Dagster would not know of these changes,
+and would show neither the replicas nor the cut as materialised.
 
 In: the tables of a subscription, or the results of `pgsieve check`
 Out: the checks; and events in Dagster's records
@@ -87,9 +87,9 @@ class CheckReporter:
             report_materialization(self._instance, key_by_table[table], version, metadata)
         freshness = measure_freshness(self._subscription, self._lake, cut)
         results = [
-            make_result
+            check_result
             for table, state in states.items()
-            for make_result in (
+            for check_result in (
                 sync_state_result(key_by_table[table], state),
                 table_freshness_result(key_by_table[table], self._subscription, freshness, state),
             )
@@ -121,16 +121,16 @@ def consistency_checks(
         key_by_table = {table: key for key, table in table_by_key.items()}
         with run_as_step(context):
             lake = open_lake(context, dagster_names)
-            report = CheckReporter(context.instance, subscription, lake, tables, dagster_names)
+            reporter = CheckReporter(context.instance, subscription, lake, tables, dagster_names)
             compared_tables = check_consistency(
                 subscription,
                 lake,
                 context.log.info,
                 list(key_by_table),
                 context.log.warning,
-                report.add_applied,
+                reporter.add_applied,
             )
-            report.send_replicas()
+            reporter.send_replicas()
             for result in compared_tables:
                 yield make_consistency_result(key_by_table[result.schema, result.table], result)
 

@@ -45,6 +45,7 @@ APPLIED_AT = "applied_at"
 Metadata = Sequence[tuple[str, str]]
 #: Values of these kinds come from a column of the changes. It has the same name as the kind.
 _CHANGE_KINDS = frozenset({"commit_lsn", "commit_time", "ordinal", "operation"})
+#: `deleted` marks deleted rows; `filtered` marks those of them that an UPDATE has moved out of the row filter.
 FLAG_KINDS = frozenset({"deleted", "filtered"})
 _OLD_ROW_VALUES: Mapping[str, object] = MappingProxyType({"deleted": True, "operation": "delete"})
 

@@ -21,7 +21,7 @@ from pgsieve.decoding.plugins.interface import (
 _STREAMING_MESSAGE = "logical streaming requires a {}_cb callback"
 _TWO_PHASE_MESSAGE = "logical replication at prepare time requires a {}_cb callback"
 
-#: Maps a required callback to the error message if it is missing. Without any other callback, `call` does nothing.
+#: Maps a required callback to the error message if it is missing. If any other callback is missing, `call` does nothing.
 _MISSING_CALLBACK_MESSAGES = MappingProxyType(
     {
         "stream_start": _STREAMING_MESSAGE,

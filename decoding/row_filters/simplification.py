@@ -1,8 +1,8 @@
 """Simplifies the constant parts of a row filter, as PostgreSQL's planner does before it reads a row.
 
 In: a typed tree. Out: the tree without the parts that PostgreSQL never evaluates. For example, PostgreSQL never
-divides for `NULL > 1 / a` or `1 / a > 0 AND false`. So the division by zero raises no error, and pgsieve must not
-raise one either. A tree that cannot fail is left as it is, because it has the same result without simplification.
+divides for `NULL > 1 / a` or `1 / a > 0 AND false`. So there is no error if `a` is 0, and pgsieve must not raise
+one either. A tree that cannot fail is left as it is, because it has the same result without simplification.
 
 Raises RefusedError if the simplification depends on the value of a constant expression that only PostgreSQL
 computes.

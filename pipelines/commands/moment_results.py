@@ -8,7 +8,7 @@ class TableAtLsn:
     """A table as it was at an LSN.
 
     - `rows`: the number of its rows
-    - `changes`: the number of changes that were applied to an earlier version of the replica; 0 if a version has the rows
+    - `changes`: how many changes were applied to an earlier version of the replica; 0 if a version has exactly these rows
     - `path`, `version`: the Delta table and version that have the rows. None if the rows were in a clone (a temporary
       copy), which has been deleted.
     """

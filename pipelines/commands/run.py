@@ -297,7 +297,7 @@ def _materialize_each(
     """Materialise an asset for each subscription, in one Dagster run.
 
     - `task`: names the work in messages
-    - `do_work`: does the work of one step; if there are several steps, while Dagster records the step before it
+    - `do_work`: does the work of one step. If there are several steps, it runs while Dagster records the step before.
     """
     if not asset_makers:
         return

@@ -52,7 +52,7 @@ select block, characters, lower(characters {collate}), upper(characters {collate
           from generate_series(1, 1114111) n where n not between 55296 and 57343 group by 1 offset 0) blocks
  where lower(characters {collate}) <> characters or upper(characters {collate}) <> characters
 """
-#: The characters of these blocks whose case changes, each with its mappings alone and next to letters.
+#: The characters of given blocks whose case changes, each with its mappings alone and next to letters.
 _CHARACTERS_QUERY: Final = """
 select *
   from (select c, array[lower(c {collate}), lower('a' || c || 'a' {collate}), lower('a' || c || ' ' {collate}),
@@ -134,7 +134,7 @@ def read_case_mapping(
         except psycopg.Error as error:
             if error.sqlstate is None or is_transient(error):
                 raise
-            # `collations.case_mapping` writes before this: the case of letters depends on the collation NAME, and …
+            # `collations.case_mapping` makes of it: the case of letters depends on the collation NAME, and the server …
             return CaseMapping(refusal=f"the server does not say how (SQLSTATE {error.sqlstate})")
     return _MAPPINGS[key]
 

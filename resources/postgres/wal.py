@@ -68,7 +68,7 @@ def read_inserted_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def read_flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """A position as of `read_current_lsn`, but at the end of a WAL record.
+    """A position like that of `read_current_lsn`, but at the end of a WAL record.
 
     A peek or an advance up to such a position does not wait.
 

@@ -54,7 +54,7 @@ class KeyPartsWriter:
     def apply(self, stored_changes: ManyChanges) -> TableResult | None:
         """Apply the changes; None if that is not possible part by part.
 
-        For example, a change gives a row the key of another row.
+        It is not possible, for example, if a change gives a row the key of another row.
         """
         if not self._is_divisible:
             return None

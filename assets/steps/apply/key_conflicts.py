@@ -43,7 +43,7 @@ _CHANGE_COLUMNS = ["slice", "number", "commit_lsn", "ordinal", "operation", "old
 class KeyConflictError(PgsieveError):
     """A change gives a row a key that the replica has already.
 
-    It is made from these facts, and keeps the conflict's name and the commit LSN:
+    It is made from these facts, of which it keeps `conflict_name` and `commit_lsn`:
     - `name`: the schema and the name of the table
     - `conflict_name`: PostgreSQL's name of the conflict, `insert_exists` or `update_exists`
     - `key`: maps each column of the key to its value, as PostgreSQL prints it
@@ -71,7 +71,7 @@ class ConflictSearch:
 
     Another run may have applied the same changes in the meantime. In that case the replica already has the keys of
     these changes, and that is not a conflict. No error is raised, and the caller goes on to write the batch. Delta
-    leaves out this second write, because the replica already has its position (an LSN).
+    leaves out this second write, because the replica already has the batch's position (an LSN).
     """
 
     lake: Lake

@@ -101,7 +101,7 @@ class RowSelection:
         return rows if self.added_columns is None else pa.schema([*rows, *self.added_columns.schema])
 
     def divide(self, store: Store, groups: Sequence[RowGroup]) -> Iterator["RowSelection"]:
-        """Divide the selection into portions, so that the missing values of a portion fit in memory. Reads these values.
+        """Divide the selection into portions whose missing values fit in memory, and read these values.
 
         `groups` are the row groups that have the chosen changes.
         """

@@ -3,7 +3,7 @@
 A segment consists of the rows with hashes that end with the same bits. For each segment, the server adds up the hashes
 of the published rows in a snapshot, and pgsieve adds up the hashes of the replica's rows. If the two sums differ, the
 rows of the segment are read and compared value by value. Small tables are compared row by row without hashes, and
-so are all tables of a server that computes other hashes, for example a big-endian one.
+so are all tables of a server that computes other hashes than pgsieve, for example a big-endian one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

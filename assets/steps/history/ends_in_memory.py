@@ -48,8 +48,8 @@ class EndsInMemory:
     """Versions that end, and whose rows are in memory. A call yields them.
 
     - `rows` are the rows, with the numbers of their keys.
-    - `beginnings` has a row for each version: the time and the LSN at which the version began. Versions that began with
-      the same commit may share a row.
+    - `beginnings` has rows with the time and the LSN at which versions began. Versions that began with the same commit
+      may share a row.
     - `beginning_indices` has an element for each key number: the index in `beginnings` of the key's version, or `NONE` if
       no version of the key ends.
     - `ending_commits` has an element for each key number: the number in `commits` of the commit that ends the version, or

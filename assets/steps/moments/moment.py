@@ -92,7 +92,7 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
             hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
             sqlstate="22023",
         )
-    # With `first_lsn`, copies of tables that were made after the last earlier commit would belong to the moment, too.
+    # If the result were `first_lsn`, copies that were made after the last earlier commit would belong to the moment, too.
     return max(earlier_lsns) + 1
 
 

@@ -104,7 +104,7 @@ class PreparedTransactions:
         return self.lake.require_delta_rs(
             PgsieveError(
                 f'source "{self.slot_stream.source.name}": replication slot "{self.slot_stream.slot}" sends prepared transactions, which cannot be'
-                " kept in a lake at a URI",
+                " kept in a lake that only Spark reaches",
                 hint="drop the slot and copy the tables again without `two_phase`, or use a lake in the file system",
                 sqlstate="0A000",
             )

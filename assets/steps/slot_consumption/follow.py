@@ -76,7 +76,7 @@ class FollowedSlotStream:
         lake.access.check_writable()
         if lake.is_reached_by_spark_only:
             raise PgsieveError(
-                f'source "{slot_stream.source.name}": a lake at a URI cannot be written continuously',
+                f'source "{slot_stream.source.name}": a lake that only Spark reaches cannot be written continuously',
                 hint="run `pgsieve run` on a schedule, or use a lake in the file system",
                 sqlstate="0A000",
             )

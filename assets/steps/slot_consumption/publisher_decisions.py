@@ -64,7 +64,7 @@ def prepare_base_version(
     head: TableHead,
     end: int,
 ) -> int:
-    """Prepare the stream's change log for a slice, which is appended to the streams of single subscriptions first.
+    """Prepare the stream's change log for a slice, which is first appended to the streams of single subscriptions.
 
     Returns the version that the change log must have when the slice is appended to it.
 

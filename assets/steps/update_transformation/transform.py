@@ -76,7 +76,7 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     results: list[TableChanges] = []
     lake.access.begin_writing()
     with subscription.slot_stream.source.hold_lock(subscription.name):
-        # If another process has transformed a slice or copied a table meanwhile, the remaining slices are begun again.
+        # If another process has transformed a slice or copied a table meanwhile, `run` goes on with the slices that remain.
         retry_after_conflict(Transformation(subscription, lake, log).run)(results)
     return results
 
@@ -167,7 +167,7 @@ class Transformation:
         """Record that replicas may have other rows than a new copy would have.
 
         There are two reasons. A transaction of the slice was skipped. Or publications were altered within the slice. In
-        that case the publisher has filtered the slice, and pgsieve does not know which rows are missing.
+        that case the publisher has filtered the slice, and pgsieve does not know which changes it has left out.
         """
         contents = read_slice_contents(self.lake, self.subscription.slot_stream, end)
         truncated_relations = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
@@ -210,7 +210,7 @@ class _Progress:
 
 @dataclass(frozen=True)
 class _SliceTransformation:
-    """Transforms a slice, or a window of it. `base_version` is the version that `_transformed` has before that."""
+    """Transforms a slice, or a window of it. `base_version` is the present version of `_transformed`."""
 
     reader: SliceReader
     progress: _Progress

@@ -103,8 +103,8 @@ class WindowWork:
     relation_versions_by_table: Mapping[Name, Sequence[PublishedVersion]]
     truncates_by_table: Mapping[Name, Sequence[TruncateOrder]]
     messages: Messages
-    #: In a large window, some tables may have few changes. `bytes_by_small_table` maps these tables to their approximate number of
-    #: bytes, and `small_tables_messages` has the messages of all these tables, read into memory.
+    #: In a large window, some tables may have few changes. `bytes_by_small_table` maps these tables to their approximate
+    #: number of bytes, and `small_tables_messages` has the messages of all these tables, read into memory.
     bytes_by_small_table: Mapping[Name, int]
     small_tables_messages: Messages | None
 

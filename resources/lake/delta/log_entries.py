@@ -4,10 +4,10 @@ In: the path of the table, and its store.
 Out: maps versions to stamps. If an entry is replaced by another one with the same name, the stamp differs.
 
 In a folder, and on a store that only delta-rs can reach, only two entries are looked up, by name: that of the version at
-the last check, and the one after the open table's version. On other object stores one request lists the entries. A listing may be outdated. So if an entry must exist
-and is not listed, it is requested by its name. Raises OSError, and DamagedTableError if an entry is incomplete, or
-has another size than expected. An object store never stores a part of an object, so there only an empty entry counts as
-incomplete.
+the last check, and the one after the open table's version. On other object stores one request lists the entries. A
+listing may be outdated. So if an entry must exist and is not listed, it is requested by its name. Raises OSError, and
+DamagedTableError if an entry is incomplete, or has another size than expected. An object store never stores a part of
+an object, so there only an empty entry counts as incomplete.
 """
 
 import re
@@ -21,7 +21,7 @@ from pgsieve.resources.lake.stores.objects import Objects, open_objects
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
-#: Distinguishes log entries that have had the same name. The last element is the size of the entry in bytes.
+#: Distinguishes a log entry from an earlier entry with the same name. The last element is the size of the entry in bytes.
 Stamp = tuple[Hashable, ...]
 
 _ENTRY = re.compile(r"(\d{20})\.json")

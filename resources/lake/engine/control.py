@@ -40,7 +40,7 @@ _END_SECONDS = 30.0
 class EngineUse:
     """The use of an engine by this process.
 
-    The engine counts as used until `close`, or until this process ends. `stop` ends it nevertheless.
+    The engine counts as used until `close`, or until this process ends. `stop` ends even an engine that is in use.
     """
 
     record: EngineRecord
@@ -152,7 +152,7 @@ def launch(
                 [sys.executable, "-P", "-m", server.__name__],
                 cwd=f"/proc/self/fd/{descriptor}",
                 # `stores.storage.hide_token` may have unset the session token of S3 in the environment of this process,
-                # because the lake has other keys. Python's copy still has the token, which the engine may need.
+                # because the lake has other keys. `os.environ` still has the token, which the engine may need.
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=log_descriptor,

@@ -53,7 +53,7 @@ class EngineRecord:
     version: str
     #: The time at which the engine began to serve, in seconds since 1970.
     since: float
-    #: The digest of the engine's source code of pgsieve (`installed_code`); empty if not known.
+    #: The digest of the pgsieve code that the engine runs (`installed_code`); empty if not known.
     code: str = ""
 
 

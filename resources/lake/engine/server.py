@@ -6,7 +6,7 @@ In: - the engine's folder, as the current folder
 Out: a record in the folder as long as Spark serves.
 
 The engine ends when Spark ends, on SIGTERM, and when its folder is gone. An engine that was started for one
-process ends with this process. Any other engine ends after it was unused for some time.
+process ends with that process. Any other engine ends after it was unused for some time.
 
     python -P -m pgsieve.resources.lake.engine.server < plan.json
 """
