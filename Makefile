@@ -76,8 +76,9 @@ test-19: setup ## replication, random workloads, row filters, values and command
 DAGSTER := dagster dagster-dg-cli dagster-graphql dagster-webserver
 DAGSTER_oldest := $(DAGSTER:%=%==1.12.0) dagster-dlt==0.28.0 dagster-pyspark==0.28.0
 DAGSTER_newest := --upgrade $(DAGSTER:%='%<1.14') 'dagster-dlt<0.30' 'dagster-pyspark<0.30'
-DAGSTER_TESTS := tests/pipelines/test_component.py tests/pipelines/test_definitions.py tests/pipelines/test_published.py \
-    tests/assets/test_runless_events.py tests/resources/lake/test_secret_settings.py tests/examples tests/orchestration/test_dagster.py
+DAGSTER_TESTS := tests/pipelines/test_component.py tests/pipelines/test_definitions.py tests/pipelines/test_increments_in_dagster.py \
+    tests/pipelines/test_copies_in_dagster.py tests/pipelines/test_published.py tests/assets/test_runless_events.py \
+    tests/resources/lake/test_secret_settings.py tests/examples tests/orchestration/test_dagster.py
 test-dagster: setup ## definitions, runs and the example project on the oldest Dagster that is supported, and on the newest
 	@$(MAKE) --no-print-directory test-dagster-oldest test-dagster-newest
 

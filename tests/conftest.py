@@ -25,6 +25,8 @@ def pytest_xdist_auto_num_workers() -> int:
 pytest_plugins = [
     "tests.fixtures.chromium",
     "tests.fixtures.console",
+    "tests.fixtures.dagster_databases",
+    "tests.fixtures.dagster_in_memory",
     "tests.fixtures.drawn",
     "tests.fixtures.oracle",
     "tests.fixtures.pooler",

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from pgsieve.assets.automation_condition import at_cut
+from tests.fixtures.dagster_in_memory import in_memory
 
 CUT = dg.AssetKey(["sales", "cut"])
 
@@ -49,7 +50,7 @@ class Dagster:
 
 @pytest.fixture
 def dagster() -> Iterator[Dagster]:
-    with dg.DagsterInstance.ephemeral() as instance:
+    with in_memory() as instance:
         yield Dagster(instance)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
 from pgsieve.pipelines.command_line import console
+from tests.fixtures.shop import Shop
 from tests.fixtures.terminal import shown_on_a_terminal
 
 
@@ -64,3 +66,14 @@ def test_a_result_does_not_share_the_line_of_a_task() -> None:
     after = shown.rpartition(b"a task")[2]
     assert after, shown
     assert after.partition(b"a result")[0].endswith(b"\r\x1b[2K"), shown
+
+
+@pytest.mark.drawn
+def test_messages_on_a_terminal_have_separate_lines(shop: Shop) -> None:
+    """Dagster puts a pipe between a step and the terminal. Without a separate line, a message would continue the running task's line."""
+    code, shown = shown_on_a_terminal("-m", "pgsieve", "-c", str(shop.path), "run", "two", seconds=120)
+    assert code == 0, shown.decode()
+    assert b"copy 1 table of two" in shown, "the task's line is missing"
+    lines = re.findall(rb"([^\n]*)public\.stock: 4 rows copied in", shown)
+    assert len(lines) == 1
+    assert lines[0].endswith(b"\x1b[2K"), shown.decode()

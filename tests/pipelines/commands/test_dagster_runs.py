@@ -16,6 +16,7 @@ from pgsieve.pipelines.commands.dagster_runs import (
 from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.config.model import load_config
 from tests.fixtures import commands
+from tests.fixtures.dagster_in_memory import in_memory
 from tests.fixtures.shop import Shop
 
 
@@ -73,7 +74,7 @@ def _run(dagster: dg.DagsterInstance, slices: int, tags: dict[str, str]) -> str:
 
 
 def test_young_runs_with_work_are_kept() -> None:
-    with dg.DagsterInstance.ephemeral() as dagster:
+    with in_memory() as dagster:
         copy = _run(dagster, 1, make_run_tags("copy", {"dagster/partition": "public.t"}))
         foreign = _run(dagster, 0, {})
         runs = [_run(dagster, slices, make_run_tags("drain", None)) for slices in (0, 2, 0, 0, 3, 0)]

@@ -16,6 +16,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.resource import LakeResource
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.work import Work
+from tests.fixtures.dagster_in_memory import in_memory
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_log_messages_are_in_the_log_of_their_own_step(lake: Lake) -> None:
             with run_as_step(context):
                 done["b"](context.log.info)
 
-        with dg.DagsterInstance.ephemeral() as dagster:
+        with in_memory() as dagster:
             result = dg.materialize([first, second], instance=dagster)
             logs = dagster.all_logs(result.run_id)
     messages = [

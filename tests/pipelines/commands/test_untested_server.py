@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import dagster as dg
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -23,6 +22,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import UntestedServerError
 from pgsieve.resources.postgres.source import Source, _warn_once
 from tests.faults.proxy import Proxy
+from tests.fixtures.dagster_in_memory import in_memory
 from tests.fixtures.shop import Shop
 
 NEWEST = NEWEST_SERVER // 10000
@@ -95,7 +95,7 @@ def test_every_command_refuses_an_untested_server_and_creates_nothing(
 def test_assets_definitions_and_sensors_refuse_an_untested_server(shop: Shop, newer: str) -> None:
     _configure(shop, newer)
     config = load_config(shop.path)
-    with dg.DagsterInstance.ephemeral() as instance:
+    with in_memory() as instance:
         register_tables(config, instance)  # Warns, and keeps the tables that it already has.
         ran = (
             build_ui_definitions(config)
