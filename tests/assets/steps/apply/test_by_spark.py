@@ -94,6 +94,7 @@ def test_random_changes_leave_the_rows_and_counts_of_files(tmp_path: Path, key: 
 
 @pytest.mark.drawn
 def test_random_changes_keep_deleted_rows(tmp_path: Path) -> None:
+    """It takes long: each batch of random changes is a MERGE by Spark."""
     ended = compared = 0
     for seed in range(_SEEDS):
         rows, changes = draw_changes(random.Random(seed))
@@ -123,39 +124,51 @@ _LOCAL_TIMES: list[object] = [dt.datetime(year, 1, 1, 0, 0, 0, 999_999) for year
 _TIMES: list[object] = [dt.datetime(year, 1, 1, 0, 0, 0, 999_999, dt.UTC) for year in (1, 2026, 9999)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "spark", "stored", "sent"),
-    [
-        (pa.float64(), "double", [-0.0, _NAN, 2.5], [0.0, _NAN, 2.5]),
-        (pa.float32(), "float", [0.0, _NAN, 2.5], [-0.0, _NAN, 2.5]),
-        (pa.list_(pa.float64()), "array<double>", [[-0.0], [_NAN, None], []], [[0.0], [_NAN, None], []]),
-        (pa.string(), "string", ["a", "A ", "ä"], ["a", "A ", "ä"]),
-        (pa.decimal128(38, 4), "decimal(38,4)", [None, 1, 2], [None, 1, 2]),
-        (pa.date32(), "date", _DAYS, _DAYS),
-        (pa.timestamp("us", "UTC"), "timestamp", _TIMES, _TIMES),
-        (pa.timestamp("us"), "timestamp_ntz", _LOCAL_TIMES, _LOCAL_TIMES),
-    ],
-    ids=str,
-)
-def test_a_key_is_found_whatever_form_its_value_has(
-    tmp_path: Path, kind: pa.DataType, spark: str, stored: list[object], sent: list[object]
-) -> None:
-    """Also by a MERGE, which gets the key as the replica has it. NULL, which no key has, finds nothing."""
-    columns: Columns = (("k", kind), ("v", pa.string()))
-    others = [key for key in sent if key is not None]
-    moved = {"k": others[-1], "v": "moved away and back"}
+#: By type in Spark: Arrow's type, three values as the replica has them, and as they are sent.
+_FORMS: dict[str, tuple[pa.DataType, list[object], list[object]]] = {
+    "double": (pa.float64(), [-0.0, _NAN, 2.5], [0.0, _NAN, 2.5]),
+    "float": (pa.float32(), [0.0, _NAN, 2.5], [-0.0, _NAN, 2.5]),
+    "array<double>": (
+        pa.list_(pa.float64()),
+        [[-0.0], [_NAN, None], []],
+        [[0.0], [_NAN, None], []],
+    ),
+    "string": (pa.string(), ["a", "A ", "ä"], ["a", "A ", "ä"]),
+    "decimal(38,4)": (pa.decimal128(38, 4), [0, 1, 2], [0, 1, 2]),
+    "date": (pa.date32(), _DAYS, _DAYS),
+    "timestamp": (pa.timestamp("us", "UTC"), _TIMES, _TIMES),
+    "timestamp_ntz": (pa.timestamp("us"), _LOCAL_TIMES, _LOCAL_TIMES),
+}
+
+
+@pytest.mark.parametrize("types", [("double",), tuple(_FORMS)], ids=["alone", "all"])
+def test_a_key_is_found_whatever_form_its_value_has(tmp_path: Path, types: tuple[str, ...]) -> None:
+    """Also by a MERGE, which gets the key as the replica has it. Some keys differ in a single column: one for each type and value."""
+    names = [f"k{number}" for number in range(len(types))]
+    columns: Columns = (*((n, _FORMS[t][0]) for n, t in zip(names, types, strict=True)), ("v", pa.string()))
+    #: By name of a key, which of its type's values each column has.
+    keys = {"first": [0] * len(types)} | {
+        f"{value} of {kind}": [value if kind == other else 0 for other in types]
+        for kind in types
+        for value in (1, 2)
+    }
+
+    def key(name: str, form: int) -> Row:
+        return {n: _FORMS[t][form][at] for n, t, at in zip(names, types, keys[name], strict=True)}
+
+    *others, moved = keys
     changes = [
-        *(update({"k": key, "v": f"after {number}"}) for number, key in enumerate(others[:-1])),
-        delete({"k": others[-1], "v": None}),
-        insert(moved),
+        *(update({**key(name, 2), "v": f"after {name}"}) for name in others),
+        delete({**key(moved, 2), "v": None}),
+        insert({**key(moved, 2), "v": f"after {moved}"}),
     ]
-    replicated = Definition((("k", spark), ("v", "string")), ("k",), Layout(1, (), 2, ()))
-    rows = _values(*((key, "before") for key in stored if key is not None))
-    made = Changes(tmp_path / "made", rows, changes, columns)
+    replicated = Definition(
+        (*zip(names, types, strict=True), ("v", "string")), tuple(names), Layout(1, (), len(columns), ())
+    )
+    made = Changes(tmp_path / "made", [{**key(name, 1), "v": "before"} for name in keys], changes, columns)
     done = by_spark(made, replicated)
-    assert count_rows(done) == (0, len(rows), 0, 0)
-    texts = sorted(str(each["v"]) for each in made.rows())
-    assert texts == sorted([*(f"after {n}" for n in range(len(others) - 1)), "moved away and back"])
+    assert sorted(str(each["v"]) for each in made.rows()) == sorted(f"after {name}" for name in keys)
+    assert count_rows(done) == (0, len(keys), 0, 0)
 
 
 def test_a_slice_of_inserts_counts_those_after_a_truncate(tmp_path: Path) -> None:
