@@ -27,8 +27,9 @@ demo: .venv/.installed ## replicate from a PostgreSQL server of its own into Del
 
 ##@ Test
 
+# Many containers set PYTHONDONTWRITEBYTECODE. Then each process compiles all modules that it imports, and pytest all tests.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # In the order of the folders: the long tests of faults are not left for the end.
-PYTEST := $(BIN)/python -m pytest
 SHARED := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Of the tests with the mark `drawn`, which take long or run on the oldest server, too, one in eight.
@@ -45,9 +46,8 @@ test-long: setup ## for the night: all drawn and long tests, other writers and e
 	@PGSIEVE_SHOW_DRAWN=1 PGSIEVE_DAGSTER=all PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-120} \
 	    $(PYTEST) $(SHARED) $(RANDOM) -m 'not long' $(ARGS)
 
-# Many containers set PYTHONDONTWRITEBYTECODE. Then each process compiles all modules that it imports.
 test-fast: setup ## the tests that need no JVM, and get none
-	@PYTHONDONTWRITEBYTECODE= JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not drawn and not long' --numprocesses auto --dist loadfile $(ARGS)
+	@JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not drawn and not long' --numprocesses auto --dist loadfile $(ARGS)
 
 # The server's version decides what can be published and is sent, not how changes are applied.
 SAME_IN_ALL_VERSIONS := large or test_basic_changes or test_lakes or test_names or types or test_truncate \

@@ -18,8 +18,10 @@ pytestmark = [
 
 
 def test_a_value_that_an_insert_lacks_is_null_whatever_the_earlier_row_had(scenario: Scenario) -> None:
-    # An UPDATE that makes a row match is sent as an INSERT, without unchanged TOASTed values (PostgreSQL
-    # documentation, UPDATE Transformations).
+    """An UPDATE that makes a row match is sent as an INSERT, without unchanged TOASTed values (PostgreSQL documentation, 29.4.3).
+
+    It takes long: eight slices are applied together, one by one, and in batches with random ends.
+    """
     for table in ("plain", "moved"):
         scenario.tables(f"""
             CREATE TABLE {table} (a int NOT NULL, b int NOT NULL, c text, UNIQUE (a, b));
