@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +129,7 @@ def test_a_run_materialises_the_graph_and_a_second_changes_nothing(
     assert check(_through_spark(config), config.select([]), _Quiet()).equal
 
 
+@pytest.mark.usefixtures("first_run")
 def test_the_web_interface_offers_every_published_table_for_a_copy(config: Config) -> None:
     with open_instance(config) as dagster:
         dagster.delete_dynamic_partition("sales_tables", "public.notes")
@@ -137,6 +137,7 @@ def test_the_web_interface_offers_every_published_table_for_a_copy(config: Confi
         assert set(dagster.get_dynamic_partitions("sales_tables")) == {"public.items", "public.notes"}
 
 
+@pytest.mark.usefixtures("first_run")
 def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
     defs = build_ui_definitions(config)
     dg.Definitions.validate_loadable(defs)
@@ -264,10 +265,10 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
     mended = check(config, config.select([]), _Quiet(), is_repair_requested=True).tables
     assert {t.name: t.repaired for t in mended} == {"items": (1, 1), "notes": None}
     assert check(config, config.select([]), _Quiet()).equal
-    shutil.rmtree(Path(config.lake))
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("first_run")
 def test_a_followed_subscription_gets_changes_as_they_arrive_until_it_is_stopped(
     config: Config, database: psycopg.Connection
 ) -> None:
