@@ -20,8 +20,8 @@ from pgsieve.assets.checks import (
 )
 from pgsieve.assets.lake import open_lake
 from pgsieve.assets.outcome import run_as_step
-from pgsieve.assets.partition_roots import ReplicaAssets, describe_replicas, is_changed
 from pgsieve.assets.published import Tables
+from pgsieve.assets.replicas import ReplicaAssets, describe_replicas, is_changed
 from pgsieve.assets.runless_events import measure_freshness, report_checks, report_cut, report_materialization
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, combine_results
 from pgsieve.assets.steps.apply.table_result import TableResult

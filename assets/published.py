@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pgsieve.assets.metadata import NO_FILTER
 from pgsieve.assets.steps.records.table_states import TableState
-from pgsieve.decoding.publications.catalog import ReplicatedTable
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.resources.lake.delta.layout import TableName
 
 #: The text for a row filter that is not known.

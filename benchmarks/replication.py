@@ -40,7 +40,7 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import peek_query, read_messages
+from pgsieve.resources.postgres.peeks import peek_query, read_messages
 from pgsieve.resources.postgres.wal import read_current_lsn
 
 SETTINGS = {

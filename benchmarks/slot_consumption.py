@@ -24,7 +24,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import peek_query, read_messages
+from pgsieve.resources.postgres.peeks import peek_query, read_messages
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import read_current_lsn
 

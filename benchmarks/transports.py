@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.peeks import peek_query, read_messages
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import ReceivedMessages
-from pgsieve.resources.postgres.slot import create_slot, peek_query, read_messages
+from pgsieve.resources.postgres.slot import create_slot
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import ReplicationStream
 from pgsieve.resources.postgres.wal import read_current_lsn

@@ -34,7 +34,7 @@ A message says which object has which problem. It never contains a password, and
             OutputNotAcceptedError    decoding.plugins.interface
             OutputPluginOptionError   decoding.plugins.interface
             OutputTypeError           decoding.plugins.interface
-        PasswordCommandError          resources.postgres.sessions
+        PasswordCommandError          resources.postgres.password_command
         ProtocolError
         PublicationError              decoding.publications.catalog
             RejectedFilterError       resources.postgres.filter_analysis

@@ -18,14 +18,7 @@ from pgsieve.assets.steps.history_choices import HistoryChoices
 from pgsieve.decoding.changes.deleted_rows import DELETED, DELETED_ROW_COLUMNS
 from pgsieve.decoding.changes.metadata_columns import FLAG_KINDS, find_metadata_column, metadata_type
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import (
-    Catalog,
-    Publication,
-    PublicationError,
-    ReplicatedTable,
-    Table,
-    find_replicated_tables,
-)
+from pgsieve.decoding.publications.catalog import Catalog, Publication, PublicationError, Table
 from pgsieve.decoding.publications.definition import DefinedPublication
 from pgsieve.decoding.publications.evolution import (
     ColumnSource,
@@ -34,6 +27,7 @@ from pgsieve.decoding.publications.evolution import (
     find_column_sources,
     to_json_field,
 )
+from pgsieve.decoding.publications.published_tables import ReplicatedTable, find_replicated_tables
 from pgsieve.decoding.publications.replica_names import refuse_shared_names, to_snake_case
 from pgsieve.decoding.publications.routing import (
     CapturePublication,

@@ -14,7 +14,8 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
-from pgsieve.decoding.publications.catalog import PublishedRelation, Table
+from pgsieve.decoding.publications.catalog import Table
+from pgsieve.decoding.publications.published_tables import PublishedRelation
 from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder, MappingRequests, make_mapping_finder
 from pgsieve.decoding.row_filters.nodes import RowFilter
 

@@ -17,11 +17,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import (
-    Catalog,
-    Publication,
+from pgsieve.decoding.publications.catalog import Catalog, Publication, Table
+from pgsieve.decoding.publications.published_tables import (
     ReplicatedTable,
-    Table,
     find_publish_as_relation,
     find_published_relation,
 )

@@ -22,8 +22,10 @@ from pgsieve.decoding.publications.catalog import (
     Publication,
     PublicationError,
     PublicationTable,
-    PublishedRelation,
     Table,
+)
+from pgsieve.decoding.publications.published_tables import (
+    PublishedRelation,
     find_published_relation,
     find_replicated_tables,
 )

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.command_line import console, reports
+from pgsieve.pipelines.command_line import console, demo_reports, reports
 from pgsieve.pipelines.command_line.app import (
     EXIT_FINDINGS,
     ConfigOption,
@@ -112,12 +112,12 @@ def demo(
         from pgsieve.pipelines.demo.live_demo import run_live_demo
 
         with console.show_progress() as progress:
-            run_live_demo(kept_folder, host, port, progress, reports.print_live_demo, _open_run_log)
+            run_live_demo(kept_folder, host, port, progress, demo_reports.print_live_demo, _open_run_log)
         return
     from pgsieve.pipelines.demo.demo import demo as run_demo
 
     with console.show_progress() as progress:
-        print_step = ignore_step if as_json else reports.print_demo_step
+        print_step = ignore_step if as_json else demo_reports.print_demo_step
         report = run_demo(
             kept_folder,
             progress,
@@ -126,7 +126,7 @@ def demo(
             rows=rows,
             without_spark=without_spark,
         )
-    console.print_result(report, reports.print_demo, as_json=as_json)
+    console.print_result(report, demo_reports.print_demo, as_json=as_json)
     if not report.equal:
         raise typer.Exit(EXIT_FINDINGS)
 

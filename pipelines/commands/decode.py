@@ -21,14 +21,11 @@ from pgsieve.pipelines.config.file import suggest_name
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.peeks import has_changes, peek_query, read_messages, read_type_names
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions, find_protocol_version
 from pgsieve.resources.postgres.slot import (
     SlotMissingError,
-    has_changes,
-    peek_query,
-    read_messages,
     read_slot_state,
-    read_type_names,
     translate_slot_errors,
     verify_slot,
 )

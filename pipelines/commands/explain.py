@@ -21,7 +21,8 @@ from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, make_replica_s
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.waiting import describe_waiting_reason, make_subscription_catalog
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.pipelines.commands.explanation import ExplainedTable, Explanation
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project

@@ -20,14 +20,8 @@ import yaml
 from psycopg.conninfo import make_conninfo
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import (
-    OPERATIONS,
-    Catalog,
-    Publication,
-    PublicationError,
-    Table,
-    find_replicated_tables,
-)
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, Publication, PublicationError, Table
+from pgsieve.decoding.publications.published_tables import find_replicated_tables
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.pipelines.commands.results import InitReport, SurveyedPublication, SurveyedTable
 from pgsieve.pipelines.commands.validate import validate

@@ -34,14 +34,10 @@ from pgsieve.assets.steps.validation.warnings import (
 )
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.publications.catalog import (
-    OPERATIONS,
-    Catalog,
-    Publication,
-    PublicationError,
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, Publication, PublicationError, Table
+from pgsieve.decoding.publications.published_tables import (
     PublishedRelation,
     ReplicatedTable,
-    Table,
     find_published_relation,
 )
 from pgsieve.decoding.publications.routing import list_relations_with_rows

@@ -17,9 +17,10 @@ import yaml
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.wording import quantity
 from pgsieve.pipelines.commands.check import check
-from pgsieve.pipelines.commands.results import LargeTableReport, LargeTableStep, Progress
+from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.demo.results import LargeTableReport, LargeTableStep
 from pgsieve.pipelines.demo.servers import execute_all, open_session
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer

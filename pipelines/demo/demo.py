@@ -21,10 +21,11 @@ import psycopg
 import yaml
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.commands.results import ComparedTable, DemoReport, Progress
+from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
 from pgsieve.pipelines.demo.at_size import measure_large_table
+from pgsieve.pipelines.demo.results import ComparedTable, DemoReport
 from pgsieve.pipelines.demo.servers import execute_all, make_demo_folder, open_session, start_servers
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError

@@ -23,9 +23,10 @@ from urllib.request import urlopen
 import yaml
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.commands.results import LiveDemo, Progress, RunSummary
+from pgsieve.pipelines.commands.results import Progress, RunSummary
 from pgsieve.pipelines.commands.ui import StopEvent, start_dagster
 from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.demo.results import LiveDemo
 from pgsieve.pipelines.demo.servers import make_demo_folder, start_servers
 from pgsieve.pipelines.demo.traffic import make_tables, write_traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer

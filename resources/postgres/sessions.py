@@ -14,8 +14,6 @@ detect that the server is gone.
 """
 
 import os
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +32,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.passwords import conceal_passwords, remember_conninfo, remember_password
 from pgsieve.resources.postgres.errors import find_connection_sqlstate
 from pgsieve.resources.postgres.idle_sessions import IdleSessions
+from pgsieve.resources.postgres.password_command import read_printed_password
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
@@ -129,19 +128,12 @@ _DISABLE_TIMEOUTS_QUERY = (
 #: The pause between two requests to cancel a query.
 _CANCEL_INTERVAL_SECONDS = 0.1
 
-#: How long a password command may take. It may have to request the password from a server.
-PASSWORD_SECONDS = 30.0
-
 
 class UnreadableConninfoError(PgsieveError):
     """libpq cannot parse the conninfo.
 
     The message does not contain libpq's message, because that may quote a part of a password.
     """
-
-
-class PasswordCommandError(PgsieveError):
-    """The password command printed no password."""
 
 
 def execute(cursor: "dbapi.Cursor", query: str) -> None:
@@ -363,7 +355,7 @@ class Conninfo:
         return parameters
 
     def _read_password(self) -> str | None:
-        password = _run_password_command(self.password_command) if self.password_command else self.password
+        password = read_printed_password(self.password_command) if self.password_command else self.password
         remember_password(password)
         return password
 
@@ -470,52 +462,3 @@ def _make_options(
         f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED_SETTINGS.items()
     ]
     return " ".join([*timeout_options, *([user_options] if user_options else []), *pinned_options])
-
-
-def _run_password_command(command: Sequence[str]) -> str:
-    """The first line that a command prints. No message shows the output of the command, or its arguments."""
-    try:
-        process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
-            command,
-            # The command may need the session token of S3. `lake.stores.storage.hide_token` may have removed the token
-            # from the environment of the process, but os.environ still has it.
-            env=dict(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "not a command"
-        raise _make_command_error(f"cannot be run: {reason}") from None
-    with process:
-        try:
-            output, _ = process.communicate(timeout=PASSWORD_SECONDS)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            raise _make_command_error(f"did not end within {PASSWORD_SECONDS:g} s") from None
-        except BaseException:
-            _kill(process)
-            raise
-    if process.returncode:
-        raise _make_command_error(f"ended with status {process.returncode}")
-    try:
-        lines = output.decode().splitlines()
-    except UnicodeDecodeError:
-        raise _make_command_error("printed bytes that are not UTF-8") from None
-    if not lines or not lines[0] or "\0" in lines[0]:
-        raise _make_command_error("printed no password")
-    return lines[0]
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command and all processes that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _make_command_error(reason: str) -> PasswordCommandError:
-    return PasswordCommandError(
-        f"its password_command {reason}",
-        hint="run the command by hand as the same user; it must print the password, and end with status 0",
-    )

@@ -22,8 +22,9 @@ import psycopg
 import pyarrow as pa
 
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError
-from pgsieve.resources.postgres.slot import fetch_message_batches
+from pgsieve.resources.postgres.password_command import PasswordCommandError
+from pgsieve.resources.postgres.peeks import fetch_message_batches
+from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.source import quote_literal
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ import pyarrow as pa
 from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.lsn import parse_lsn
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
+from pgsieve.decoding.publications.catalog import Catalog, Table
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.resources.parts import count_parts
 from pgsieve.resources.postgres.errors import (
     LOCK_TIMEOUT_SQLSTATE,

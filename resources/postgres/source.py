@@ -36,9 +36,10 @@ from pgsieve.resources.postgres.errors import (
     remove_values_from_cause,
     remove_values_from_message,
 )
+from pgsieve.resources.postgres.password_command import PasswordCommandError
 from pgsieve.resources.postgres.pooler import find_pooler, is_pooled, name_pooler, shares_server_processes
 from pgsieve.resources.postgres.session_pool import get_session_pool
-from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError, UnreadableConninfoError
+from pgsieve.resources.postgres.sessions import Conninfo, UnreadableConninfoError
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.decoding.publications.catalog import find_published_relation, find_replicated_tables
+from pgsieve.decoding.publications.published_tables import find_published_relation, find_replicated_tables
 from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer

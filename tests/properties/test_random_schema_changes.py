@@ -33,8 +33,8 @@ from pgsieve.decoding.protocol.messages import (
     decode,
 )
 from pgsieve.decoding.protocol.tuple_data import TupleData
-from pgsieve.decoding.publications.catalog import PublishedRelation
 from pgsieve.decoding.publications.evolution import SchemaChangedError, find_missing_value
+from pgsieve.decoding.publications.published_tables import PublishedRelation
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source

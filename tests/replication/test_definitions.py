@@ -22,15 +22,11 @@ from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.waiting import find_table_problems, select_sound_subscriptions
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
-from pgsieve.decoding.publications.catalog import (
-    OPERATIONS,
-    Catalog,
-    PublicationError,
-    find_published_relation,
-)
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, PublicationError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.decoding.publications.filters import parse_table_filter
 from pgsieve.decoding.publications.generated_columns import expand_unsent_columns
+from pgsieve.decoding.publications.published_tables import find_published_relation
 from pgsieve.decoding.publications.replica_identity import find_publisher_errors
 from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.resources.postgres.catalog import read_catalog

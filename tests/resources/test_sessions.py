@@ -25,12 +25,12 @@ from pgsieve.resources.passwords import (
     remember_password,
     remember_secrets,
 )
-from pgsieve.resources.postgres import sessions
+from pgsieve.resources.postgres import password_command
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
 from pgsieve.resources.postgres.filter_analysis import begin_analysis, read_filter_columns
-from pgsieve.resources.postgres.slot import read_messages
+from pgsieve.resources.postgres.peeks import read_messages
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import wait_until
 
@@ -294,7 +294,7 @@ def test_a_failing_password_command_shows_nothing_of_its_output(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sessions, "PASSWORD_SECONDS", 1.0)
+    monkeypatch.setattr(password_command, "PASSWORD_SECONDS", 1.0)
     source = Source("shop", with_passwords, None, (sys.executable, "-c", program))
     with pytest.raises(SourceUnreachableError) as raised, source.connect():
         pass

@@ -27,8 +27,9 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.examination import find_locked_tables
 from pgsieve.decoding.changes.metadata_columns import keep_living_rows
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, find_published_relation
+from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.filters import parse_table_filter
+from pgsieve.decoding.publications.published_tables import ReplicatedTable, find_published_relation
 from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder, MappingRequests

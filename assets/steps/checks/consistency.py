@@ -36,8 +36,9 @@ from pgsieve.assets.steps.validation.warnings import find_unsent_leaves
 from pgsieve.decoding.checksums.record_send import SentColumn
 from pgsieve.decoding.checksums.segments import RowHash
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
 from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog

@@ -32,15 +32,9 @@ from pgsieve.decoding.protocol.messages import (
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import LockHeldError, SourceError
+from pgsieve.resources.postgres.peeks import fetch_first_message, is_decoding_error, peek_query
 from pgsieve.resources.postgres.present_catalog import read_present_catalog
-from pgsieve.resources.postgres.slot import (
-    SlotInUseError,
-    SlotState,
-    fetch_first_message,
-    is_decoding_error,
-    peek_query,
-    read_slot_state,
-)
+from pgsieve.resources.postgres.slot import SlotInUseError, SlotState, read_slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import read_current_lsn, read_flushed_lsn
 

@@ -47,7 +47,8 @@ from pgsieve.assets.steps.validation.waiting import (
 )
 from pgsieve.assets.steps.validation.warnings import find_unsent_leaves
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError

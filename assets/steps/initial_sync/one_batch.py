@@ -46,7 +46,8 @@ from pgsieve.assets.steps.validation.waiting import (
 )
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
+from pgsieve.decoding.publications.catalog import Catalog, Table
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach

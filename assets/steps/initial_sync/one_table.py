@@ -34,7 +34,8 @@ from pgsieve.assets.steps.validation.waiting import describe_waiting_reason
 from pgsieve.decoding.changes.metadata_columns import TYPE_OID_BY_KIND, make_copy_expression
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
+from pgsieve.decoding.publications.catalog import Table
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.values.types import ColumnType, copy_expression
 from pgsieve.decoding.wording import shorten
 from pgsieve.resources.failpoints import Failpoint, reach

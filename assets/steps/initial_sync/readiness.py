@@ -29,8 +29,9 @@ from pgsieve.assets.steps.subscription import (
 )
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.evolution import SchemaChangedError
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach

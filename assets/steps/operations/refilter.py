@@ -33,7 +33,8 @@ from pgsieve.assets.steps.subscription import Definition, History, Subscription
 from pgsieve.decoding.changes.metadata_columns import keep_living_rows
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.nodes import Logical, Node
 from pgsieve.resources.lake.delta.errors import OvertakenError

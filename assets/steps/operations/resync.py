@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.source import quote
 

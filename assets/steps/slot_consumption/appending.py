@@ -33,15 +33,10 @@ from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.peeks import exclude_relations, fetch_message_batches, has_changes, peek_query
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.slot import (
-    exclude_relations,
-    fetch_message_batches,
-    has_changes,
-    peek_query,
-    translate_slot_errors,
-)
+from pgsieve.resources.postgres.slot import translate_slot_errors
 from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy, copy_slot
 from pgsieve.resources.prefetch import prefetch
 from pgsieve.resources.spool import FileSpool

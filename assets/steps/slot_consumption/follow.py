@@ -43,8 +43,9 @@ from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError, TransientError
+from pgsieve.resources.postgres.peeks import is_decoding_error
 from pgsieve.resources.postgres.receiver import ReceivedMessages
-from pgsieve.resources.postgres.slot import SlotAheadError, is_decoding_error, wait_until_free
+from pgsieve.resources.postgres.slot import SlotAheadError, wait_until_free
 from pgsieve.resources.postgres.stream import ReplicationStream, StreamStart
 from pgsieve.resources.spool import FileSpool
 

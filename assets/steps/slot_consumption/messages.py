@@ -15,8 +15,8 @@ from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.headers import HeaderScanner
 from pgsieve.resources.lake.runners import to_spark_schema
 from pgsieve.resources.postgres.errors import remove_values
+from pgsieve.resources.postgres.peeks import read_messages
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.slot import read_messages
 
 #: Maps the first byte of a message to its kind, which is a letter.
 _KIND_LETTERS = pa.array([chr(byte) for byte in range(256)], pa.string())

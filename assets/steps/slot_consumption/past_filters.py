@@ -21,7 +21,8 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import Peek
 from pgsieve.assets.steps.subscription import SlotStream
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table, find_replicated_tables
+from pgsieve.decoding.publications.catalog import Catalog, Table
+from pgsieve.decoding.publications.published_tables import ReplicatedTable, find_replicated_tables
 from pgsieve.decoding.publications.routing import find_routes
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import find_own_publications
@@ -31,8 +32,8 @@ from pgsieve.resources.postgres.failing_filter import (
     make_unfiltered_statements,
     publish_unfiltered,
 )
+from pgsieve.resources.postgres.peeks import find_decoding_error
 from pgsieve.resources.postgres.present_catalog import read_present_catalog
-from pgsieve.resources.postgres.slot import find_decoding_error
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, limit_wait
 
 

@@ -51,11 +51,8 @@ from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import can_release_wal, confirm
 from pgsieve.resources.postgres.errors import SourceUnreachableError
-from pgsieve.resources.postgres.slot import (
-    find_transactions_and_relations,
-    find_truncated_relations,
-    read_slot_state,
-)
+from pgsieve.resources.postgres.peeks import find_transactions_and_relations, find_truncated_relations
+from pgsieve.resources.postgres.slot import read_slot_state
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
 #: The largest number of bytes of WAL in a slice.

@@ -46,13 +46,8 @@ from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.missing_publications import find_existing_publications
-from pgsieve.resources.postgres.slot import (
-    SlotState,
-    has_changes,
-    peek_query,
-    read_slot_state,
-    wait_until_free,
-)
+from pgsieve.resources.postgres.peeks import has_changes, peek_query
+from pgsieve.resources.postgres.slot import SlotState, read_slot_state, wait_until_free
 from pgsieve.resources.postgres.waits import BRIEF_SECONDS, OpenTransactionsError, limit_wait
 from pgsieve.resources.postgres.wal import read_flushed_lsn, read_inserted_lsn, read_next_xid
 

@@ -11,12 +11,8 @@ from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.slot import (
-    SlotState,
-    peek_query,
-    read_messages,
-    translate_slot_errors,
-)
+from pgsieve.resources.postgres.peeks import peek_query, read_messages
+from pgsieve.resources.postgres.slot import SlotState, translate_slot_errors
 from pgsieve.resources.spool import FileSpool
 
 

@@ -55,8 +55,8 @@ from pgsieve.resources.postgres.missing_publications import (
     UNDEFINED_OBJECT_SQLSTATE,
     find_existing_publications,
 )
+from pgsieve.resources.postgres.peeks import find_changed_relations, find_decoding_error
 from pgsieve.resources.postgres.present_catalog import read_present_catalog
-from pgsieve.resources.postgres.slot import find_changed_relations, find_decoding_error
 from pgsieve.resources.spool import FileSpool
 
 #: WAL records begin at multiples of this many bytes (MAXALIGN), or after a page header. The second number is the

@@ -26,9 +26,9 @@ from pgsieve.decoding.changes.metadata_columns import MetadataColumns
 from pgsieve.decoding.changes.sent_as import EVALUATED_BY_PUBLISHER, Origin
 from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.protocol.tuples import RelationColumns
-from pgsieve.decoding.publications.catalog import PublishedRelation
 from pgsieve.decoding.publications.evolution import SchemaChangedError, find_missing_value, find_present_names
 from pgsieve.decoding.publications.filters import parse_published_filter
+from pgsieve.decoding.publications.published_tables import PublishedRelation
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.types import convert_text
 

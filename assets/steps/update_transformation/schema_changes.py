@@ -39,8 +39,9 @@ from pgsieve.assets.steps.subscription import (
 from pgsieve.assets.steps.update_transformation.projection import Projection
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.errors import ValueNotRepresentableError
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.evolution import ColumnSource, SchemaChangedError, refuse_ambiguity
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.values.types import ColumnType, convert_text
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.lake import Lake

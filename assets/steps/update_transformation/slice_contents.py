@@ -28,13 +28,8 @@ from pgsieve.assets.steps.records.slices import Slices, SliceSummary, join_summa
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.protocol.messages import Relation, Truncate, decode
-from pgsieve.decoding.publications.catalog import (
-    OPERATIONS,
-    Catalog,
-    Publication,
-    PublishedRelation,
-    Table,
-)
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, Publication, Table
+from pgsieve.decoding.publications.published_tables import PublishedRelation
 from pgsieve.decoding.publications.replica_identity import can_send_updates_or_deletes
 from pgsieve.decoding.publications.routing import find_routes, find_truncated_tables
 from pgsieve.decoding.values.builtin_types import DerivedTypesByOid

@@ -23,13 +23,15 @@ from pgsieve.decoding.publications.catalog import (
     Publication,
     PublicationError,
     PublicationTable,
-    PublishedRelation,
     Table,
-    find_published_relation,
-    find_replicated_tables,
 )
 from pgsieve.decoding.publications.definition import DefinedPublication
 from pgsieve.decoding.publications.filters import has_unsent_columns, parse_table_filter
+from pgsieve.decoding.publications.published_tables import (
+    PublishedRelation,
+    find_published_relation,
+    find_replicated_tables,
+)
 from pgsieve.decoding.publications.replica_identity import find_publisher_errors, find_subscriber_error
 from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.decoding.row_filters.letter_case import MappingRequests

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import ReplicatedTable
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.delta.feed_property import (
     FEED_PROPERTY,

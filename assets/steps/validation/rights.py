@@ -13,7 +13,8 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
+from pgsieve.decoding.publications.catalog import Table
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.decoding.wording import quantity
 

@@ -26,7 +26,8 @@ from pgsieve.assets.steps.validation.examination import (
 from pgsieve.assets.steps.validation.layouts import find_shared_folders
 from pgsieve.assets.steps.validation.rights import find_denied_tables
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import LockedTableError
 

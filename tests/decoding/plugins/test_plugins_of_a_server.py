@@ -36,8 +36,8 @@ from pgsieve.decoding.protocol.messages import (
     Update,
 )
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.peeks import read_type_names
 from pgsieve.resources.postgres.sessions import OUTPUT_SETTINGS
-from pgsieve.resources.postgres.slot import read_type_names
 from tests.fixtures.decoded_workloads import SCHEMA, RandomTables, transaction
 from tests.fixtures.tries import budget_seconds, try_workloads
 

@@ -13,10 +13,9 @@ from pgsieve.decoding.publications.catalog import (
     Publication,
     PublicationError,
     PublicationTable,
-    PublishedRelation,
     Table,
-    find_published_relation,
 )
+from pgsieve.decoding.publications.published_tables import PublishedRelation, find_published_relation
 
 COLUMNS = (Attribute("id", 23, -1, "integer"), Attribute("region", 25, -1, "text"))
 #: measurements (1) ⊃ europe (2) ⊃ berlin (3)

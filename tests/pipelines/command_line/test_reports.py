@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.command_line import reports, validation_report
+from pgsieve.pipelines.command_line import demo_reports, reports, validation_report
 from pgsieve.pipelines.commands.results import (
     AppliedTable,
     CheckedTable,
     CheckReport,
-    ComparedTable,
     CopiedTable,
-    DemoReport,
     DropReport,
     Failure,
     ResyncedTable,
@@ -37,6 +35,7 @@ from pgsieve.pipelines.commands.validation_results import (
     ValidationProblem,
     ValidationReport,
 )
+from pgsieve.pipelines.demo.results import ComparedTable, DemoReport
 
 NOTHING_NEW = SubscriptionRun("sales", (), (), "0/10", "0/10", 3, changed=False)
 CHANGED = SubscriptionRun(
@@ -371,11 +370,11 @@ def test_validate_says_when_there_is_no_problem(capsys):
 def test_the_demo_shows_three_sides_and_where_its_files_are(capsys):
     rows = (("6", "999", "NSW"),)
     equal = ComparedTable("t1", "pipeline", ("a", "b", "c"), (*rows, ("9", "109", "VIC")), rows, rows)
-    reports.print_demo_step("after the UPDATEs", [equal])
+    demo_reports.print_demo_step("after the UPDATEs", [equal])
     shown = capsys.readouterr().out
     assert "t1 (a, b, c), row_filter: pipeline: equal" in shown
     assert "9 | 109 | VIC" in shown
-    reports.print_demo(DemoReport(Path("/d/pgsieve.yaml"), "/d/lake", (equal,), 42.0))
+    demo_reports.print_demo(DemoReport(Path("/d/pgsieve.yaml"), "/d/lake", (equal,), 42.0))
     shown = capsys.readouterr().out
     assert "just the rows of the built-in subscription" in shown
     assert "/d/lake" in shown
@@ -386,8 +385,8 @@ def test_the_demo_shows_three_sides_and_where_its_files_are(capsys):
 
 def test_the_demo_says_which_replica_differs(capsys):
     differing = ComparedTable("t1", "publisher", ("a",), (("1",),), (), (("1",),))
-    reports.print_demo_step("after a step", [differing])
-    reports.print_demo(DemoReport(Path("/d/pgsieve.yaml"), "/d/lake", (differing,), 1.0))
+    demo_reports.print_demo_step("after a step", [differing])
+    demo_reports.print_demo(DemoReport(Path("/d/pgsieve.yaml"), "/d/lake", (differing,), 1.0))
     shown = capsys.readouterr().out
     assert "row_filter: publisher: DIFFERENT" in shown
     assert "A replica differs" in shown

@@ -11,8 +11,9 @@ import pytest
 from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.confirmation import confirm, release_wal
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.peeks import peek_query
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import advance_slot, create_slot, peek_query, read_slot_state
+from pgsieve.resources.postgres.slot import advance_slot, create_slot, read_slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import read_flushed_lsn
 from tests.fixtures.servers import DECODINGS_LOGGED, TEST_SETTINGS, decodings, new_server

@@ -8,8 +8,9 @@ import psycopg
 import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.peeks import peek_query
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import advance_slot, create_slot, peek_query
+from pgsieve.resources.postgres.slot import advance_slot, create_slot
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import read_current_lsn, read_flushed_lsn, read_inserted_lsn
 from tests.fixtures.oracle import wait_until

@@ -10,8 +10,8 @@ import pytest
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.decoding.protocol.messages import Insert, decode
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.peeks import peek_query
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import peek_query
 from tests.fixtures.servers import new_server
 
 _PAGE, _HEADER = 8192, 24

@@ -21,7 +21,8 @@ from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, read_slot_t
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import create_slot, peek_query, read_slot_state
+from pgsieve.resources.postgres.peeks import peek_query
+from pgsieve.resources.postgres.slot import create_slot, read_slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import read_current_lsn
 from tests.fixtures.lakes import no_session

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from pgsieve.assets.steps.validation.rights import find_missing_rights
-from pgsieve.decoding.publications.catalog import find_replicated_tables
+from pgsieve.decoding.publications.published_tables import find_replicated_tables
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import own_database
