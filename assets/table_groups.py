@@ -42,7 +42,7 @@ def group_paths(names: Iterable[TableName]) -> Mapping[TableName, GroupPath]:
 def _find_paths_by_prefix(tables: list[TableName]) -> dict[TableName, GroupPath]:
     """Divide sorted tables of one schema into groups by the beginnings of their names, until all groups are small.
 
-    The names in a group share one more leading character than the names of all `tables`.
+    The names in a group share at least one leading character more than the names of all `tables`.
     """
     if len(tables) <= _MAX_TABLES:
         return dict.fromkeys(tables, ())

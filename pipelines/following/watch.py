@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: After an idle time the server may take this long to send the first WAL. Until then its stream does not count as stalled.
 _MAX_DELAY_SECONDS = 30.0
 #: If a server has been silent for this time, or for a shorter `limit_seconds` of the `Watch`, its stream is not healthy.
-#: It is always given SILENCE_SECONDS, because a stream connects again only after that time.
+#: SILENCE_SECONDS is the least limit, because a stream connects again only after that time.
 SILENCE_LIMIT_SECONDS = 300.0
 
 

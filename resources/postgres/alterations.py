@@ -26,8 +26,9 @@ another xmin. Or a row was inserted and deleted, and the server still stores its
 
 For a table, the digest has columns of pg_class instead of the xmin of the table's row in pg_class. TRUNCATE and
 VACUUM FULL write this row again, although they alter nothing that publications depend on. ATTACH and DETACH
-PARTITION write this row, too, and add or remove a row of pg_inherits. So the xmin of the rows of pg_class is compared
-only if a row of pg_inherits was removed. Tables that are in no publication are not covered.
+PARTITION write this row, too, and add or remove a row of pg_inherits. The digest has the rows of pg_inherits that exist.
+So the xmin of the rows of pg_class is compared only if a row of pg_inherits was removed. Tables that are in no publication
+are not covered.
 """
 
 from collections.abc import Sequence

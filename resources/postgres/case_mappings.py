@@ -88,7 +88,7 @@ _MAPPINGS: dict[tuple[Any, ...], CaseMapping] = {}
 def add_case_mappings(
     connection: psycopg.Connection[Any], catalog: Catalog, publications: Collection[str]
 ) -> Catalog:
-    """The catalog, with the case mappings that the row filters of these publications need added to its tables."""
+    """The catalog, in which each table has the case mappings that its row filters in these publications need."""
     collations_by_table: dict[int, dict[str, bool]] = {}
     for publication in (catalog.publications[n] for n in publications if n in catalog.publications):
         for entry in publication.tables:

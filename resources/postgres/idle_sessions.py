@@ -38,7 +38,7 @@ class IdleSessions:
         self._is_closed = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle to None: another process cannot use these sessions, and no caller there would close sessions that it keeps."""
+        """Pickle to None. Another process cannot use these sessions, and nothing there would close sessions of its own."""
         return _make_none, ()
 
     def take(self, begin: Callable[["dbapi.Connection"], None]) -> "dbapi.Connection | None":

@@ -265,7 +265,8 @@ class Receiver:
                 self._handle_control(message)
             else:
                 break
-        # Join the messages now. Keeping thousands of small buffers until later would take longer than all else here.
+        # Join the messages now. If thousands of small buffers were kept until the next batch, that would take longer than
+        # all else here.
         octets = b"".join(messages)
         if messages:
             self._octets += octets

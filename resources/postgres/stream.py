@@ -4,7 +4,7 @@ In: - a `Source`, its slot, and the options for pgoutput
     - the LSN up to which the consumer (the caller that stores the messages) has everything
 Out: items, in order: `StreamStart` where the stream begins, or begins again; and `ReceivedMessages`.
 
-Raises SourceError and its subclasses if another attempt cannot help, or did not help in time.
+Raises SourceError and its subclasses if connecting again cannot help, or did not help in time.
 
 `StreamStart` has the last confirmed LSN. The server then sends all transactions that commit at this LSN or later, even
 those that it has sent before. So a consumer that gets `StreamStart` must discard the messages that it has received but
@@ -147,7 +147,7 @@ class ReplicationStream:
         self._must_restart = True
 
     def confirm(self, lsn: int) -> None:
-        """Tell the slot that everything that commits before `lsn` is durable. An earlier `lsn` than before has no effect.
+        """Tell the slot that everything that commits before `lsn` is durable. An `lsn` before the last one has no effect.
 
         Raises ValueError for a position that no item since the last `StreamStart` has reached.
         """

@@ -148,7 +148,7 @@ class _Budget:
 
 @dataclass(frozen=True)
 class MissingValues:
-    """Finds the values that new rows lack. Executors get a copy.
+    """Finds the values that new rows lack. It is sent to executors.
 
     - `groups`: the row groups with the changes, in the table's change history (the Delta table with all its changes)
     - `slice_ends`: the LSNs at which the slices of these changes end; a slice is the changes between two positions of

@@ -72,7 +72,7 @@ class Validity:
 
 @dataclass(frozen=True)
 class RowSelection:
-    """Chooses rows from the changes of a batch. Executors get a copy.
+    """Chooses rows from the changes of a batch. It is sent to executors.
 
     - `extent`: tells which changes of the history belong to the batch
     - `stamp`: sets the column `applied_at` of the rows, if there is one

@@ -35,7 +35,7 @@ class ReplicaWriter:
     pending: PendingChanges
     end: int
     size_bytes: int
-    #: Searches the batch for key conflicts; None if that was done already.
+    #: Searches the batch for key conflicts; None if the batch was searched already.
     conflict_search: ConflictSearch | None
 
     def apply_by_key(self, changes: SparkChanges) -> TableResult:

@@ -1,4 +1,4 @@
-"""Converts a moment that a user names, an LSN or a time, to an LSN. Transactions that committed before it belong to it.
+"""Converts a moment that a user names, an LSN or a time, to an LSN. The moment has the transactions that commit before it.
 
 A time stands for the place in the WAL before the first transaction with a later commit time. PostgreSQL's recovery
 with recovery_target_time stops at the same place (recoveryStopsBefore() in

@@ -104,7 +104,7 @@ def _list_server_publications(slot_stream: SlotStream) -> list[str]:
 def _add_configuration(slot_stream: SlotStream, fingerprint: CatalogFingerprint) -> CatalogFingerprint:
     """Add the stream's subscriptions and the publications of pgsieve.yaml to the digest of a fingerprint.
 
-    If the configuration is altered, other changes are replicated, as after an alteration of the server's catalog.
+    An altered configuration changes what is replicated, as an altered catalog of the server does.
     """
     configuration = [
         dict(slot_stream.subscriptions),
@@ -363,7 +363,7 @@ class AlteredSlices:
     def append(self, subscription: str, begin_lsn: int, end_lsn: int) -> None:
         """List a slice for which the publisher decided which changes a subscription gets.
 
-        The messages of the slice must have been written to disk before, because a listed slice is read from them.
+        What the publisher has sent for the slice must be on disk before: later steps read a listed slice from there.
         """
         row = {"subscription": subscription, "begin": begin_lsn, "slice": end_lsn}
         self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED_SCHEMA))

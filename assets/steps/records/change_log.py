@@ -1,6 +1,6 @@
 """The table `change_log` of a slot stream (a slot with the subscriptions that read it): the messages of the slot.
 
-Its position is the LSN up to which it has them. The step `slot_consumption` writes the table, in one commit for each
+Its position is the LSN up to which it has the messages. The step `slot_consumption` writes the table, in one commit for each
 slice (the changes from one position of the slot to another). Maintenance deletes slices that all subscriptions have
 applied.
 """

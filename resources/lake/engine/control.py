@@ -110,8 +110,9 @@ def start(
 ) -> EngineRecord:
     """Start an engine with these settings, unless one is serving already. Return its record.
 
-    If an engine with other settings is running, it is ended first. Raises EngineError if that engine is in use, or if the
-    new engine ends while it starts, or does not serve in time.
+    The engine ends with the process `owner_pid`; without an owner, after it was unused for `max_idle`. If an engine with
+    other settings is running, it is ended first. Raises EngineError if that engine is in use, or if the new engine ends
+    while it starts, or does not serve in time.
     """
     is_launched = False
     deadline = time.monotonic() + _START_SECONDS
