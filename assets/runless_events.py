@@ -1,4 +1,4 @@
-"""Writes events of assets into Dagster's records that are in no run's plan: changed tables, their checks, unchanged cuts.
+"""Reports assets to Dagster that no run has planned: changed tables, their checks, unchanged cuts.
 
 A cut names a version of each replica of a subscription; together these versions equal the publisher at one LSN.
 
@@ -273,7 +273,7 @@ def make_unplanned_event(
     assert result.data_version is not None
     if _is_shown_failed(context.instance, result.asset_key):
         plan_assets(context, [result.asset_key])
-    # The asset has no code version. In its place, Dagster also takes the run's id.
+    # The asset has no code version. Dagster itself uses the run's id in its place.
     tags = {DATA_VERSION_TAG: result.data_version.value, **_make_version_tags(context.run_id)}
     tags |= read_current_input_tags(context.instance, inputs)
     return dg.AssetMaterialization(result.asset_key, metadata=result.metadata, tags=tags)

@@ -34,7 +34,7 @@ _SEGMENT_MASK = SEGMENT_COUNT - 1
 #: If a row has more bytes, its SHA-256 is hashed instead. In this process, numpy hashes the rows together, block by
 #: block. So a long row would take many steps.
 _MAX_HASHED_BYTES = 1000
-#: The greatest numbers of rows and of bytes that are hashed together. Mostly so few rows stay in the processor's cache.
+#: The greatest numbers of rows and of bytes that are hashed together. So few rows mostly stay in the processor's cache.
 _MAX_ROWS = 8192
 _MAX_BYTES = 64 * 1024 * 1024
 

@@ -78,14 +78,14 @@ def plan_capture(
 
     A partition tree can be captured in two ways:
 
-    - As its root: if each subscription of the tree publishes it as this root, and all of its leaves alike. The
+    - As its root: if each subscription to the tree receives it as this root, and all of its leaves in the same way. The
       publisher sends each change as a change of the root that the leaf had at that time. It also distinguishes a
       TRUNCATE of a leaf from a TRUNCATE of the root.
-    - As its leaves: in all other cases in which a subscription publishes the tree as its root. `find_routes` routes the
+    - As its leaves: in all other cases in which a subscription receives the tree as its root. `find_routes` routes the
       changes of the leaves to the root. The capture publication then lists the root, but without
       publish_via_partition_root. So the publisher also sends the changes of leaves that are created later.
 
-    A table is captured only with the operations that a subscription publishes. A publication of updates makes
+    A table is captured only with the operations that a subscription receives. A publication of updates makes
     UPDATE fail on a table without a replica identity (PostgreSQL documentation, CREATE PUBLICATION, notes).
     """
     relations_by_subscription = [
@@ -192,8 +192,8 @@ def _make_suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
 def find_routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
     """Map each relation id in captured messages to what one subscription receives of this relation's changes.
 
-    A root is in the result only if all of its leaves are published in the same way. No other tree is captured as its
-    root, so no message has the id of its root.
+    A root is in the result only if all of its leaves are published in the same way. Other trees are captured as their
+    leaves, so no message has the id of their root.
     """
     relations = _find_published_relations(catalog, publications)
     published_roots = {relation.publish_as.oid: relation for relation in relations.values()}

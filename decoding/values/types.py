@@ -7,7 +7,7 @@ binary format, and the SQL expression that the initial copy selects. Text, binar
 Arrow values. An array of a built-in type becomes an array of the element's type. A user's type, or a type that is not
 in the table, becomes text. docs/types.md shows the table.
 
-The sessions that read the slot and that copy must print values with DateStyle ISO, IntervalStyle postgres,
+The sessions that read the slot or copy tables must print values with DateStyle ISO, IntervalStyle postgres,
 TimeZone UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8.
 
 The functions raise:

@@ -319,8 +319,9 @@ def _make_capture_statements(
             slot_stream.capture + plan.suffix, plan, server_catalog, server_version
         )
     ]
-    # Without a plan (for example if the publisher filters), the slot is not read with these publications, so any root may
-    # stay in them.
+    # Partition roots that are not in the plan have to be removed, because their changes would be sent as changes of
+    # the root. Without a plan (for example if the publisher filters) the slot is not read with these publications, so
+    # nothing has to be removed.
     statements += make_root_removals(slot_stream.capture, plans, server_catalog) if plans else []
     for statement in statements:
         yield f"{statement};"

@@ -99,8 +99,8 @@ LOOPBACK_SETTINGS: dict[str, str] = {
     # Spark chooses a random secret, because no other process needs to know it.
     "spark.authenticate": "true",
 }
-#: The module that starts the Python workers of such a session. Other sessions do not use it, because pgsieve may
-#: be missing where their workers run.
+#: The module that starts the Python workers of a session within one process. Other sessions do not use it, because
+#: pgsieve may be missing where their workers run.
 _DAEMON_MODULE = "pgsieve.resources.lake.python_daemon"
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?")
 
@@ -126,7 +126,7 @@ _DATABRICKS_SETTING = "spark.databricks.clusterUsageTags.clusterId"
 SENT_PACKAGES = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
 
 
-#: Delta's setting that chooses one log store for all kinds of stores. A log store is the class that writes
+#: Delta's setting that chooses the same log store for all kinds of stores. A log store is the class that writes
 #: commits.
 _ANY_LOG_STORE = "spark.delta.logStore.class"
 
@@ -167,7 +167,7 @@ def _list_needed_packages(storage: Storage) -> list[Packages]:
 
 
 def verify_log_store_settings(storage: Storage, conf: Mapping[str, str]) -> None:
-    """Raise UnsafeLogStoreError if Spark could lose commits to the lake with these settings."""
+    """Raise UnsafeLogStoreError if Spark with these settings could overwrite other writers' commits to the lake."""
     if storage.is_written_only_by_spark:
         return
     for name, log_store_class in storage.log_store_settings().items():
@@ -177,7 +177,7 @@ def verify_log_store_settings(storage: Storage, conf: Mapping[str, str]) -> None
 
 
 def verify_log_store(session: SparkSession, storage: Storage) -> None:
-    """Raise UnsafeLogStoreError if a session that pgsieve did not start could lose commits to the lake."""
+    """Raise UnsafeLogStoreError if a session that pgsieve did not start could overwrite other writers' commits."""
     verify_log_store_settings(
         storage, {name: session.conf.get(name, "") or "" for name in storage.log_store_settings()}
     )
@@ -430,7 +430,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         return self._open_connect_session(channel, settings)
 
     def check_store(self) -> None:
-        """Raise UnsafeLogStoreError if the configured Spark Connect server could lose commits to the lake."""
+        """Raise UnsafeLogStoreError if the configured Spark Connect server could overwrite other writers' commits."""
         if self.master.startswith("sc://") and find_storage(self.lake).log_store_settings():
             # The session is opened only because `_open_connect_session` checks its log store.
             assert self.session

@@ -132,7 +132,7 @@ class KeyReader:
 
     The decider is a `KeyDecider`, or for a table without a key a `MultisetDecider`.
 
-    If there is a `key_filter`, rows of the replica are sent only if it passes their keys.
+    If there is a `key_filter`, only those rows of the replica are sent whose keys may be among those of the changes.
     """
 
     batch_parts: BatchParts
@@ -262,7 +262,7 @@ class KeyReader:
 
     def _make_messages(self, sender: int, keys: pa.Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Yield a message for each part of the keys, which has the rows of this part."""
-        # NumPy sorts numbers of two bytes without comparing them.
+        # NumPy sorts numbers of two bytes by a radix sort, which is faster.
         parts_of_rows = assign_key_parts(keys, self.division.key_part_count).astype(np.uint16)
         order = np.argsort(parts_of_rows, kind="stable")
         rows = rows.take(pa.array(order)).combine_chunks()

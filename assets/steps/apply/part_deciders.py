@@ -49,7 +49,7 @@ from pgsieve.resources.parts import Guard, Message, make_message
 
 #: The columns that tasks return: a row per new file, or a row with only `result`, a JSON text (counts, changed files).
 RESULT_SCHEMA = FILE_SCHEMA.append(pa.field("result", pa.string()))
-#: If more moves of a part than this find no row to move, the part refuses the changes.
+#: If more moves of a part than this find no row to move, the part reports that the changes cannot be applied by parts.
 _MAX_LOST_PLACES = 100_000
 
 
@@ -101,12 +101,15 @@ class PartDecider(ABC):
     def _send_left_rows(
         self, left_rows: NetRows, matches: Mapping[int, PartMatches]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield a message with the sources of rows that leave their keys. `moved_rows` needs them for the new keys."""
+        """Yield a message that says where the values of rows are that leave their keys (`find_sources`).
+
+        `moved_rows` needs these values for the new keys.
+        """
         if len(left_rows):
             yield make_message(0, LEFT_ROWS, pack(find_sources(self.batch_parts, left_rows, matches)))
 
     def _find_new_places(self, lost_places: Numbers) -> Numbers:
-        """Return those of these places that `batch_parts` does not know yet."""
+        """Return those of `lost_places` (places of moves without a row) that `batch_parts.lost_places` lacks."""
         return np.setdiff1d(lost_places, self.batch_parts.lost_places)
 
     def _make_counts(self, **counts: int) -> pa.RecordBatch:
@@ -128,8 +131,8 @@ class KeyDecider(PartDecider):
 
     If the changes cannot be applied, because of a conflict or of moves whose rows are missing, it sends only the reason.
 
-    If the replica keeps deleted rows, the first two kinds are also sent for these rows, as `ENDED_ROWS`. They then have
-    the new metadata of the rows.
+    If the replica keeps deleted rows, messages like the first two kinds are also sent for these rows, as
+    `ENDED_ROWS`, with the new metadata of the rows.
     """
 
     def _decide(self, received: ReceivedChanges) -> Iterator[pa.RecordBatch]:
@@ -179,7 +182,7 @@ class KeyDecider(PartDecider):
         outcome: ChangesOutcome,
         matches: Mapping[int, PartMatches],
     ) -> Iterator[pa.RecordBatch]:
-        """Yield messages to the writers of files. A file's writer has the same number as the sender of the file's rows."""
+        """Yield messages to the writers of files. The sender and the writer of a file's rows have the same number."""
         retain_ended = bool(self.batch_parts.soft_delete_columns)
         is_to_remove = outcome.mask_removed_keys(retain_ended=retain_ended)
         endings = RowEndings(keyed_changes, outcome.net, outcome.has_row, ())
@@ -268,7 +271,7 @@ class MultisetDecider(PartDecider):
 def describe_lost_places(places: Numbers) -> Mapping[str, object]:
     """Return the result of a part in which the moves at these places find no row.
 
-    Very many places would need much memory in the driver. Then the part refuses the changes.
+    Very many places would need much memory in the driver. Then the result only says that the changes cannot be applied.
     """
     return {"counts": {"refused": 1}} if len(places) > _MAX_LOST_PLACES else {"lost_places": places.tolist()}
 

@@ -212,7 +212,7 @@ class SparkChanges:
         It is computed from a DataFrame `decided_keys` with a row per key of the net change. It has columns of `merge`, and:
         - `last`: the place of the change that has the key's new row
         - `s0`, `s1`, …: for each column that some change did not send, the place of the change that sent its value
-        - `base`: the number of a key. The replica's row with this key has the values that no change sent
+        - `base`: if some values were sent by no change, the number of the key whose row in the replica has them
         - `is_ended`, `e0`, `e1`, …: whether the row is deleted but kept, and its metadata
         """
         unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)

@@ -381,8 +381,8 @@ class VersionChange:
 
     - `ended_rows`: the versions
     - `ending_commits`: for each of them, the number in `commits` of the commit that ends it
-    - `replica_rows`: rows that were just removed from the replica, with the numbers of their keys in the batch
-      (`key_indices` in `ended_rows`). A version whose row is among them need not be read from its file.
+    - `replica_rows`: rows that were just removed from the replica, each with the number of its key. A version that ends
+      has the same number in `key_indices`. If its row is among `replica_rows`, it need not be read from its file.
     """
 
     ended_rows: DeletedRows

@@ -111,7 +111,8 @@ def maintain_slot_stream(
         maintainer.maintain(
             AlteredSlices(lake, slot_stream).path, f"slice <= {deleted_lsn:d}" if deleted_lsn else None
         )
-        # A catalog is valid up to the next one. So the newest before `deleted_lsn` stays, for later slices.
+        # A catalog (the publisher's definitions, recorded at an LSN) is valid up to the next one. So the newest one
+        # up to `deleted_lsn` stays, for later slices.
         catalogs_path = Catalogs(lake, slot_stream).path
         catalog_lsns = [row["lsn"] for row in lake.records.rows(catalogs_path) if row["lsn"] <= deleted_lsn]
         maintainer.maintain(catalogs_path, f"lsn < {max(catalog_lsns):d}" if catalog_lsns else None)
@@ -136,7 +137,7 @@ def maintain_subscription(
     If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _open_maintainer(subscription.slot_stream, subscription.name, lake, retention) as maintainer:
-        # Raises an error if the replicas are in other folders than `folders` in the layout says.
+        # Raises an error if the user has changed `folders` in the layout since the replicas were made.
         SubscriptionRecord(lake, subscription.name).require_same_folders()
         remove_stale_clones(lake)
         states = TableStates(lake, subscription.name).read_newest()
@@ -193,8 +194,9 @@ class _SubscriptionTables:
         lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.read_last()
-        # Rows with changes after the newest cut stay, because the next cut needs them. Of the rows that record no
-        # changes, that of `applied_lsn` stays: it shows that all slices up to there are applied.
+        # A row records what a slice has changed in a table. Rows with changes after the newest cut stay, because the
+        # next cut needs them. Of the rows without changes, that of `applied_lsn` stays: it shows that all slices up
+        # to there are applied.
         condition = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
         maintain(TransformedSlices(lake, name).path, condition)
         cut_versions = {cut.states for cut in cuts.read_all() if cut.states is not None}
@@ -278,7 +280,8 @@ class _SubscriptionTables:
         if any(
             (records.position(path) or 0) > cut.lsn
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
-            # The next run has to notice a repair, and can only do so while the cut names the version before it.
+            # The next run has to notice a repair (`check --repair`). It can do so only while the cut names a version
+            # from before the repair.
             or (
                 self.subscription.histories.find_choice(name).is_kept
                 and records.is_repaired(path, cut.tables[name])

@@ -247,9 +247,9 @@ class Refilter:
     def _find_filters(
         self, source: Subscription, replicated_table: ReplicatedTable, source_definition: Definition
     ) -> tuple[Node, ...] | None:
-        """Find the row filters that wanted rows match.
+        """Find the row filters that the wanted rows match.
 
-        Raises PgsieveError if a wanted row may not match the replica's own filters.
+        Raises PgsieveError if the replica's own filters may have left out a wanted row.
         """
         wanted_filters, present_filters = (
             replicated_table.row_filters,

@@ -40,14 +40,14 @@ class SyncState(StrEnum):
     #: The replica has the rows of the snapshot. The copy sets this state. But some slices after the snapshot may have
     #: been transformed without the table's changes.
     FINISHED_COPY = "f"
-    #: All slices after the LSN are transformed with the table's changes. The copy and `refilter` set this state, and
-    #: schema changes keep it.
+    #: All slices after the LSN of the copy are transformed with the table's changes. The copy and `pgsieve refilter`
+    #: set this state, and schema changes keep it.
     READY = "r"
     #: A step has failed for this table alone, and has set this state with the reason. No more changes are applied to the
     #: table until the user has it copied again by `pgsieve resync`.
     SET_ASIDE = "e"
     #: No subscribed publication has the table any more, or the subscription was dropped. The copy and `pgsieve drop` set
-    #: this state. The LSN is 0, unless the table was ready.
+    #: this state. Its LSN is 0, unless the table was ready before.
     REMOVED = "x"
 
     @property
@@ -186,8 +186,8 @@ def list_history_paths(
 ) -> Iterator[str]:
     """Yields the paths of all histories that tables may have; some of them may not exist.
 
-    If a history begins anew, it gets a new generation, which has another path. `make_path` makes a path from a
-    subscription, a schema, a table and a generation. It is the path of a change history, or of versions of rows.
+    If a history begins anew, it gets a new generation, which has another path. `make_path` makes the path of a change
+    history, or of versions of rows, from a subscription, a schema, a table and a generation.
     """
     for name, state in tables.items():
         newest_generation = state.definition.history.generation if state.definition else 0

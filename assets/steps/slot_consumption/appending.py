@@ -4,7 +4,7 @@ The recorded catalog is the publisher's definitions of tables and publications, 
 
 In: positions, and how the slot is read
 Out: - a commit to the change log for each slice. It has the LSN at which the slice ends as the position of the change log.
-     - the summaries of the slices in the table `slices`
+     - for each slice a summary in the table `slices`, from which later steps learn what the slice contains
 
 Raises SourceError; the errors of the decoding if a message cannot be decoded; OvertakenError if another process was
 faster; UnprovenError if the recorded catalog may not be valid; and LakeError.
@@ -216,7 +216,7 @@ def _write_reading(
         ends += reading.second_ends
     messages = fetch_message_batches(session, peek.query(ends[-1]))
     # A transaction that was prepared in the slice, and is not committed yet, adds no row to the slice, but it has to be
-    # recorded. So with prepared transactions, even an empty slice is written.
+    # recorded. So if prepared transactions are recorded, even an empty slice is written.
     slices = _write_slices(
         lake, peek.slot_stream, messages, reading.begin, ends, assembler, write_empty=reading.records_prepared
     )

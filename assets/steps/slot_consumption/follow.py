@@ -78,7 +78,7 @@ class FollowedSlotStream:
         if lake.is_reached_by_spark_only:
             raise PgsieveError(
                 f'source "{slot_stream.source.name}": a lake that only Spark reaches cannot be written continuously',
-                hint="run `pgsieve run` on a schedule, or use a lake in the file system",
+                hint="run `pgsieve run` on a schedule, or use a lake in a folder or object store that delta-rs reaches",
                 sqlstate="0A000",
             )
         with ExitStack() as stack:

@@ -105,7 +105,7 @@ def read_slot_to(
     """Append and confirm the transactions that commit before `target_lsn`.
 
     With `must_record_position`, the position is recorded even if nothing was read. It is also recorded if one of the
-    `subscriptions` needs it for its next cut (`_has_later_copy`).
+    `subscriptions` cannot write a cut before (`_has_later_copy` says what that is).
     """
     reader = _SlotReader(slot, target_lsn, log, subscriptions, must_record_position=must_record_position)
     begin_lsn = reader.position
@@ -144,7 +144,7 @@ class _SlotReader:
         #: The end of the present reading.
         self._end_lsn = self.position
         self.slice_count = self._overtaken_count = 0
-        # This is read after the target was determined. Otherwise an alteration before the target could be missed.
+        # The validity is read after the target was determined. Otherwise it could miss an alteration before the target.
         self._catalog_validity = Catalogs(slot.lake, slot.slot_stream).find_validity(
             slot.connection, self.position
         )
@@ -232,7 +232,7 @@ class _SlotReader:
             return False
         if self.position < self._end_lsn:
             self._log(
-                f'the server does not move a copy of the slot "{self._slot_stream.slot}": one session reads the slot'
+                f'the server does not move a copy of the slot "{self._slot_stream.slot}", so one session reads it alone'
             )
             self._may_copy_slot = False
         self._stride.grow()
@@ -242,7 +242,7 @@ class _SlotReader:
     def _append_publisher_slices(
         self, subscription_slot_streams: Sequence[SlotStream], end: int, head: TableHead
     ) -> int:
-        """Append one slice to the stream of each subscription, with the changes that the publisher sends to it.
+        """Append one slice per subscription, each to its own stream, with the changes that the publisher sends to it.
 
         Returns the version that the slot's own change log must still have when its slice is appended.
         """

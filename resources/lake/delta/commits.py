@@ -48,8 +48,8 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: The key of the comment in the metadata of a column. Spark uses the same key.
 COMMENT_KEY = "comment"
-#: Metadata that marks a column, and has no other meaning. delta-rs takes columns in another order only if something else
-#: differs, too.
+#: Metadata that marks a column, and has no other meaning. delta-rs ignores a new order of columns unless something else
+#: of them changes, too. This mark is such a change (`_prepare_schema`).
 _ORDER_MARK = "pgsieve.reordered"
 #: The characters that delta-rs does not encode in a path of the log, besides letters and digits.
 _UNENCODED_CHARACTERS = "!$&'()+,-./:;=@_~"
@@ -224,7 +224,7 @@ class Commits:
                 if table is not None and position is not None and table.version() == head.version + 1:
                     self._tables.cache_rows(path, table, "position", [{"position": position}])
             except DeltaError as error:
-                # If only a step after the commit has failed, the newer version is this commit. The caller's new plan
+                # The newer version may be this commit itself, if only a step after it has failed. The caller's new plan
                 # notices that.
                 if expected_version is not None and self.head(path).version != expected_version:
                     raise OvertakenError(path) from error
@@ -428,8 +428,8 @@ def _prepare_schema(table: DeltaTable, schema: pa.Schema) -> Schema:
     """The columns that an overwrite gives a table. If they are the same as before, they keep their metadata.
 
     delta-rs does not add the feature that a first timestamp without a time zone requires. It is added here, by a commit
-    that changes nothing else. delta-rs keeps the table's order of columns if nothing else of them differs. So `_ORDER_MARK`
-    is added then, or removed if the table has it.
+    that changes nothing else. If only the order of the columns differs, delta-rs would keep the old order. So in this
+    case `_ORDER_MARK` is added, or removed if the table has it.
     """
     if requirements.has_same_columns(table, schema):
         return table.schema()

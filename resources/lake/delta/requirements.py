@@ -23,9 +23,9 @@ from pgsieve.resources.lake.delta.feed_property import FEED_PROPERTY, find_reser
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: Even if a table has these table features, it may not use them. Then a writer that only adds and removes files need not do
-#: anything for them. `can_change_rows` looks for constraints, generated columns and a change data feed. If a table is
-#: append-only, delta-rs itself refuses to remove files.
+#: Tables often list these table features without using them. Then a writer that only adds and removes files need not do
+#: anything for them. `can_change_rows` finds out whether a table uses constraints, generated columns or a change data
+#: feed. If a table is append-only, delta-rs itself refuses to remove files.
 _REWRITABLE_FEATURES = {
     "appendOnly",
     "changeDataFeed",

@@ -49,7 +49,7 @@ Stamp = tuple[str | None, datetime, int]
 _RANGE_NOT_SATISFIABLE = "416 Range Not Satisfiable"
 #: An option of delta-rs. obstore has a separate parameter for it.
 _ALLOW_HTTP = "aws_allow_http"
-#: At the end of the library's messages are data structures, which begin with this text.
+#: The messages of the library (object_store) end with data structures, which begin with this text.
 _STRUCTURES = "\n\nDebug source:"
 
 
