@@ -10,7 +10,8 @@ import pyarrow as pa
 from pgsieve.decoding.changes.arrays import Numbers
 from pgsieve.decoding.changes.equality import is_text_or_binary, measure_lengths, to_comparable, unify_floats
 
-#: The factor of Horner's method, which combines the words (numbers of 64 bits) of all columns. It must be odd.
+#: The factor of Horner's method, which combines the words (numbers of 64 bits) of all columns. It must be odd,
+#: because a multiplication by an even number loses bits.
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 

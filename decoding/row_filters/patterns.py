@@ -42,7 +42,7 @@ def _convert_operands(name: str, operand: Node, pattern: Node) -> tuple[Node, No
 def make_like(
     operand: Node, pattern: Node, escape: str = "\\", *, case_mappings: CaseMappingFinder | None = None
 ) -> Node:
-    """Return `operand LIKE pattern ESCAPE escape`. With `case_mappings` (of collations) it is ILIKE.
+    """Return `operand LIKE pattern ESCAPE escape`; or ILIKE if `case_mappings` has the case mappings of collations.
 
     For ILIKE, PostgreSQL changes both sides to lower case. In single-byte encodings it changes one character after
     the other while it matches, with the same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).

@@ -140,8 +140,8 @@ def _ask_what_to_replicate(survey: Survey) -> tuple[list[list[str]], list[str]]:
     """Ask for publications, or for tables if there are no publications.
 
     Returns the chosen publications, in a group for each subscription, and the chosen tables. If tables are chosen, the only
-    group is empty. Without a terminal, all publications that have tables are chosen. All of them may need several
-    subscriptions (`divide_publications`).
+    group is empty. Without a terminal, all publications that have tables are chosen. Together they may need
+    several subscriptions (`divide_publications`).
     """
     publications = [publication.name for publication in survey.publications if publication.tables]
     all_tables = [quote_qualified(table.schema, table.name) for table in survey.tables]

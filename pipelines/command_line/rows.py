@@ -2,7 +2,8 @@
 
 In: batches of rows (Arrow)
 Out: CSV with a header line, or one JSON object for each row. Integers, booleans, and in JSON floating-point numbers,
-     are written as the format has them. An array is a text in JSON. Any other value is the text that PostgreSQL prints.
+     are written as the format has them. An array becomes a text that contains JSON. Any other value becomes the text
+     that PostgreSQL prints.
 
 Only `pgsieve read` imports this module. The module imports pyarrow, and that would slow down `pgsieve --help`.
 """

@@ -5,12 +5,13 @@ Out: sessions, all of which have the same settings.
 
 Raises UnreadableConninfoError, PasswordCommandError, and the errors of the drivers if there is no connection.
 
-A session finds only PostgreSQL's own objects by unqualified names, whatever the search_path of the role is.
-PostgreSQL's own workers have the same search_path (ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h).
-Otherwise pgsieve could call a function that another user made in the schema `public`, and this function would run
-with the privileges of pgsieve's role (PostgreSQL documentation, Usage Patterns of schemas). No timeout of the
-server ends a session, unless the user has set the timeout in the options of the conninfo or in PGOPTIONS. Keepalives
-detect that the server is gone.
+A session finds only PostgreSQL's own objects by unqualified names, whatever the search_path of the role is. Otherwise
+pgsieve could call a function that another user made in the schema `public`, and this function would run with the
+privileges of pgsieve's role (PostgreSQL documentation, Usage Patterns of schemas). PostgreSQL's own workers protect
+themselves by an empty search_path (ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h).
+
+No timeout of the server ends a session, unless the user has set the timeout in the options of the conninfo or in
+PGOPTIONS. Keepalives detect that the server is gone.
 """
 
 import os
@@ -255,7 +256,7 @@ class Conninfo:
     def keep_adbc_sessions(self) -> Iterator["Conninfo"]:
         """A conninfo with the same parameters, whose `connect_adbc` uses sessions again until the block ends.
 
-        A session knows only the types that existed when it was opened.
+        The driver reads the types when it opens a session, so a session does not know types that were created later.
         """
         with closing(IdleSessions()) as idle_sessions:
             yield replace(self, idle_sessions=idle_sessions)

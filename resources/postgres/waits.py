@@ -3,10 +3,10 @@
 In: a session that creates a slot, exports a snapshot, or locks a table.
 Out: the transactions that the session waits for.
 
-A new slot waits for all transactions that are running in any database of the cluster, including prepared
-transactions (SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c). A session that adds a table
-to a publication waits for each conflicting lock on the table, and on the publication. A session that reads a table waits only for ACCESS
-EXCLUSIVE locks (PostgreSQL documentation, Table-Level Locks).
+A new slot waits for all transactions that are running in any database of the cluster, including prepared transactions
+(SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c). A session that adds a table to a publication
+waits for each conflicting lock on the table, and on the publication. A session that reads a table waits only for
+ACCESS EXCLUSIVE locks (PostgreSQL documentation, Table-Level Locks).
 """
 
 import logging

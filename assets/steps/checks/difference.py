@@ -30,7 +30,7 @@ OCTETS = "octets"
 class SideCounts(NamedTuple):
     """How many rows only the publisher has, how many only the replica has, and how many have other values on each side.
 
-    Of a row with other values, both sides have the key. Without a key there is no such row.
+    A row with other values is one whose key both sides have. In a table without a key there is no such row.
     """
 
     only_publisher: int = 0

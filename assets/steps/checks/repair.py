@@ -7,7 +7,7 @@ deleted, but marked as deleted.
 
 The position of the replica (the LSN up to which it has all changes) stays the same, because the replica had reached the
 snapshot's LSN before. So later changes are still applied, and a repair can be repeated. After the repair, the table's
-record of all changes counts as incomplete, and the versions of its rows begin anew. Then the newest cut gets
+change history counts as incomplete, and the versions of its rows (`history: scd2`) begin anew. Then the newest cut gets
 the new versions: a cut is an LSN, and for each replica the Delta version that equals the publisher's table at this LSN.
 """
 
@@ -73,8 +73,8 @@ def repair(
 ) -> list[RepairResult]:
     """Make these replicas equal to the publisher's tables at one LSN.
 
-    `receive_applied` gets what was applied to reach the LSN. A result may have a problem, for example if there is no such table. If a table is altered or rewritten while it is
-    read, it is repaired at a later LSN.
+    `receive_applied` gets what was applied to reach the LSN. A result may have a problem, for example if there is no such
+    table. If a table is altered or rewritten while it is read, it is repaired at a later LSN.
     """
     final_result_by_table: dict[Name, RepairResult] = {}
 
@@ -87,7 +87,7 @@ def repair(
             }
             is_any_changed = any(result.inserted or result.deleted for result in result_by_table.values())
             if is_any_changed:
-                # `apply` also brings histories of rows up to date. If this process dies here, the next run does that.
+                # `apply` also begins the versions of the rows anew. If this process dies here, the next run does that.
                 apply(subscription, lake, log)
             renew_cut(lake, subscription, version_by_table, has_same_rows=not is_any_changed)
         final_result_by_table.update(result_by_table)

@@ -1,8 +1,8 @@
 """Reads the segments of a replica by Spark: the checksums of all segments, or the rows of some.
 
-A segment consists of the rows with hashes that end with the same bits. Its checksum is the sum of their hashes. The
-executors hash their rows batch by batch (`pgsieve.decoding.checksums.segments`), and send only the checksums to the
-driver.
+A segment consists of the rows with hashes that end with the same bits. Its checksums are the number of these rows and
+the sum of their hashes. The executors hash their rows batch by batch (`pgsieve.decoding.checksums.segments`), and
+send only the checksums to the driver.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

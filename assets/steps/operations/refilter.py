@@ -5,7 +5,7 @@ The existing replicas may belong to the same subscription, or to another one.
 In: - a subscription that is new, or that has other publications, row filters or column lists than before
     - the present catalog, and other subscriptions of the same source
 Out: - for each table, the subscription from whose replica it can be made, or the reason why there is none
-     - the new replicas. Each has the same rows as a copy at the LSN of the replicas from which they are made
+     - the new replicas. Each has the same rows as a copy at the LSN of the replica from which it is made
 
 A replica is used only if it is certain that it has all rows that a copy would have. Raises PgsieveError.
 """

@@ -4,8 +4,8 @@ In: the recorded definitions, and the publisher's catalog
 Out: for each table its state, and the differences of its definition, as `former → present`
 
 As in PostgreSQL, a run does not copy a table again after a row filter or a publication was altered. The user does so by
-`pgsieve resync`, so such a table is one of the tables here. Raises PgsieveError for a table that the subscription
-does not replicate.
+`pgsieve resync`, so this module finds such a table, too. Raises PgsieveError for a table that the subscription does not
+replicate.
 """
 
 from collections.abc import Mapping, Sequence

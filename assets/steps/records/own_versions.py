@@ -44,7 +44,8 @@ def list_subscription_records(lake: Lake, name: str) -> list[str]:
 def read_present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
     """Maps the identifiers of the record tables that a cut names to their present versions.
 
-    Tables without a stamp (`Records.stamp`) are left out, for example if only Spark Connect reaches the lake.
+    Tables are left out if they have no stamp (an identifier with a version, `Records.stamp`), for example because only
+    Spark Connect reaches the lake.
     """
     paths = [
         *list_slot_stream_records(lake, subscription.slot_stream),

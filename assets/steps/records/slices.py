@@ -42,7 +42,8 @@ _ROW_CHANGE_KINDS, _KEPT_KINDS = ("I", "U", "D"), ("R", "T")
 class SliceSummary:
     """Summarises the messages of a slice, batch by batch, while they pass to the writer of the change log.
 
-    `expect_bytes` is called with the mean bytes of the tables with changes. The largest table has at least about as many.
+    `expect_bytes` is told how many bytes of messages a table with changes has on average, so that it can prepare for
+    the next step. The largest table has at least about as many.
     """
 
     def __init__(self, expect_bytes: Callable[[int], None] | None = None) -> None:

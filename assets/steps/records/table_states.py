@@ -216,7 +216,8 @@ class TableStates:
     def read_newest(self) -> dict[Name, TableState]:
         """Maps each table of the subscription to its newest state.
 
-        They are read again only if `_table_states` has changed, or if finding that out would take as long as reading it.
+        The states are read again only if `_table_states` has changed, or if finding that out would take as long as
+        reading them.
         """
         with self.lake.consistent_read():
             # The version is read before the rows. If rows are written in between, the recorded version is too old, and
@@ -339,9 +340,10 @@ class TableStates:
     ) -> set[Name]:
         """Append states that were made from earlier states of the same tables. Returns the tables that are left out.
 
-        A table is left out if another process has written another state of it meanwhile. For example, the process that
-        reads the slot does this if the server cannot send a change of the table. `find_changed_tables` finds these tables.
-        By default, they are the tables that have a later state than the one from which the new state was made.
+        A table is left out if another process has written another state of it meanwhile. For example, the process that reads
+        the slot does this if the server cannot send a change of the table. `find_changed_tables` finds the tables to
+        leave out. By default, they are the tables that have a later state than the one from which the new state was
+        made.
         """
         if not states:
             return set()

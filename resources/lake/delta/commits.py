@@ -48,8 +48,8 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: The key of the comment in the metadata of a column. Spark uses the same key.
 COMMENT_KEY = "comment"
-#: Metadata that marks a column, and has no other meaning. delta-rs ignores a new order of columns unless something else
-#: of them changes, too. This mark is such a change (`_prepare_schema`).
+#: Metadata that marks a column, and has no other meaning. If only the order of the columns changes, delta-rs keeps the
+#: former order. The mark makes the columns differ in something else, too (`_prepare_schema`).
 _ORDER_MARK = "pgsieve.reordered"
 #: The characters that delta-rs does not encode in a path of the log, besides letters and digits.
 _UNENCODED_CHARACTERS = "!$&'()+,-./:;=@_~"

@@ -17,8 +17,8 @@ from pgsieve.resources.lake.delta.records import quote_name
 #: The function of an engine that quotes the name of a column.
 QuoteColumn = Callable[[str], str]
 
-#: Delta's MERGE in Spark adds the columns of one of these sets to the rows (ClassicMergeExecutor and
-#: MergeOutputGeneration in Delta Lake). A table that has all columns of a set conflicts with them.
+#: Delta's MERGE in Spark adds these columns to the rows (ClassicMergeExecutor and MergeOutputGeneration in Delta Lake).
+#: It fails for a table that has all columns of one of these sets.
 _RESERVED_COLUMN_SETS = (
     {"_target_row_present_"},
     {"_source_row_present_"},

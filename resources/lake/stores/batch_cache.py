@@ -1,4 +1,4 @@
-"""Caches row groups (the units in which Parquet files are read), so that several readers need not read the same ones.
+"""Caches row groups (the units in which Parquet files are read), so that not every reader has to read them.
 
 Each subscription of a slot reads the whole change log (the slot's raw messages), so the same row groups are needed
 several times.
