@@ -64,7 +64,7 @@ class TableCheck:
     - `name`: the name of the check
     - `op_suffix`: what the names of its ops have after the subscription's name
     - `description`: what the replica has to meet
-    - `reads_slot`: whether the check must not run while another op reads the slot
+    - `reads_slot`: whether the check reads the slot, so that it must not run while another op reads it
     """
 
     name: str
@@ -83,8 +83,8 @@ def make_table_checks(
     """Make a check of some tables.
 
     `evaluate` gets the context of an op and the tables whose check the run selects, in the order of their keys. It yields
-    the results. The second op and later ones have `_2` and so on after their names: no op has two tables to which Dagster
-    gives the same name.
+    the results. No op has two tables to which Dagster gives the same name. The second op and later ones have `_2` and so on
+    after their names.
     """
     op_name = dagster_names.prefixed_name(f"{subscription.name}_{check.op_suffix}")
 

@@ -47,7 +47,7 @@ class PgsieveAsset:
 
     - `name`: the first part of the key. It is the name of the subscription, or for a table at the publisher the name of
       the source. For the change log and its maintenance it is the name of their slot stream (a slot with its
-      subscriptions): the name of the source if the slot stream is shared, otherwise the name of the slot.
+      subscriptions).
     - `subscription`, `schema`, `table`: None if the asset does not belong to one
     - `row_filter`: the row filter as text, or the text `none` if the table has no filter; None if this is unknown
     - `path`: the names of nested groups, the outermost first, within the group of the source or subscription
@@ -191,13 +191,13 @@ def _describe_asset(asset: PgsieveAsset) -> str:
             )
         case AssetKind.CHANGE_LOG_MAINTENANCE:
             return (
-                "Deletes old slices that every subscription has applied from the change log, compacts it,"
+                "Deletes from the change log old slices that every subscription has applied, compacts it,"
                 " and removes the files of old versions."
             )
         case AssetKind.MAINTENANCE:
             return (
-                "Deletes old applied changes from the change history, and old cuts. Deletes the versions that only"
-                " these cuts name an hour later. Compacts the tables."
+                "Deletes old applied changes from the change history, and old cuts. An hour later, deletes the versions"
+                " that only these cuts name. Compacts the tables."
             )
 
 

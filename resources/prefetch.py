@@ -33,8 +33,8 @@ def prefetch(
     Up to `max_waiting` items wait in a queue for the caller, and one more may wait for room in the queue.
 
     The iterator raises the errors of `items`. The thread ends with the block. If the caller leaves the block
-    early, the thread still finishes the item that it is making. The end of the block waits for this item, and
-    calls `cancel_item` again and again to cancel it.
+    early, the end of the block waits for the item that the thread is making. Meanwhile it calls `cancel_item`
+    again and again, to cancel this item.
     """
     queue, is_abandoned = Queue[T | _End](max_waiting), Event()
 

@@ -22,12 +22,12 @@ class MergeSource:
     """What a MERGE does for each of `keys`. Each array has one element per key.
 
     - `actions` is "delete", "update", "upsert", or "end" if the replica retains ended rows (rows that were
-      deleted, but stay). The action "end" changes only the metadata of a row.
+      deleted, but stay). The action "end" changes only the metadata columns of a row.
     - `last_changes` is, for each key, the change that has the new row.
     - `changes_by_column` has the columns that some change did not send. For each key, such a column has the number of
       the change with the column's value, or `NONE` if no change has it.
-    - `base_keys`: if an UPDATE gave the row another key, and no change sent some of its values, the key of the replica's
-      row that has these values. Otherwise `NONE`.
+    - `base_keys`: the key of the replica's row that has the values which no change sent, if an UPDATE gave that row another
+      key. Otherwise `NONE`.
     - `retains_value_by_column` maps each column of `changes_by_column` to a mask of the keys whose rows in the replica
       keep its present value.
     - If the replica retains a row that a change ended, `end_changes` has that change.

@@ -244,9 +244,9 @@ def replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges:
 def find_moves_without_row(changes: KeyChanges, has_row_before: Mask) -> Numbers:
     """Return the moves that find no row, supposing that all moves before them find theirs.
 
-    A move that finds no row brings none to its new key, so a later move may find no row either. To find that move, split
-    each move into a LEAVE and an INSERT. Then the result has LEAVEs. Remove their INSERTs from the changes, and call this
-    function again.
+    A move that finds no row brings none to its new key, so a later move may find no row either. To find that move, call
+    this function with changes in which each move is split into a LEAVE and an INSERT. It then returns the LEAVEs that
+    find no row. Remove their INSERTs from the changes, and call it again.
     """
     tenures = Tenures.from_changes(changes)
     is_without_row = (tenures.origins == _NOTHING) | (
@@ -258,8 +258,7 @@ def find_moves_without_row(changes: KeyChanges, has_row_before: Mask) -> Numbers
 def _find_lost_moves(changes: KeyChanges, has_row_before: Mask) -> Numbers:
     """Return the moves that find no row, in a loop over all changes.
 
-    Operations on whole columns cannot do this. A move that finds no row brings no row to its new key, and so a later
-    move may find no row.
+    Operations on whole columns cannot do this: whether a move finds a row can depend on each move before it.
     """
     has_row, lost_moves = bytearray(has_row_before.tobytes()), list[int]()
     change_indexes = np.flatnonzero((changes.operations != UPDATE) | changes.is_move)

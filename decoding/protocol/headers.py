@@ -58,7 +58,7 @@ class MessageHeaders:
       Message) has the ordinal 2n. Any other message has the odd number between the ordinals of the changes before and
       after it.
 
-    Relation messages, which each session sends at other places, are not counted. So a change has the same
+    Relation messages, which each session sends at different places, are not counted. So a change has the same
     (commit_lsn, ordinal) in every session. A change is described by the relation's last Relation message before it.
 
     For a message outside transactions, `commit_lsn` is the message's own LSN, and `commit_time`, `xid` and `ordinal`

@@ -136,8 +136,8 @@ class Layout:
     def is_rewritten_in(self, later_catalog: Catalog) -> bool:
         """Whether the later catalog shows that the table was dropped, or that its rows are in other files.
 
-        A copy of such a table by the earlier snapshot is wrong: after TRUNCATE, or an ALTER TABLE that rewrites the
-        table, this snapshot sees an empty table (PostgreSQL documentation, Concurrency Control: Caveats).
+        A copy of such a table at an earlier snapshot is wrong: after TRUNCATE, or an ALTER TABLE that rewrites the
+        table, that snapshot sees an empty table (PostgreSQL documentation, Concurrency Control: Caveats).
         """
         table = later_catalog.tables.get(self.oid)
         return table is None or Layout.from_table(table, later_catalog).files != self.files

@@ -8,9 +8,9 @@ checkpoints its log, and the checkpoint is most of the cost of an event. A run w
 thousand events. Four changes make it faster:
 
 - Connections stay open. Events that Dagster reports right after each other are stored in one transaction, and so are
-  the events with the plan of a run.
-- Each run has its own database. Dagster's migrations create only the database of the first run. Each later run gets a
-  copy of that database, which was made when it had no events yet.
+  the events that announce what a run plans to materialize.
+- Each run has its own database. Dagster's migrations create only the database of the first run. Before it has events, it
+  is copied. Each later run gets this copy.
 - Many steps read the records of the same assets. A record is read again only after a change. A materialization that this
   process has stored is not parsed again.
 - A materialization is converted to JSON only once. All events share one INSERT statement, which is compiled once.
@@ -209,7 +209,7 @@ class CachedEventLog(SqliteEventLogStorage):
     def _get_asset_entry_values(
         self, event: EventLogEntry, event_id: int, has_asset_key_index_cols: bool
     ) -> dict[str, Any]:
-        """Return the values that an event changes in an asset's record, by column. One is the materialization, as JSON."""
+        """Return the values that an event changes in an asset's record, by column. They include the materialization, as JSON."""
         assert event.dagster_event is not None
         if not event.dagster_event.is_step_materialization:
             return super()._get_asset_entry_values(event, event_id, has_asset_key_index_cols)
@@ -438,7 +438,7 @@ def store_reports_together(storage: EventLogStorage) -> Iterator[None]:
     if not isinstance(storage, CachedEventLog):
         yield
         return
-    storage._is_work_done = True  # noqa: SLF001 - a friend of the class
+    storage._is_work_done = True  # noqa: SLF001 - of the same module
     try:
         yield
     finally:

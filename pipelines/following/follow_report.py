@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 
 class FollowReport:
-    """Collects the results of a stream's slices, and reports them to Dagster.
+    """Collects the results of a slot's slices, and reports them to Dagster.
 
     Only one thread may use it at a time.
     """

@@ -119,7 +119,7 @@ class FileCommitter:
     def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
     ) -> list[MarkedFile] | None:
-        """Return the files with the rows `matches`, these rows marked, as `commit_marked_files` takes them.
+        """Return the files that contain the rows `matches`, with these rows marked, for `commit_marked_files`.
 
         Returns None, or raises OvertakenError, in the same cases as `find_markable_files`.
         """

@@ -64,7 +64,7 @@ _FILES_PROPERTY, _DEFAULT_FILES_HOURS = "delta.deletedFileRetentionDuration", 7 
 _LOG_PROPERTY, _DEFAULT_LOG_HOURS = "delta.logRetentionDuration", 30 * 24
 #: The form of the values that pgsieve itself sets. A value of another form was set by the user.
 _HOURS_PATTERN = re.compile(r"interval \d+ hours")
-#: The form of a duration in Delta's properties, and of one part of it. Delta has no months and years here.
+#: The form of a duration in Delta's properties, and of one part of it. Delta allows no months and years in it.
 _DURATION_PATTERN = re.compile(r"(?:interval\s+)?((?:[+-]?\d+\s+[a-z]+\s*)+)", re.IGNORECASE)
 _DURATION_PART_PATTERN = re.compile(r"([+-]?\d+)\s+([a-z]+?)s?(?:\s|$)", re.IGNORECASE)
 _MICROSECONDS_BY_UNIT = {

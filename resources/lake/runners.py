@@ -128,7 +128,7 @@ class Runner(Protocol):
         """Begin to start the runner, and do not wait for it. It will be ready sooner when `run` is called."""
 
     def stop(self) -> None:
-        """Make all parts that are running end soon, with an error."""
+        """Make the parts that are running end soon, with an error. Spark's jobs and small work go on instead."""
 
 
 def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -154,7 +154,7 @@ def prepare_worker() -> None:
 
 
 def _make_row_packer(run_batches: BatchFunction, schema: pa.Schema) -> BatchFunction:
-    """Return a function of Spark's batches. It packs the rows that `run_batches` yields, which have this schema."""
+    """Return a function that Spark calls with batches. It packs the rows of this schema that `run_batches` yields."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for rows in run_batches(batches):
@@ -217,11 +217,11 @@ def _exchange_in_memory(
 def _receive(
     receivers: Receivers,
     messages_by_receiver: Sequence[tuple[int, Sequence[Message]]],
-    number: int,
+    part_number: int,
     guard: Guard,
 ) -> Iterable[pa.RecordBatch]:
-    """Run one receiver, as a part of a runner. `number` is an index into `messages_by_receiver`."""
-    return receivers.receive(*messages_by_receiver[number], guard)
+    """Run one receiver, as a part of a runner. `part_number` is an index into `messages_by_receiver`."""
+    return receivers.receive(*messages_by_receiver[part_number], guard)
 
 
 #: The sessions that have run a job. Spark starts executors only for the first job of a session.
@@ -230,8 +230,8 @@ _started_sessions: WeakSet[SparkSession] = WeakSet()
 
 def run_first_job(session: SparkSession, part_count: int) -> None:
     """Run a job that does nothing. It starts the Python workers of a session."""
-    numbers = session.range(0, part_count, 1, part_count)
-    numbers.mapInArrow(_pass_through, to_spark_schema(_PART_NUMBER_SCHEMA)).toArrow()
+    part_numbers = session.range(0, part_count, 1, part_count)
+    part_numbers.mapInArrow(_pass_through, to_spark_schema(_PART_NUMBER_SCHEMA)).toArrow()
 
 
 class SparkRunner:

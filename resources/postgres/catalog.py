@@ -270,7 +270,8 @@ def _read_tables(texts: Texts, version: int, encoding: str, locked_oids: str) ->
 def _make_attribute(*values: Any) -> Attribute:
     """A column from its JSON array. In the array, attmissingval is an array of one element.
 
-    The query splits the text of this array at commas. The value of a box contains commas, so its parts are joined again.
+    The query splits the text of this array at commas that are not quoted. Only a value of type box has such commas, so its
+    parts are joined again.
     """
     attribute = Attribute(*values)
     return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))

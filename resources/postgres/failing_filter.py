@@ -25,8 +25,8 @@ from pgsieve.resources.postgres.source import quote, quote_literal
 #: DEBUG3 (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c). The constants are how the first
 #: message ends, and how the second one begins.
 _START_MESSAGE_END, _RESULT_MESSAGE_START = '" has row filter', "row filter evaluates to "
-#: The SQLSTATEs of data exceptions that come from filters, but also from the conversion to an encoding or from output
-#: functions, while the server sends a row.
+#: The SQLSTATEs of data exceptions that a filter can raise, but also the sending of a row, by the conversion to an encoding
+#: or by an output function.
 _SENDING_SQLSTATES = {"22021", "22P02", "22P03", "22P05"}
 
 

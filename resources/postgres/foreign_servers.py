@@ -37,8 +37,8 @@ ANSWER_SECONDS = 5.0
 #: How long a request to cancel the check may take.
 _CANCEL_SECONDS = 1.0
 
-#: Finds which tables of a tree to query. To run these queries, the server connects to the foreign server of each
-#: foreign leaf. If the role may not read a leaf, the root is queried instead, and the server then reads its leaves.
+#: Finds which tables of a tree to query, so that the server connects to the foreign server of each foreign leaf. If the
+#: role may not read a leaf, the root is queried instead, and the server then reads its leaves.
 #: Each row has the oid of the root, and the quoted name of a table to query.
 _FOREIGN_LEAVES_QUERY = """
 with recursive tree(root, oid) as (

@@ -34,7 +34,7 @@ def find_missing_publications(error: SourceError, requested_publications: Sequen
 def find_existing_publications(
     requested_publications: Sequence[str], find_error: Callable[[Sequence[str]], SourceError | None]
 ) -> tuple[tuple[str, ...], SourceError | None]:
-    """The requested publications that existed, and the server's error for only these, or None.
+    """The requested publications that existed, and the server's error for these alone, or None if it has none for them.
 
     `find_error` returns the server's error for a list of publications, or None.
     """

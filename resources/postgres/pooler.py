@@ -73,10 +73,7 @@ def find_pooler(host: str | None, message: str = "") -> Pooler | None:
 
 
 def name_pooler(host: str | None) -> Pooler:
-    """The pooler of a session that certainly goes through one.
-
-    If the host's name does not show which one, a pooler without a name.
-    """
+    """The pooler of a session that certainly goes through one: an unknown one if the host's name does not show which."""
     return find_pooler(host) or _UNKNOWN_POOLER
 
 

@@ -112,7 +112,7 @@ def export_snapshot(source: Source, max_wait_seconds: float | None = None) -> It
                 error = psycopg.errors.error_from_result(result)
                 raise (TransientError if connection.broken or is_transient(error) else SourceError)(
                     f'source "{source.name}": no snapshot for the initial copy ({result.get_error_message().strip()})',
-                    hint="the role needs REPLICATION, and max_replication_slots one free slot",
+                    hint="the role needs REPLICATION, and max_replication_slots must leave a slot free",
                     sqlstate=sqlstate.decode() if sqlstate else None,
                 )
         lsn, name, time = result.get_value(0, 1), result.get_value(0, 2), clock_result.get_value(0, 0)

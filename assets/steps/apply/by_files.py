@@ -62,8 +62,8 @@ class ReplicaChange:
     - `counts`: the numbers of inserted, updated, deleted and missing rows, as in `make_batch_result`
     - `has_changes`: True if there is anything to commit
     - `conflict`: the first change that gives a row the key of another row; None if there is none
-    - `ended_metadata`: the metadata of rows that the batch inserts and deletes again, in a replica that keeps deleted
-      rows
+    - `ended_metadata`: the metadata columns of rows that the batch inserts and deletes again, in a replica that keeps
+      deleted rows
     - `ended_rows`: in such a replica, the removed rows that are written again, marked as deleted
     - `keyed_changes`: the changes by key; None for a table without a key
     """
@@ -320,7 +320,7 @@ class FilesWriter:
     shared_rows: SharedRows | None = None
 
     def apply(self, changes: ManyChanges) -> TableResult | None:
-        """Apply changes that have no conflict; None if this process cannot write the log's entry where it has to."""
+        """Apply changes that have no conflict; None if the files of the removed rows cannot be prepared."""
         lake, path, pending, end, net_change = (
             self.lake,
             self.path,

@@ -119,7 +119,7 @@ def _add_key_filter(runner: Runner, reader: KeyReader, row_count: int) -> KeyRea
     )
     if row_count <= _MAX_ROWS_PER_CHANGE * change_count or has_truncate:
         return reader
-    # A move has two keys.
+    # A move has two keys, any other change has one.
     slots = KeySlots.make(
         2 * change_count if reader.batch_parts.has_moves else change_count, runner.parallelism
     )

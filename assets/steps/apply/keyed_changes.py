@@ -4,8 +4,8 @@ A batch is the changes that one commit applies to a replica. The net change of a
 conflict is a change that gives a row the key of another row.
 
 In: `KeyedChanges`, the row changes of a batch in order, which refer to keys by numbers. `unordered_changes` makes them from
-the change history. Out: `ChangesOutcome`, the net change of each key, and the first conflict. Everything is computed on
-whole columns; no Python code runs per change.
+the change history (the Delta table with all changes). Out: `ChangesOutcome`, the net change of each key, and the first
+conflict. Everything is computed on whole columns; no Python code runs per change.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,9 +43,9 @@ class KeyedChanges:
     `places` (numbers that order the changes) and `commit_lsns` have an element per change. For each TRUNCATE,
     `truncate_indices` has the index of the first change after it, and `truncate_lsns` has the TRUNCATE's commit LSN.
 
-    If the replica keeps deleted rows (`deletes: soft`), `end_metadata` has a row per change: the metadata that a row gets
-    if this change ends (deletes) it. In such a replica a TRUNCATE counts as a DELETE of each key of the batch that may
-    have a row. The first TRUNCATE also ends the replica's other rows: `truncated_metadata` has one row, their metadata.
+    If the replica keeps deleted rows (`deletes: soft`), `end_metadata` has a row per change: what the metadata columns of a
+    row get if this change ends (deletes) the row. In such a replica a TRUNCATE counts as a DELETE of each key of the batch
+    that may have a row. The first TRUNCATE also ends the replica's other rows: `truncated_metadata` has one row, for them.
     """
 
     keys: pa.Table
@@ -124,7 +124,7 @@ class KeyedChanges:
         return replace(present_keys, numbers=sought_keys[present_keys.numbers])
 
     def make_ended_metadata(self, ending_changes: Numbers, stamp: Stamp) -> pa.Table:
-        """Make the metadata of rows; `ending_changes` has for each row the index of the change that ends it.
+        """Make the metadata columns of rows; `ending_changes` has for each row the index of the change that ends it.
 
         If this index is NONE, the metadata is NULL. If the replica does not keep deleted rows, the table has no columns.
         """
@@ -206,8 +206,8 @@ class ChangesOutcome:
     def mask_removed_keys(self, *, retain_ended: bool) -> Mask:
         """Return a mask of the keys whose row is removed from its file of the replica.
 
-        In a replica that keeps deleted rows (`retain_ended`), these are the keys that have a row after the changes. A
-        deleted row counts, too: it is written again with its mark.
+        In a replica that keeps deleted rows (`retain_ended`), these are only the keys that have a row after the changes.
+        A deleted row counts, too: it is written again with its mark.
         """
         if retain_ended:
             return self.mask_keys_with_row()

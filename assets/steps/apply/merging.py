@@ -21,7 +21,7 @@ def make_keyless_clauses(source: DataFrame, columns: Sequence[str]) -> Clauses:
     """Make the clauses for a table without a key. `source` has the columns `action` (delete or insert) and `row`.
 
     The clauses delete all rows of the table that equal a row with the action delete, and insert the rows with the action
-    insert. The caller has chosen these rows: it has counted equal rows by digests (`pgsieve.decoding.changes.digests`).
+    insert. If only some of several equal rows are to go, the caller has the others inserted again.
     """
     row_type = source.schema["row"].dataType
     assert isinstance(row_type, StructType)

@@ -35,7 +35,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class PartWriter:
-    """Writes what the `KeyDecider`s have sent to a receiver. `BatchParts` says which receivers there are.
+    """Writes what the deciders have sent to a receiver. `BatchParts` says which receivers there are.
 
     The receiver of a part of the changes writes the new rows. The receiver of a file writes the file again without the
     removed rows, or writes a deletion vector if `can_mark_rows` is True; removed rows that the replica keeps as deleted
@@ -65,8 +65,8 @@ class PartWriter:
     ) -> Iterator[pa.RecordBatch]:
         """Write the new rows of a part of the changes.
 
-        If deciders or resolvers could not find out all sources, there may be no new rows, but metadata of ended rows. Then
-        the results are not used.
+        If the stages before could not find out where all values are, there may be no new rows, but metadata of ended rows.
+        Then the results are not used.
         """
         if not any(kind == ROWS for kind, _ in messages):
             return
@@ -147,7 +147,7 @@ class PartWriter:
             matches.append(
                 FileMatches(file.name, file.log_path, file.size_bytes, base_rows[indices], indices, _NO_ROWS)
             )
-        # The key under which `matches` has the replica's row for a new row is the index of the new row.
+        # `matches` has the replica's rows under the indices of the new rows, as if these were their keys.
         rows = NetRows(
             places,
             sent_places,

@@ -171,7 +171,7 @@ def find_unread_time(
 
 
 def _find_first_commit_time(lake: Lake, slot_stream: SlotStream, applied_lsn: int) -> datetime | None:
-    """Find the least commit time in a slice: the first one of the change log that ends after an LSN; None if none does."""
+    """Find the least commit time in the first slice of the change log that ends after an LSN; None if none does."""
     path = ChangeLog(lake, slot_stream).path
     slices = lake.records.slices(path, applied_lsn)
     first_time = (

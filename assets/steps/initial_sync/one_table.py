@@ -260,8 +260,8 @@ class SnapshotCopy:
         """
         lake, table, schema = self.lake, planned_table.replicated_table.table, selected_rows.schema
         name = (table.schema, table.name)
-        # Without a former copy and without `scd2` there is no table of versions of rows. Knowing that saves a request to
-        # the store.
+        # Without a former copy and without `history: scd2` there is no table with versions of rows. Knowing that saves a
+        # request to the store.
         has_versions = planned_table.former_definition is not None or bool(
             self.subscription.histories.find_choice(name).scd2
         )

@@ -47,7 +47,7 @@ class CompletedCopies:
 
     - `ready_states`: the states of the tables that became ready
     - `overtaken_tables`: the tables that another process has copied at a later LSN, changed, or given another state
-    - `problem_by_table`: maps tables to the reasons why their histories of rows could not begin
+    - `problem_by_table`: maps tables to the reasons why the versions of their rows (`history: scd2`) could not begin
     """
 
     ready_states: Sequence[TableState] = ()
@@ -140,7 +140,7 @@ def make_state_after_copy(
 
 
 def _make_failed_state(subscription: Subscription, name: Name, problem: str) -> TableState:
-    """Make the state of a table whose copy has failed, or whose histories could not begin."""
+    """Make the state of a table whose copy has failed, or the versions of whose rows could not begin."""
     # The problem disables the subscription. Once the user has enabled it again, the table is copied.
     if subscription.disable_on_error:
         return TableState(*name, SyncState.INITIALIZE, reason=problem)
@@ -191,9 +191,9 @@ class CopyCompleter:
 
         A slice has the changes from one position of the slot to another. To transform a slice is to decode and filter its
         changes for the tables. A table may become ready only if no slice after its LSN was transformed without it.
-        Otherwise the table is copied again. A process that has lost its lock may be transforming such a slice now. So
-        then a fence is committed to `_transformed`. If the other process commits before the fence, the table is copied
-        again. Otherwise its commit fails, and it transforms the slice again, this time with the table.
+        Otherwise the table is copied again. A process that has lost its lock may be transforming such a slice now. So a
+        fence, a commit without rows, is made in the table `_transformed`. If the other process commits before the fence,
+        the table is copied again. Otherwise its commit fails, and it transforms the slice again, this time with the table.
         """
         if not states:
             return CompletedCopies()
@@ -275,10 +275,7 @@ class CopyCompleter:
         }
 
     def _begin_history(self, state: TableState) -> str | None:
-        """Begin the histories of one table.
-
-        Returns the reason if its versions of rows cannot begin.
-        """
+        """Begin the change history of a table, and the versions of its rows. Returns the reason if the latter cannot begin."""
         subscription, lake, definition = self.subscription, self.lake, state.definition
         assert definition is not None
         if is_beyond(lake, self._find_path(state.name), state.lsn):

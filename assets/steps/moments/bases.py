@@ -1,7 +1,8 @@
 """Finds the base of each table at an LSN: a Delta version of its replica, and slices of its change history.
 
 A slice is the changes from one position of the slot to another. The change history is a Delta table that has the changes
-of a replica's table. The position of a version is the LSN up to which the version has all changes.
+of a replica's table. The position of a version is the LSN up to which the version has all changes. A cut names a version
+of each replica; together these versions equal the publisher at one LSN.
 
 In: the records of a subscription
 Out: a `TableBase` for each table that the subscription had at the LSN
@@ -107,8 +108,7 @@ def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase
 class _BaseSearch:
     """Finds the base of each table.
 
-    `cut_before` is the last cut at or before the moment, and `cut_after` is the first cut after it. A cut names a
-    version of each replica; together these versions equal the publisher at one LSN.
+    `cut_before` is the last cut at or before the moment, and `cut_after` is the first cut after it.
     """
 
     moment: Moment
@@ -346,7 +346,7 @@ class _BaseSearch:
         return self._lake.require_delta_rs(self._make_unreadable_error(name, reason, "0A000"))
 
     def _make_unreadable_error(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
-        """The error that a table cannot be read at the moment, with the reason."""
+        """The error that a table cannot be read as of the moment, with the reason."""
         cuts = [format_lsn(cut.lsn) for cut in (self.cut_before, self.cut_after) if cut is not None]
         return MomentError(
             f'subscription "{self.moment.subscription}": table "{quote_qualified(*name)}" cannot be read as of'

@@ -105,8 +105,8 @@ def read_at(
 
     `lake` is the path or URI in pgsieve.yaml. The moment is an LSN as PostgreSQL writes it (`16/B374D848`: all
     transactions that committed before it), or a time with its time zone (all transactions that committed up to it).
-    Tables that have changed between the last cut and the moment are read from clones, which are deleted when this
-    process ends. If the lake is in an object store, and Spark runs on other machines, pass a folder in the store for
+    Tables that have changed between the cut before the moment and the moment are read from clones, which are deleted when
+    this process ends. If the lake is in an object store, and Spark runs on other machines, pass a folder in the store for
     the clones as `scratch`, and remove it afterwards. Raises MomentError with the reason if the lake can no longer show
     the moment.
     """
@@ -204,8 +204,8 @@ def _apply_changes(subscription: str, target_lake: Lake, changes: Sequence[Table
         changes_by_slice.setdefault(change.slice_end, []).append(change)
     for slice_ends in (
         part_ends
-        for batch in divide_slices(list(changes_by_slice))
-        for part_ends in divide_batch(batch, changes_by_slice)
+        for batch_ends in divide_slices(list(changes_by_slice))
+        for part_ends in divide_batch(batch_ends, changes_by_slice)
     ):
         batch = Batch(
             subscription,

@@ -4,8 +4,8 @@ In: a lake, an LSN, and the path or URI of an empty folder
 Out: Delta tables at `<folder>/<subscription>/<schema>/<table>`. No run can update them, because a slot cannot go back
 to their LSN.
 
-Raises MomentError, and in that case leaves no files. If the process is killed, a folder `_pgsieve` stays in the
-folder. A complete restore removes it.
+Raises MomentError, and in that case leaves no files. Until the restore is complete, the folder has a subfolder `_pgsieve`.
+So this stays if the process is killed.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ def restore_tables(moment: Moment, folder: str) -> list[TableVersion]:
             target_lake.remove(path)
         raise
     target_lake.access.make_durable()
-    # Change histories and table states were needed only to apply the changes.
+    # The changes and the states of the tables were needed only to apply the changes.
     for path in (f"{target_lake.uri}/{subscription}/_changes", target_lake.paths.table_states(subscription)):
         target_lake.remove(path)
     target_lake.access.make_durable()

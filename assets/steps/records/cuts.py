@@ -50,7 +50,7 @@ class Cut:
     - `histories`: the LSNs that the change histories (the Delta tables with all changes of a table) had reached
     - `records`: maps the identifiers of pgsieve's own Delta tables to their versions
     - `versioned`: maps tables to the LSN up to which their versions of rows (`history: scd2`) have all changes. Tables
-      whose versions lack changes before their LSN are left out.
+      whose versions lack earlier changes are left out.
     - `scd2`: the Delta versions of the tables with versions of rows, except those that were put back
     - `rows_at`: the time of the first cut with the same rows, if this cut repeats an earlier one; otherwise None
     """
@@ -82,8 +82,8 @@ class Cut:
     def has_state(self, state: TableState) -> bool:
         """True if the table already had this state when the cut was made.
 
-        If the cut does not record the version of the table states, it is earlier than a state that has a version. With
-        other states their times are compared.
+        If the cut does not record the version of the table states, it is earlier than a state that has a version. For a
+        state without a version, the times of the state and of the cut are compared.
         """
         if self.states is None:
             return state.version < 0 and (state.at is None or state.at <= self.at)

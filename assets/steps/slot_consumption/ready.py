@@ -62,10 +62,10 @@ def prepare_slot(
 
     Returns the stream without refused subscriptions, the catalog, and the publications with which the slot is read.
 
-    Tables that pgsieve may not add to the capture publications have to wait. A lock of another session may keep a table
-    out of them, or hide its row filter. Meanwhile the publisher decides which changes each subscription gets. It cannot do
-    so for `copier`, the subscription that is about to copy, if pgsieve.yaml defines a publication of it. Then this raises
-    OpenTransactionsError or LockedTableError. Raises SlotError if the slot does not fit the change log.
+    Tables that pgsieve may not add to the capture publications wait until it may. A lock of another session may keep a
+    table out of them, or hide its row filter. Meanwhile the publisher decides which changes each subscription gets. It
+    cannot do so for `copier`, the subscription that is about to copy, if pgsieve.yaml defines one of its publications. Then
+    this raises OpenTransactionsError or LockedTableError. Raises SlotError if the slot does not fit the change log.
     """
     fingerprint, catalog = read_catalog_with_fingerprint(connection, slot_stream)
     sound_stream, server_catalog = select_sound_subscriptions(connection, slot_stream, catalog)
@@ -125,8 +125,8 @@ def _hold_back_removed_tables(
     """Record that tables which another session has taken out of the capture publications have to be copied.
 
     They may lack changes even if they are in these publications again. Some subscriptions need no such record: until the
-    altered catalog is recorded, the publisher filters their changes with their own publications. It cannot filter a prepared
-    transaction that is not committed yet. So with two_phase all subscriptions need the record.
+    altered catalog is recorded, the publisher filters their changes with the subscriptions' own publications. It cannot
+    filter a prepared transaction that is not committed yet. So with two_phase all subscriptions need the record.
 
     `catalog` and `fingerprint` were read before this run altered the capture publications. `plan` is None if a lock prevented
     the alteration, and `state` if there is no slot.
@@ -152,7 +152,7 @@ def _hold_back_removed_tables(
 
 
 def _find_undecided_subscriptions(slot_stream: SlotStream, state: SlotState) -> dict[str, tuple[str, ...]]:
-    """Find the subscriptions for which the publisher cannot decide, with their publications."""
+    """Find the subscriptions whose changes the publisher cannot filter, with their publications."""
     return {
         name: publications
         for name, publications in slot_stream.subscriptions.items()
@@ -298,8 +298,9 @@ def _read_older_wal(
 ) -> None:
     """Read WAL from before some of the capture publications existed, without these publications.
 
-    Before PostgreSQL 18, pgoutput refuses to decode it with them (`find_missing_publications`). A transaction that is
-    open now may have made changes before they existed. Once it has committed, `unsendable_changes` reads it without them.
+    Before PostgreSQL 18, pgoutput refuses to decode such WAL with them (`find_missing_publications`). A transaction that is
+    open now may have made changes before they existed. Once it has committed, the module `unsendable_changes` reads it
+    without them.
     """
     target_lsn, version = read_flushed_lsn(connection), connection.info.server_version
 

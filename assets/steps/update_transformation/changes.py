@@ -7,7 +7,7 @@ In: readings and TRUNCATEs. A reading has the messages of one relation version. 
 convert them to the columns of the replica.
 Out: files, which the caller commits, or a DataFrame
 
-Both are made by `pgsieve.decoding.changes.transform`, and counted by `pgsieve.decoding.changes.tally`. The messages are
+The changes are made by `pgsieve.decoding.changes.transform`, and counted by `pgsieve.decoding.changes.tally`. The messages are
 in Parquet files. A runner, which runs functions part by part, writes files. Each part reads some row groups of
 messages, one at a time. Raises the errors of decoding and of row filters, and OSError.
 """

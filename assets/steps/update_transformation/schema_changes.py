@@ -3,9 +3,9 @@
 In: the definitions of the tables in the catalog, and the definitions of the replicas
 Out: at most one commit for each replica
 
-If columns were added that are NULL, only metadata is changed. For other changes (a value for all rows, a new name, a
-dropped column), the replica is rewritten from its own rows. If neither is possible, the state of the table says that it
-has to be copied again. The position of a replica stays the same, because its rows are still those of the same LSN.
+If all that changes is added columns that are NULL, only metadata is changed. For other changes (a value for all rows, a
+new name, a dropped column), the replica is rewritten from its own rows. If neither is possible, the state of the table says that it
+has to be copied again. The position of a replica (the LSN up to which it has all changes) stays the same.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -187,8 +187,8 @@ class SchemaChanges:
     def _refuse_unapplied_changes(self, state: TableState) -> None:
         """Raise SchemaChangedError if the replica may still lack changes with the former columns and key.
 
-        Such changes are in the change history, the Delta table of the table's changes. `_transformed` counts them by
-        slice, but lacks a slice if a run died before it recorded the slice.
+        Such changes are in the change history, the Delta table of the table's changes. The table `_transformed` counts them
+        by slice, but lacks a slice if a run died before it recorded the slice.
         """
         assert state.definition is not None
         lake, name = self.lake, self.subscription.name
@@ -207,7 +207,9 @@ class SchemaChanges:
     def _follow_in_histories(
         self, state: TableState, new_definition: Definition, *, only_adds_nulls: bool
     ) -> None:
-        """Make the histories of rows follow the new definition of a replica. All transformed changes are in the replica.
+        """Make the histories of a table follow the replica's new definition: its changes, and the versions of its rows.
+
+        All transformed changes are in the replica.
 
         `only_adds_nulls` is True if the rows only got more columns, which are NULL. Otherwise, or if the change history
         begins anew, all versions of rows end, and new ones begin with the present columns. Raises SchemaChangedError if the

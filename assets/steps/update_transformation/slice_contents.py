@@ -85,8 +85,8 @@ def slices_to_read(
         subscription, slot_stream=make_publisher_slot_stream(slot_stream, name)
     )
     with lake.consistent_read():
-        # A slice is listed in `altered` before it is in the change log. So the position of the change log is read first,
-        # and slices beyond it, which another process appends meanwhile, are left to the next call.
+        # A slice is listed in the table `altered` before it is in the change log. So the position of the change log is read
+        # first, and slices beyond it, which another process appends meanwhile, are left to the next call.
         change_log_lsn = ChangeLog(lake, slot_stream).read_position() or 0
         altered_ends = AlteredSlices(lake, slot_stream).read_ends(name, change_log_lsn)
         appended_ends = {
@@ -101,8 +101,8 @@ def slices_to_read(
             recorded_catalog := Catalogs(lake, slot_stream).read_for_slice(end)
         ):
             catalog, readers = recorded_catalog
-            # A value may contain a value of a type that was created after the catalog was recorded. So the present
-            # types are added. An oid always means the same type.
+            # The recorded catalog lacks types that were created later, and values of the slice may contain such types. So
+            # the present types are added. An oid always means the same type.
             catalog = replace(catalog, types={**catalog.types, **present_catalog.types})
             yield end, subscription if name in readers else None, catalog
         else:

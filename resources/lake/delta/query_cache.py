@@ -1,6 +1,6 @@
 """Caches the results of queries of a table until the table has a newer version.
 
-In: a stamp that distinguishes versions, names of queries, and functions that compute the results.
+In: values that distinguish versions, names of queries, and functions that compute the results.
 Out: the results.
 
 Raises the errors of the functions.

@@ -193,10 +193,10 @@ class SparkRecords:
         if (stamp := self.stamp(path)) is not None and stamp[1] == since_version:
             return False
         return self._query_cache.get(
-            path, f"restored {since_version}", lambda: self._query_restore(path, since_version)
+            path, f"restored {since_version}", lambda: self._query_is_restored(path, since_version)
         )
 
-    def _query_restore(self, path: str, since_version: int) -> bool:
+    def _query_is_restored(self, path: str, since_version: int) -> bool:
         history = self._get_session().sql(f"describe history delta.{quote_name(path)}")
         later_commits = (
             history.where(F.col("version") >= since_version).select("version", "operation").collect()
@@ -213,10 +213,10 @@ class SparkRecords:
         if (stamp := self.stamp(path)) is not None and stamp[1] == since_version:
             return False
         return self._query_cache.get(
-            path, f"repaired {since_version}", lambda: self._query_repair(path, since_version)
+            path, f"repaired {since_version}", lambda: self._query_is_repaired(path, since_version)
         )
 
-    def _query_repair(self, path: str, since_version: int) -> bool:
+    def _query_is_repaired(self, path: str, since_version: int) -> bool:
         history = self._get_session().sql(f"describe history delta.{quote_name(path)}")
         later_commits = history.where(F.col("version") > since_version).select("userMetadata").collect()
         return has_repair(row.asDict() for row in later_commits)
