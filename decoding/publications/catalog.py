@@ -40,8 +40,8 @@ class Attribute:
     - `changed` is the transaction that last altered the column.
     - `missing` is the column's value in rows that are older than the column (attmissingval). It is the text that
       the type prints, or None for NULL.
-    - `is_sent` is false if changes never contain the column. These are virtual columns, and before version 18 all
-      generated columns.
+    - `is_sent` is false if changes never contain the column: for a virtual column, and before version 18 for each
+      generated column.
     """
 
     name: str
@@ -219,7 +219,7 @@ class Catalog:
 
     - `tables` and `types` have the oids as keys.
     - `names`: values of some types print as names of other objects, for example those of regclass as names of relations.
-      `names` maps each such kind of names to a digest of all its names (`NAME_KIND_BY_OID` in
+      `names` maps each kind of such names to a digest of all names of this kind (`NAME_KIND_BY_OID` in
       decoding/values/printed_names.py).
     - `locked` has the oids of tables that another session has locked, with the holder of each lock. The row
       filters and generation expressions of these tables are unknown.

@@ -70,7 +70,7 @@ def _find_distinct_filters(filters: Iterable[str | None]) -> tuple[str, ...] | N
 
 
 def _require_same_generated_columns(publications: Sequence[Publication], table: Table) -> None:
-    """Raise PublicationError as check_and_init_gencol() of pgoutput.c does (since version 18)."""
+    """Raise PublicationError if publications differ in publish_generated_columns (check_and_init_gencol() of pgoutput.c)."""
     if not any(a.generated for a in table.attributes):
         return
     publications_without_column_list = [p for p in publications if not p.has_column_list(table)]
@@ -112,7 +112,7 @@ def find_published_relation(
         for publication in publications
         if (relation_and_level := find_publish_as_relation(publication, table, catalog)) is not None
     ]
-    # Without publish_via_partition_root, no change has the name of a partitioned table.
+    # Without publish_via_partition_root, no message names a partitioned table.
     publications_and_relations = [
         (publication, relation, level)
         for publication, relation, level in publications_and_relations
@@ -178,9 +178,9 @@ class ReplicatedTable:
           foreign. It is unique in the whole tree, because rows with equal keys are in the same leaf.
         - Otherwise the root's key.
 
-        If neither updates nor deletes are published, the key is always the root's key, because no old row is sent. A
-        row that is deleted at the publisher then stays in the replica, and a later insert can repeat the key that the
-        leaves share. If a column of the key is not published, there is no key.
+        If neither updates nor deletes are published, no old row is sent, and the key is always the root's key. With a key
+        that only the leaves have, an insert would conflict with a row that was deleted at the publisher, but stays in the
+        replica. If a column of the key is not published, there is no key.
         """
         root_key = self.table.key
         has_root_key = root_key and all(
