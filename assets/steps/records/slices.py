@@ -8,6 +8,7 @@ messages of the slice.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,15 @@ from pgsieve.decoding.errors import ProtocolError
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 
-#: A row has the summary of a slice: the bytes of its messages, the oids of the relations with changes, and its Relation
-#: and Truncate messages. A Relation message is needed to decode the changes of its relation.
+#: A row has the summary of a slice: the bytes of its messages; the oids of the relations with changes, and the bytes of
+#: the changes of each; and its Relation and Truncate messages. A Relation message is needed to decode the changes of its
+#: relation. `relation_bytes` has the order of `relations`. It is NULL in rows that earlier versions of pgsieve wrote.
 SLICE_SCHEMA = pa.schema(
     {
         "slice": pa.int64(),
         "bytes": pa.int64(),
         "relations": pa.list_(pa.int64()),
+        "relation_bytes": pa.list_(pa.int64()),
         "messages": pa.list_(
             pa.struct({"commit_lsn": pa.int64(), "ordinal": pa.int64(), "data": pa.binary()})
         ),
@@ -49,7 +52,7 @@ class SliceSummary:
     def __init__(self, expect_bytes: Callable[[int], None] | None = None) -> None:
         self._expect_bytes = expect_bytes
         self._bytes = 0
-        self._changed_relations: set[int] = set()
+        self._bytes_by_relation = Counter[int]()
         #: The identifiers (xid) of the transactions in the batches.
         self.xids: set[int] = set()
         self._kept_messages: list[dict[str, Any]] = []
@@ -69,9 +72,12 @@ class SliceSummary:
             kind, relation = batch.column("kind"), batch.column("relation_id")
             self._bytes += batch.column("data").nbytes
             is_row_change = pc.is_in(kind, pa.array(_ROW_CHANGE_KINDS))
-            self._changed_relations.update(pc.unique(relation.filter(is_row_change)).to_pylist())
+            changes = pa.table([relation, pc.binary_length(batch.column("data"))], ["relation", "bytes"])
+            sums = changes.filter(is_row_change).group_by("relation").aggregate([("bytes", "sum")])
+            relations, byte_counts = (sums.column(name).to_pylist() for name in ("relation", "bytes_sum"))
+            self._bytes_by_relation.update(dict(zip(relations, byte_counts, strict=True)))
             if self._expect_bytes is not None:
-                self._expect_bytes(self._bytes // max(len(self._changed_relations), 1))
+                self._expect_bytes(self._bytes // max(len(self._bytes_by_relation), 1))
             self.xids.update(pc.unique(batch.column("xid").filter(pc.equal(kind, "B"))).to_pylist())
             kept_messages = batch.filter(pc.is_in(kind, pa.array(_KEPT_KINDS)))
             self._kept_messages += kept_messages.select(["commit_lsn", "ordinal", "data"]).to_pylist()
@@ -87,7 +93,7 @@ class SliceSummary:
             for message in self._kept_messages
             if message["data"][:1] == b"R"
         }
-        for relation_id in sorted(self._changed_relations - described_relations):
+        for relation_id in sorted(self._bytes_by_relation.keys() - described_relations):
             raise ProtocolError(
                 f"no Relation message has described relation {relation_id} before its change",
                 hint="report it with the server's version: nothing is confirmed, so nothing is lost",
@@ -96,9 +102,11 @@ class SliceSummary:
 
     def to_row(self) -> Mapping[str, Any]:
         """The summary, as the contents of a row of `slices`."""
+        relations = sorted(self._bytes_by_relation)
         return {
             "bytes": self._bytes,
-            "relations": sorted(self._changed_relations),
+            "relations": relations,
+            "relation_bytes": [self._bytes_by_relation[relation] for relation in relations],
             "messages": self._kept_messages,
         }
 
@@ -111,9 +119,14 @@ class SliceSummary:
 def join_summaries(texts: Iterable[str]) -> Mapping[str, Any]:
     """Join the summaries of the parts of a slice. `texts` are the results of `SliceSummary.to_json`."""
     parts = [json.loads(text) for text in texts]
+    bytes_by_relation = Counter[int]()
+    for part in parts:
+        bytes_by_relation.update(dict(zip(part["relations"], part["relation_bytes"], strict=True)))
+    relations = sorted(bytes_by_relation)
     return {
         "bytes": sum(part["bytes"] for part in parts),
-        "relations": sorted({relation for part in parts for relation in part["relations"]}),
+        "relations": relations,
+        "relation_bytes": [bytes_by_relation[relation] for relation in relations],
         "messages": [
             {**message, "data": bytes.fromhex(message["data"])}
             for part in parts
@@ -145,6 +158,7 @@ class Slices:
             "slice": slice_end,
             "bytes": summary["bytes"],
             "relations": list(summary["relations"]),
+            "relation_bytes": list(summary["relation_bytes"]),
             "messages": [
                 {
                     "commit_lsn": message["commit_lsn"],

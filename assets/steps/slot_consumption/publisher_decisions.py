@@ -21,7 +21,7 @@ from pgsieve.assets.steps.records.catalogs import (
 )
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA, ChangeLog
 from pgsieve.assets.steps.records.prepared_transactions import PreparedTransactions
-from pgsieve.assets.steps.records.slices import Slices
+from pgsieve.assets.steps.records.slices import Slices, SliceSummary
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, make_peek_options
 from pgsieve.assets.steps.subscription import SlotStream
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -114,7 +114,7 @@ def append_empty_slice(lake: Lake, subscription_slot_stream: SlotStream, end: in
     ChangeLog(lake, subscription_slot_stream).record_position(
         end, ChangeLog(lake, subscription_slot_stream).read_position() or 0
     )
-    Slices(lake, subscription_slot_stream).append(end, {"bytes": 0, "relations": (), "messages": ()})
+    Slices(lake, subscription_slot_stream).append(end, SliceSummary().to_row())
 
 
 def record_altered_slice(

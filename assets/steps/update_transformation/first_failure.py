@@ -22,7 +22,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.changes import SentChanges, TableSlice
 from pgsieve.assets.steps.update_transformation.messages import FIRST_ORDINAL, MessageFilter
 from pgsieve.assets.steps.update_transformation.relation_versions import make_readings
-from pgsieve.assets.steps.update_transformation.windows import WindowWork
+from pgsieve.assets.steps.update_transformation.windows import TableWork, WindowWork, get_relation_ids
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.resources.lake.lake import Lake
 
@@ -40,19 +40,19 @@ class FailureSearch:
 
         A table that has to be copied again because of its definition, or because files are damaged, does not count.
         """
-        failures = self.lake.map_in_parallel(self._find_first_of_table, list(self.work.state_by_table))
+        failures = self.work.map_tables(self._find_first_of_table)
         return min((failure for failure in failures if failure), default=None)
 
-    def _find_first_of_table(self, name: Name) -> tuple[int, str] | None:
+    def _find_first_of_table(self, name: Name, table: TableWork) -> tuple[int, str] | None:
         """Find the first transaction that cannot be transformed for one table, and the reason; None if there is none."""
         try:
-            self._try_table(name)
+            self._try_table(table)
         except SchemaChangedError:
             return None
         except TABLE_ERRORS as error:
             # If the lake itself has failed, and not only this table, the call raises the error.
             describe_error(self.lake, error)
-            commit_lsn = None if is_damage(error) else self.find_failing_commit(name)
+            commit_lsn = None if is_damage(error) else self.find_failing_commit(table)
             return (
                 None
                 if commit_lsn is None
@@ -60,38 +60,31 @@ class FailureSearch:
             )
         return None
 
-    def find_failing_commit(self, name: Name) -> int | None:
+    def find_failing_commit(self, table: TableWork) -> int | None:
         """Find the commit LSN of the first transaction that cannot be transformed; None if no change is the cause."""
 
         def fails(last_commit_lsn: int) -> bool:
             try:
-                self._try_table(name, last_commit_lsn)
+                self._try_table(table, last_commit_lsn)
             except TABLE_ERRORS as error:
                 describe_error(self.lake, error)  # If the lake itself has failed, the error is raised.
                 return True
             return False
 
-        work = self.work
-        relations = frozenset(
-            relation_version.version.relation.relation_id
-            for relation_version in work.relation_versions_by_table.get(name, ())
-        )
         message_filter = MessageFilter(
-            after_order=(work.state_by_table[name].lsn, FIRST_ORDINAL), relations=relations
+            after_order=(table.state.lsn, FIRST_ORDINAL),
+            relations=get_relation_ids(table.relation_versions),
         )
-        return find_first_failing_commit(work.messages.apply_filter(message_filter).read_commit_lsns(), fails)
+        return find_first_failing_commit(
+            table.messages.apply_filter(message_filter).read_commit_lsns(), fails
+        )
 
-    def _try_table(self, name: Name, last_commit_lsn: int | None = None) -> None:
+    def _try_table(self, table: TableWork, last_commit_lsn: int | None = None) -> None:
         """Transform the changes of a table without writing them.
 
         If `last_commit_lsn` is given, later transactions are left out.
         """
-        work = self.work
-        state, relation_versions, messages = (
-            work.state_by_table[name],
-            work.relation_versions_by_table.get(name, ()),
-            work.messages,
-        )
+        state, relation_versions, messages = table.state, table.relation_versions, table.messages
         assert state.definition is not None
         if last_commit_lsn is not None:
             relation_versions = [
@@ -106,7 +99,7 @@ class FailureSearch:
         if not readings:
             return
         schema = readings[0].transformation.schema
-        table_slice = TableSlice(work.contents.end, state.definition.key, schema)
+        table_slice = TableSlice(table.contents.end, state.definition.key, schema)
         SentChanges(readings, (), table_slice).count_without_writing(
-            self.lake, state.definition.columns, work.contents.size
+            self.lake, state.definition.columns, table.contents.size
         )

@@ -268,7 +268,7 @@ class Messages:
     def read_few(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages | None":
         """Read the changes of some relations into memory.
 
-        Returns None if they are too many, if there are none, or if they are not in stored files.
+        Returns None if they have too many bytes, if there are none, or if they are not in stored files.
         """
         if self.stored is None:
             return None
@@ -278,7 +278,7 @@ class Messages:
             stored.groups, tuple(dict.fromkeys((*_FILTER_COLUMNS, *ENCODED_COLUMNS)))
         ):
             rows.append(batch.messages)
-            size += batch.messages.nbytes
+            size += pc.sum(pc.binary_length(batch.messages["data"])).as_py() or 0
             if not is_small(size):
                 return None
         return (

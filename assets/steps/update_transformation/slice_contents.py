@@ -59,6 +59,8 @@ class SliceContents:
     - `versions`: maps the oid of a relation to its relation versions
     - `changed_oids`: the oids of the relations that have changes
     - `truncates`: the TRUNCATEs, with their order keys
+    - `bytes_by_relation`: maps these oids to the bytes of the changes; None if an earlier version of pgsieve, which did
+      not count them, has summarised the slice
     """
 
     end: int
@@ -66,6 +68,7 @@ class SliceContents:
     versions: Mapping[int, Sequence[RelationVersion]]
     changed_oids: frozenset[int]
     truncates: Sequence[tuple[OrderKey, Truncate]]
+    bytes_by_relation: Mapping[int, int] | None = None
 
 
 def slices_to_read(
@@ -132,7 +135,15 @@ def read_slice_contents(lake: Lake, slot_stream: SlotStream, end: int) -> SliceC
             if relation_versions:
                 relation_versions[-1] = replace(relation_versions[-1], end=begin)
             relation_versions.append(RelationVersion(decoded_message, begin, None))
-    return SliceContents(end, row["bytes"], versions, frozenset(row["relations"]), truncates)
+    relations, byte_counts = row["relations"], row.get("relation_bytes")
+    return SliceContents(
+        end,
+        row["bytes"],
+        versions,
+        frozenset(relations),
+        truncates,
+        None if byte_counts is None else dict(zip(relations, byte_counts, strict=True)),
+    )
 
 
 def _summarize_slice(lake: Lake, path: str, end: int) -> Mapping[str, Any]:

@@ -7,9 +7,7 @@ reads. A slice may be repeated after a crash. Delta then leaves out commits that
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,7 +35,6 @@ from pgsieve.assets.steps.update_transformation.changes import (
     count_stored_changes,
 )
 from pgsieve.assets.steps.update_transformation.first_failure import FailureSearch
-from pgsieve.assets.steps.update_transformation.messages import Messages
 from pgsieve.assets.steps.update_transformation.relation_versions import make_readings
 from pgsieve.assets.steps.update_transformation.schema_changes import SchemaChanges
 from pgsieve.assets.steps.update_transformation.skip import Skip, is_partly_transformed
@@ -221,22 +218,20 @@ class _SliceTransformation:
         if not work.state_by_table:
             return []
         name, lake, contents = self.reader.subscription.name, self.reader.lake, work.contents
-        has_shared_messages = len(work.state_by_table) > 1 and not lake.policy.is_small(contents.size)
         state_by_failed_table: dict[Name, TableState] = {}
 
-        def transform_table(table: Name, messages: Messages) -> TableChanges:
+        def transform_table(table: Name, table_work: TableWork) -> TableChanges:
             activity = f"UPDATE transformation of {quote_qualified(*table)}, slice {format_lsn(contents.end)}"
             with name_jobs(name, activity):
                 try:
-                    return self._transform_table(work.make_table_work(table, messages))
+                    return self._transform_table(table_work)
                 except TABLE_ERRORS as error:
-                    state_by_failed_table[table], problem = self._make_state_after_failure(error, work, table)
+                    state_by_failed_table[table], problem = self._make_state_after_failure(
+                        error, work, table, table_work
+                    )
                     return TableChanges(contents.end, *table, problem=problem)
 
-        with work.messages.persist_frame() if has_shared_messages else nullcontext(work.messages) as messages:
-            changes = lake.map_in_parallel(
-                partial(transform_table, messages=messages), list(work.state_by_table)
-            )
+        changes = work.map_tables(transform_table)
         if (
             state_by_failed_table
             and lake.records.version(transformed_path := TransformedSlices(lake, name).path)
@@ -247,14 +242,14 @@ class _SliceTransformation:
         return changes
 
     def _make_state_after_failure(
-        self, error: Exception, work: WindowWork, name: Name
+        self, error: Exception, work: WindowWork, name: Name, table_work: TableWork
     ) -> tuple[TableState, str]:
         """Make the state of a table after its transformation has failed, and describe the reason.
 
         If the error disables the subscription, or if the lake itself has failed, the error is raised.
         """
         subscription, lake = self.reader.subscription, self.reader.lake
-        state, commit_lsn = work.state_by_table[name], None
+        state, commit_lsn = table_work.state, None
         if isinstance(error, SchemaChangedError):
             return replace(state, state=SyncState.INITIALIZE, reason=error.message), error.message
         if isinstance(error, UnsupportedFilterError | UnsupportedTypeError):
@@ -267,7 +262,7 @@ class _SliceTransformation:
         if not is_damage(error):
             if subscription.disable_on_error:
                 raise error
-            commit_lsn = FailureSearch(subscription, lake, work).find_failing_commit(name)
+            commit_lsn = FailureSearch(subscription, lake, work).find_failing_commit(table_work)
         problem = describe_error_fully(lake, error, name, commit_lsn)
         return state.with_problem(subscription.name, problem), problem
 

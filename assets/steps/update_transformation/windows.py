@@ -10,8 +10,11 @@ Out: the tables, their relation versions (a Relation message, and the changes th
      messages
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TypeVar
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
@@ -33,6 +36,8 @@ from pgsieve.assets.steps.update_transformation.slice_contents import (
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.lake import Lake
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,8 @@ def next_window(skip_lsn: int | None, begin: int, end: int) -> Window:
 class TableWork:
     """What has to be transformed in a window for one table.
 
-    `contents.size` is the number of bytes of the messages that are read: those of the whole slice, or, if the table has
-    few changes, approximately those of the table.
+    `contents.size` is about the number of bytes of the table's messages in the slice. `messages` may have messages of
+    other tables, too.
     """
 
     state: TableState
@@ -96,31 +101,90 @@ class WindowWork:
     - `relation_versions_by_table`: maps tables to their relation versions
     - `truncates_by_table`: maps tables to their TRUNCATEs
     - `messages`: the messages of all tables
+    - `bytes_by_table`: maps tables to the bytes of their messages in the slice. A table whose bytes are not known is
+      missing.
     """
 
+    lake: Lake
     contents: SliceContents
     state_by_table: Mapping[Name, TableState]
     relation_versions_by_table: Mapping[Name, Sequence[PublishedVersion]]
     truncates_by_table: Mapping[Name, Sequence[TruncateOrder]]
     messages: Messages
-    #: In a large window, some tables may have few changes. `bytes_by_small_table` maps these tables to their approximate
-    #: number of bytes, and `small_tables_messages` has the messages of all these tables, read into memory.
-    bytes_by_small_table: Mapping[Name, int]
-    small_tables_messages: Messages | None
+    bytes_by_table: Mapping[Name, int]
 
-    def make_table_work(self, name: Name, messages: Messages) -> TableWork:
-        """The work for one table. It reads `messages`, or `small_tables_messages` if the table has few changes."""
-        contents = self.contents
-        if self.small_tables_messages is not None and name in self.bytes_by_small_table:
-            messages, contents = (
-                self.small_tables_messages,
-                replace(contents, size=self.bytes_by_small_table[name]),
+    def map_tables(self, act: Callable[[Name, TableWork], Result]) -> list[Result]:
+        """The results of `act` for the work of each table, in the order of `state_by_table`.
+
+        In a large window, tables with few changes come first, in groups. The messages of one group at a time are in
+        memory, so a table with few changes needs no Spark, however many such tables there are.
+        """
+        groups = (
+            []
+            if self.messages.stored is None
+            else divide_into_groups(self.bytes_by_table, self.lake.policy.is_small)
+        )
+        large_tables = self.state_by_table.keys() - set(chain.from_iterable(groups))
+        if groups and large_tables:
+            # The runner of the large tables starts while this process transforms the others.
+            self.lake.policy.prepare_runner(max(map(self._get_size, large_tables)))
+        results: dict[Name, Result] = {}
+        for group in groups:
+            few_messages = self.messages.read_few(
+                frozenset(chain.from_iterable(map(self._get_relations, group))), self.lake.policy.is_small
             )
-        relation_versions, truncates = (
+            results |= self._map_group(act, group, few_messages or self.messages)
+        has_shared_frame = len(large_tables) > 1 and not self.lake.policy.is_small(self.contents.size)
+        with self.messages.persist_frame() if has_shared_frame else nullcontext(self.messages) as messages:
+            results |= self._map_group(
+                act, [name for name in self.state_by_table if name in large_tables], messages
+            )
+        return [results[name] for name in self.state_by_table]
+
+    def _map_group(
+        self, act: Callable[[Name, TableWork], Result], names: Sequence[Name], messages: Messages
+    ) -> dict[Name, Result]:
+        """The results of `act` for some tables, whose messages are in `messages`."""
+        results = self.lake.map_in_parallel(
+            lambda name: act(name, self._make_table_work(name, messages)), names
+        )
+        return dict(zip(names, results, strict=True))
+
+    def _make_table_work(self, name: Name, messages: Messages) -> TableWork:
+        return TableWork(
+            self.state_by_table[name],
+            replace(self.contents, size=self._get_size(name)),
+            messages,
             self.relation_versions_by_table.get(name, ()),
             self.truncates_by_table.get(name, ()),
         )
-        return TableWork(self.state_by_table[name], contents, messages, relation_versions, truncates)
+
+    def _get_size(self, name: Name) -> int:
+        return self.bytes_by_table.get(name, self.contents.size)
+
+    def _get_relations(self, name: Name) -> frozenset[int]:
+        return get_relation_ids(self.relation_versions_by_table.get(name, ()))
+
+
+def divide_into_groups(
+    bytes_by_table: Mapping[Name, int], is_small: Callable[[int], bool]
+) -> list[list[Name]]:
+    """Divide the tables with few bytes into groups that have few bytes each, too. Other tables are left out."""
+    groups, group_bytes = list[list[Name]](), 0
+    for name, size in bytes_by_table.items():
+        if not is_small(size):
+            continue
+        if not groups or not is_small(group_bytes + size):
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append(name)
+        group_bytes += size
+    return groups
+
+
+def get_relation_ids(versions: Iterable[PublishedVersion]) -> frozenset[int]:
+    """The oids of the relations that some relation versions describe."""
+    return frozenset(version.version.relation.relation_id for version in versions)
 
 
 @dataclass(frozen=True)
@@ -172,57 +236,38 @@ class SliceReader:
             for name in truncated_names
         }
         return WindowWork(
+            lake,
             contents,
             tables,
             relation_versions_by_table,
             truncates_with_time,
             messages,
-            *_read_small_tables(lake, contents, messages, relation_versions_by_table),
+            _find_table_sizes(
+                contents, messages, {name: relation_versions_by_table.get(name, ()) for name in tables}
+            ),
         )
 
 
-def _read_small_tables(
-    lake: Lake,
+def _find_table_sizes(
     contents: SliceContents,
     messages: Messages,
     relation_versions_by_table: Mapping[Name, Sequence[PublishedVersion]],
-) -> tuple[Mapping[Name, int], Messages | None]:
-    """Find the tables of a large window that together have few changes.
+) -> Mapping[Name, int]:
+    """Map tables to the bytes of their messages in a slice.
 
-    Returns a dictionary that maps these tables to their approximate number of bytes; and the messages of all these tables,
-    read into memory.
+    They are in the slice's summary. If the summary is of an earlier version of pgsieve, the changes of each table are
+    counted, and their bytes are estimated. The result is empty if they cannot be counted.
     """
-    if len(relation_versions_by_table) < 2 and contents.changed_oids <= {
-        published_version.version.relation.relation_id
-        for versions in relation_versions_by_table.values()
-        for published_version in versions
-    }:
-        # All changes of the slice are of one table, so no table has only a small part of them.
-        return {}, None
-    change_counts = messages.count_changes()
-    relations_of_table = {
-        name: frozenset(published_version.version.relation.relation_id for published_version in versions)
+    bytes_by_relation = contents.bytes_by_relation
+    if bytes_by_relation is None:
+        change_counts = messages.count_changes()
+        total = max(1, sum(change_counts.values()))
+        bytes_by_relation = {
+            relation: contents.size * count // total for relation, count in change_counts.items()
+        }
+        if not bytes_by_relation:
+            return {}
+    return {
+        name: sum(bytes_by_relation.get(relation, 0) for relation in get_relation_ids(versions))
         for name, versions in relation_versions_by_table.items()
     }
-    bytes_by_table = {
-        name: contents.size
-        * sum(change_counts.get(relation_id, 0) for relation_id in relations)
-        // max(1, sum(change_counts.values()))
-        for name, relations in relations_of_table.items()
-        if change_counts
-    }
-    bytes_by_small_table, total = dict[Name, int](), 0
-    for name in sorted(bytes_by_table, key=lambda table: bytes_by_table[table]):
-        total += bytes_by_table[name]
-        if not lake.policy.is_small(total):
-            break
-        bytes_by_small_table[name] = bytes_by_table[name]
-    small_tables_messages = (
-        messages.read_few(
-            frozenset().union(*(relations_of_table[name] for name in bytes_by_small_table)),
-            lake.policy.is_small,
-        )
-        if bytes_by_small_table
-        else None
-    )
-    return (bytes_by_small_table, small_tables_messages) if small_tables_messages is not None else ({}, None)

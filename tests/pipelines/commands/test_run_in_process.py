@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import polars as pl
 import pytest
@@ -11,6 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaProtocolError
 
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
+from pgsieve.resources.failpoints import VARIABLE, Failpoint
 from tests.fixtures import commands
 from tests.fixtures.s3_server import S3Server
 from tests.fixtures.shop import Shop
@@ -136,6 +138,40 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
         assert sorted(pl.scan_delta(path).collect()["id"]) == [2, 4, 9]
         with pytest.raises(DeltaProtocolError, match="deletionVectors"):
             DeltaTable(path).to_pyarrow_dataset()
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("summary", ["present", "of an earlier version"])
+def test_many_tables_with_few_changes_each_need_no_java(
+    shop: Shop, summary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes long: four commands, each a process. Together the tables have more changes than the small limit."""
+    shop.configure(spark={"engine": "off", "conf": {"spark.pgsieve.smallBytes": "20000"}})
+    shop.written["subscriptions"]["one"]["disable_on_error"] = True
+    tables = [f"few_{number}" for number in range(12)]
+    for table in tables:
+        shop.database.execute(f"create table {table} (id int primary key, note text)")
+        shop.database.execute(f"alter publication p add table {table}")
+    shop.configure()
+    run_without_java(shop)
+    for table in tables:
+        rows = "select i, repeat('x', 100) from generate_series(1, 40) i"
+        shop.database.execute(f"insert into {table} {rows}")
+    shop.database.execute("truncate notes")
+    if summary == "of an earlier version":
+        # The run appends the slice, and stops. Then the summary becomes that of a version that counted no bytes.
+        monkeypatch.setenv(VARIABLE, Failpoint.SLICE_SUMMARIZED)
+        killed = commands.run("-c", str(shop.path), "run", "one")
+        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+        monkeypatch.delenv(VARIABLE)
+        DeltaTable(shop.lake.paths.slices("shop")).update(updates={"relation_bytes": "null"})
+    (one,) = json.loads(run_without_java(shop, "run", "one", "--json"))["subscriptions"]
+    assert one["spent"]["engine"] == "driver"
+    for table in tables:
+        assert len(shop.ids("one", table)) == 40
+    assert shop.ids("one", "notes") == []
+    for changes in TransformedSlices(shop.lake, "one").read_slices(0).values():
+        assert all(change.size < 20_000 for change in changes)
 
 
 @pytest.mark.drawn
