@@ -44,8 +44,8 @@ class KeyChanges:
         """Return two masks of keys, which say for which keys the caller must look into the replica.
 
         The first mask has the keys that need a row before the changes: their first change is an UPDATE, a DELETE or a
-        LEAVE. For the keys of the second mask it matters whether the replica has a row. Either a move takes this row
-        away. Or the key gets a row before any change ends one: then the two rows conflict.
+        LEAVE. For the keys of the second mask it matters whether the replica has a row: either a move takes this row
+        away, or the key gets another row before any change ends this one, which is a conflict.
         """
         first_begins = find_first_indexes(
             np.where((self.operations == INSERT) | self.is_move, self.new_keys, NONE), key_count

@@ -1,6 +1,7 @@
 """Decides which relations a slot captures, and to which replica a captured change belongs.
 
-In: a catalog, and the publications of each subscription of a slot (`pgsieve.decoding.publications.catalog`). Out:
+In: the publisher's catalog, and the publications of each subscription of a slot
+(`pgsieve.decoding.publications.catalog`). Out:
 
 - `plan_capture`: the capture publications. pgsieve creates these publications and reads the slot with them.
   Together they send exactly the subscribed tables and operations, without row filters.

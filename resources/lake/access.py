@@ -67,12 +67,12 @@ _CONFLICT = re.compile(
 
 #: The bytes and the name of a trial file. The file is not empty, because a full disk may still have room for empty
 #: files.
-_PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
+_TRIAL_BYTES, _TRIAL_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
 
 #: The lakes and servers that have passed `check_conditional_put`. The lock lets only one thread at a time check a
 #: server.
 _safe_stores: set[tuple[str, str]] = set()
-_TRIAL_LOCK = Lock()
+_CHECK_LOCK = Lock()
 
 
 class LakeAccess:
@@ -112,7 +112,7 @@ class LakeAccess:
             or not self._storage.is_s3_imitation()
         ):
             return
-        with _TRIAL_LOCK:
+        with _CHECK_LOCK:
             if (lake_and_server := (self.uri, endpoint)) not in _safe_stores:
                 with self.translate_errors(self.uri):
                     check_conditional_put(self.uri, self.store, endpoint, record=record)
@@ -142,16 +142,16 @@ class LakeAccess:
         if is_uri(self.uri):
             if self._storage.is_reached_by_delta_rs:
                 with self.translate_errors(self.uri):
-                    self.store.probe(self.uri, _PROBE_NAME)
+                    self.store.probe(self.uri, _TRIAL_NAME)
             return
         try:
             folder = Path(self.uri)
             folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / _PROBE_NAME
+            trial_file = folder / _TRIAL_NAME
             try:
-                probe.write_bytes(_PROBE)
+                trial_file.write_bytes(_TRIAL_BYTES)
             finally:
-                probe.unlink(missing_ok=True)
+                trial_file.unlink(missing_ok=True)
             self._unsynced = self._unsynced or get_unsynced_writes(self.uri)
         except OSError as error:
             raise self._make_unavailable_error(error.strerror or str(error)) from error

@@ -182,7 +182,7 @@ class KeyReader:
     def _make_change_rows(self, _: pa.Table, changes: UnorderedChanges) -> pa.Table:
         """Make a row for each change, with the columns that `ReceivedChanges` of `part_messages` expects.
 
-        The other parameter has the rows of the change history from which `changes` were extracted.
+        The first parameter, which only a subclass uses, has the rows of the change history that `changes` come from.
         """
         rows = number_key_columns(changes.keys).append_column("place", pa.array(changes.places))
         rows = rows.append_column("operation", pa.array(changes.operations))

@@ -105,7 +105,7 @@ class SparkChanges:
         return KeylessChanges.from_digests(changes.toArrow(), self.pending.extent)
 
     def count_rows(self, sought: WantedDigests) -> Numbers:
-        """For each digest in `sought`, count the replica's rows that have it."""
+        """For each digest (a hash of a whole row) in `sought`, count the replica's rows that have it."""
         row_counts = np.zeros(len(sought), np.int64)
         if self.pending.truncated_at is not None:
             return row_counts

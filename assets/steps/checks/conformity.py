@@ -8,9 +8,9 @@ publishes. An INSERT or UPDATE has to match the filter of a publication that pub
 documentation, 29.4 Row Filters). So each row has to match at least one of all these filters.
 
 The filters are evaluated with the replica's values: the publisher's may differ, because of operations that are not
-published. If the filter was altered since the copy, earlier rows stay as they are, as in PostgreSQL. In
-that case `altered` is true. Raises SourceError if the publisher does not answer, and PublicationError if a publication is
-missing.
+published. If the filter was altered since the copy, earlier rows stay as they are, as in PostgreSQL. In that case
+`TableConformity.altered` is true. Raises SourceError if the publisher does not answer, and PublicationError if a
+publication is missing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -109,13 +109,15 @@ def _count_rows(
     With `unify_zeros`, -0.0 and 0.0 are the same value.
     """
 
-    def mark_side(frame: DataFrame, is_replica: int) -> DataFrame:
+    def encode_side(frame: DataFrame, *, is_expected: int, is_actual: int) -> DataFrame:
         rows = _encode_rows(frame, columns, unify_zeros=unify_zeros)
         row = F.struct(*(f"c{index}" for index in range(len(columns))))
-        side_counts = F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
+        side_counts = F.lit(is_expected).alias("expected"), F.lit(is_actual).alias("actual")
         return rows.select(OCTETS, row.alias("row"), *side_counts)
 
-    both_sides = mark_side(expected, 0).unionByName(mark_side(replica, 1))
+    both_sides = encode_side(expected, is_expected=1, is_actual=0).unionByName(
+        encode_side(replica, is_expected=0, is_actual=1)
+    )
     return both_sides.groupBy(OCTETS).agg(
         F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("actual").alias("actual")
     )

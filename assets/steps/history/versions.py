@@ -55,8 +55,8 @@ from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
 #: If a table of versions has at most this many bytes, the files with versions that end are rewritten. In a larger table
-#: this would write too many other rows again. There, deletion vectors mark the versions as deleted, and new files
-#: get them as ended versions.
+#: this would write too many other rows again. So there the versions that end are marked as deleted in their files (by
+#: deletion vectors), and written into new files with their ends.
 _MAX_REWRITTEN_BYTES = 1024 * 1024
 #: While a file is rewritten, up to this many bytes of its ended versions stay in memory. They are written after the file's
 #: other versions.

@@ -8,7 +8,7 @@ In: a subscription
 Out: the paths of the tables that were removed
 
 Raises LakeError if only Spark reaches the lake; in that case the user has to remove the folders. A damaged change log
-is not removed here: it is removed together with its slot.
+(the slot's messages) is not removed here: it is removed together with its slot.
 """
 
 from pgsieve.assets.steps.records.cuts import Cuts

@@ -81,7 +81,7 @@ class MaintainedTable:
 def maintain_slot_stream(
     slot_stream: SlotStream, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
-    """Maintain the change log and the record tables (pgsieve's own) of a stream.
+    """Maintain the change log (the slot's messages) and the record tables (pgsieve's own) of a stream.
 
     `subscriptions` are all subscriptions of the stream.
     """
@@ -340,8 +340,9 @@ class _Maintainer:
                 applied_lsn,
                 make_table_maintenance(self._lake, path).find_last_slice_before(self._start_time - retention),
             )
-        # All applied slices have expired, so the result is the end of the last of them. `applied_lsn` may be higher. But
-        # the caller records the result, and a subscription that has not reached the recorded LSN has to be copied again.
+        # All applied slices have expired, so the result is the end of the last of them. It is not `applied_lsn`,
+        # which may be higher: the caller records the result, and a subscription that was restored from a backup has
+        # to be copied again if it has not reached the recorded LSN.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 
     def make_expired_cuts_condition(self, path: str, since: datetime) -> str | None:

@@ -1,4 +1,4 @@
-"""The tables that `pgsieve resync` copies again, and how their definitions have changed since they were copied.
+"""The tables that `pgsieve resync` copies again, and how their columns, keys, filters and publications have changed.
 
 In: the recorded definitions, and the publisher's catalog
 Out: for each table its state, and the differences of its definition, as `former → present`

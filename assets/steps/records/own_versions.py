@@ -28,7 +28,7 @@ from pgsieve.resources.lake.lake import Lake
 def list_slot_stream_records(lake: Lake, slot_stream: SlotStream) -> list[str]:
     """List the paths of those record tables of a stream whose versions are in a cut.
 
-    The change log is not among them. Its position is compared with the position of the slot instead.
+    The change log (the slot's messages) is not among them. Its position is compared with that of the slot instead.
     """
     return [table(lake, slot_stream).path for table in (SlotStreamRecord, Catalogs, AlteredSlices)]
 
@@ -62,11 +62,11 @@ def refuse_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut 
 
 def find_put_back_tables(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:
     """Yields the paths of the tables that have an earlier version than in one of the cuts."""
-    version_by_table: dict[str, int] = {}
-    for table, version in chain.from_iterable(cut.records.items() for cut in cuts if cut is not None):
-        version_by_table[table] = max(version, version_by_table.get(table, 0))
-    for path, (table, version) in _read_stamps(lake, paths) if version_by_table else ():
-        if version < version_by_table.get(table, 0):
+    version_by_identifier: dict[str, int] = {}
+    for identifier, version in chain.from_iterable(cut.records.items() for cut in cuts if cut is not None):
+        version_by_identifier[identifier] = max(version, version_by_identifier.get(identifier, 0))
+    for path, (identifier, version) in _read_stamps(lake, paths) if version_by_identifier else ():
+        if version < version_by_identifier.get(identifier, 0):
             yield path
 
 

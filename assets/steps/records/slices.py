@@ -1,4 +1,4 @@
-"""The table `slices` of a stream. It has a summary of each slice of the change log.
+"""The table `slices` of a stream. It has a summary of each slice of the change log (the table of the slot's messages).
 
 A slot stream is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
 another. Because of the summary, a step learns what a slice contains without reading all of its messages.

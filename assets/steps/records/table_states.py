@@ -89,7 +89,7 @@ class TableState:
 
     - `state`: its sync state
     - `lsn`: the LSN of its copy
-    - `definition`: the definition of its replica
+    - `definition`: the definition of its replica (columns, key and others)
     - `reason`: the reason for the state, if there is one
     - `at`: the time at which the state was written
     - `version`: the Delta version of `_table_states` that has added the state; -1 if it is not written yet
@@ -117,7 +117,7 @@ class TableState:
     def announces_copy(self) -> bool:
         """True if the state names the snapshot of a copy. The replica may have the rows of this snapshot already.
 
-        If a run died before it made the table ready, the next run makes it ready.
+        If it has them, and the run died before it made the table ready, the next run makes the table ready.
         """
         return self.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and self.lsn > 0
 
@@ -184,10 +184,10 @@ def find_newest_version(states: Iterable[TableState]) -> int:
 def list_history_paths(
     make_path: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
 ) -> Iterator[str]:
-    """Yields the paths of all histories that tables may have; some of them may not exist.
+    """Yields the paths of all histories (of changes, or of versions of rows) that tables may have. Some may not exist.
 
     If a history begins anew, it gets a new generation, which has another path. `make_path` makes the path of a change
-    history, or of versions of rows, from a subscription, a schema, a table and a generation.
+    history, or of a table of versions, from a subscription, a schema, a table and a generation.
     """
     for name, state in tables.items():
         newest_generation = state.definition.history.generation if state.definition else 0

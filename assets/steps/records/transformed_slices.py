@@ -156,7 +156,7 @@ class TransformedSlices:
         return self.lake.paths.transformed_slices(self.subscription)
 
     def read_position(self) -> int:
-        """The LSN up to which the changes of the change log have been transformed for the subscription."""
+        """The LSN up to which the slot's changes have been transformed for the subscription."""
         return self.lake.records.position(self.path) or 0
 
     def append(self, slice_end: int, changes: Sequence[TableChanges], base_version: int) -> None:

@@ -1,10 +1,10 @@
-"""Drains a stream's slot: appends its messages to the change log, and then confirms them.
+"""Drains a stream's slot: appends its messages to the change log (the lake's table of them), and confirms them.
 
-A slot stream is a slot with the subscriptions that read it. A run drains the slot slice by slice (a slice has a limited
-size), up to the end that the WAL has when the drain begins. The slice [begin, end) has the transactions whose commit
-record begins in it. It is one Delta commit, which records the end of the slice as the log's position. After that commit,
-the slot is advanced: pg_replication_slot_advance(end) confirms exactly these transactions. So a run that died at any
-point can be repeated.
+A slot stream is a slot with the subscriptions that read it. A run drains the slot slice by slice (a slice has a
+limited size), up to the end that the WAL has when the drain begins. The slice [begin, end) has the transactions whose
+commit record begins in it. It is one Delta commit, which records the end of the slice as the log's position. After
+that commit, the slot is advanced: pg_replication_slot_advance(end) confirms exactly these transactions. So a run that
+died at any point can be repeated.
 """
 
 from collections.abc import Sequence

@@ -3,10 +3,11 @@
 A slot stream is a slot with the subscriptions that read it, and a slice is the changes from one position of the slot to
 another.
 
-The change log gets the same contents as from a run: whole transactions in commit order. A slice is one Delta commit, and
-the position of the commit is the end of the slice. The slot is confirmed after the commit. Messages wait in spools,
-which use the disk if there are many messages. So a transaction of any size needs little memory. PostgreSQL
-documentation, 54.4 Streaming Replication Protocol and 54.5 Logical Streaming Replication Protocol.
+The change log is the lake's table of the slot's messages. It gets the same contents as from a run: whole transactions
+in commit order. A slice is one Delta commit, and the position of the commit is the end of the slice. The slot is
+confirmed after the commit. Messages wait in spools, which use the disk if there are many messages. So a transaction of
+any size needs little memory. PostgreSQL documentation, 54.4 Streaming Replication Protocol and 54.5 Logical Streaming
+Replication Protocol.
 """
 
 import math

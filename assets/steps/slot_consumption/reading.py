@@ -104,8 +104,8 @@ def read_slot_to(
 ) -> DrainResult:
     """Append and confirm the transactions that commit before `target_lsn`.
 
-    With `must_record_position`, the position is recorded even if nothing was read. It is also recorded if one of the
-    `subscriptions` cannot write a cut before (`_has_later_copy` says what that is).
+    With `must_record_position`, the position is recorded even if nothing was read. It is also recorded if a table of
+    one of the `subscriptions` was copied at a later LSN (`_has_later_copy` says why).
     """
     reader = _SlotReader(slot, target_lsn, log, subscriptions, must_record_position=must_record_position)
     begin_lsn = reader.position

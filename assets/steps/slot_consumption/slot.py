@@ -340,7 +340,7 @@ def begin_slot(
 def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
     """Record that tables of these subscriptions are to be copied again, if they have a copy or are being copied.
 
-    Their states keep the definition of the last copy, so that changes since then are noticed.
+    Their states keep the definition of the last copy (columns, key and others), so that changes of it are noticed.
     """
     for name in subscriptions:
         states = TableStates(lake, name).read_newest().values()

@@ -38,7 +38,7 @@ class FailureSearch:
     def find_first(self) -> tuple[int, str] | None:
         """Find the first transaction that cannot be transformed for some table, and the reason; None if there is none.
 
-        A table that has to be copied again because of its definition, or because files are damaged, does not count.
+        A table that has to be copied again because the publisher altered it, or because files are damaged, does not count.
         """
         failures = self.work.map_tables(self._find_first_of_table)
         return min((failure for failure in failures if failure), default=None)

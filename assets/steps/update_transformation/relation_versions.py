@@ -4,7 +4,7 @@ To transform changes is to filter them, and to give them the columns of the repl
 message of a slice, and the changes that it describes. (A slice is the changes from one position of the slot to
 another.)
 
-In: the Relation message, and the definition of the replica, which may be newer
+In: the Relation message, and the definition of the replica (its columns and key), which may be newer
 Out: the `Transformation` to the columns of the replica
 
 Raises SchemaChangedError if the columns of the Relation message fit neither the present nor the former definition, or if

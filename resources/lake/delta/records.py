@@ -54,7 +54,7 @@ class Commit:
         return commit_metadata(self.position, self.metadata)
 
     def raise_if_overtaken(self, path: str, head: "TableHead") -> None:
-        """Raise OvertakenError if the head of the table has another version or position than the commit expects."""
+        """Raise OvertakenError if the table's present version or position (`head`) is not the expected one."""
         if self.expected_version not in {None, head.version} or self.expected_position not in {
             None,
             head.position or 0,
