@@ -205,7 +205,8 @@ class EnableReport:
 class DropReport:
     """What `pgsieve drop` has removed, and what was `left` on the server.
 
-    `kept_for` has the other subscriptions that need the slot, which was kept for them.
+    `altered` has the publications that stay without some of their tables. `kept_for` has the other subscriptions that need
+    the slot, which was kept for them.
     """
 
     subscription: str
@@ -226,14 +227,14 @@ class SlotStatus:
     The slot's messages are stored in the lake's change log.
 
     - `subscription`: the subscription that has the slot for itself (`row_filter: publisher`); None for a shared slot
-    - `exists`, `active`: `unknown` if the source has the `problem`
+    - `exists`, `active`: `unknown` if the `problem` is that of the source
     - `lag_bytes`: the bytes of WAL between the LSN that the slot has confirmed and the server's current LSN
     - `lag_seconds`: how long the oldest commit that the change log does not have yet has been waiting
     - `retained_bytes`: the bytes of WAL that the server retains for the slot
     - `safe_wal_bytes`: how many bytes of WAL can still be written before the slot may be lost; None if there is no
       limit
-    - `problem`: the reason why the source did not answer, why it is another publisher than that of the lake's changes, or why
-      the change log cannot be read
+    - `problem`: why the source is not used (it does not answer, or is another publisher than that of the lake's changes),
+      or why the change log cannot be read
     - `decoding`: `always`, or `while a slot exists`. In the second case, dropping the last logical slot of the server
       switches logical decoding off.
     """
@@ -318,7 +319,8 @@ class CheckedTable:
     """A replica that was compared with `SELECT … WHERE <row filter>` on the publisher at the same LSN.
 
     - `differing_keys`: the keys of some rows that differ, as text
-    - `only_publisher`, `only_replica`: how many rows only one side has, by the key or without a key by all values
+    - `only_publisher`, `only_replica`: how many rows only one side has; rows are matched by their keys, or by all their
+      values if there is no key
     - `different`: how many rows have the same key and other values
     - `repaired`: how many rows the repair has written, and how many it has deleted; None if nothing was repaired
     - `problem`: the reason why the table could not be compared or repaired

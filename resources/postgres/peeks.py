@@ -1,7 +1,7 @@
 """Reads the messages of a replication slot by SQL, without confirming anything. Such a query is called a peek.
 
 In: a connection or a `Conninfo` of the publisher, and the slot with the options of pgoutput.
-Out: the query of a peek; its messages as Arrow batches, or what a caller has to know of them.
+Out: the query of a peek; its messages as Arrow batches, or facts about them, such as the relations that they change.
 
 Raises `SourceError` if the server cannot decode the messages, and `SlotInUseError` if another process reads the slot.
 
@@ -88,8 +88,8 @@ def exclude_relations(query: str, relations: Iterable[int]) -> str:
     return f"select data from ({query}) m where get_byte(data, 0) not in ({row_change_tags}) or substring(data from 2 for 4) not in ({oids})"
 
 
-#: The start of a CASE. If the database's encoding is SQL_ASCII, it sets the session's encoding to SQL_ASCII, too. With
-#: this setting pgoutput sends all bytes unaltered (pq_sendcountedtext() in src/backend/libpq/pqformat.c). Without it,
+#: The beginning of a CASE expression. If the database's encoding is SQL_ASCII, the expression gives the session this
+#: encoding, too. Then pgoutput sends all bytes unaltered (pq_sendcountedtext() in src/backend/libpq/pqformat.c). Otherwise
 #: bytes that are not UTF-8 would end the query with an error, even bytes of a table that pgsieve does not need.
 _SQL_ASCII_CASE = (
     "case when current_setting('server_encoding') <> 'SQL_ASCII'"
@@ -125,7 +125,7 @@ def fetch_first_message(
 
 
 def is_decoding_error(error: SourceError) -> bool:
-    """True if the cause of an error may be a change in the slot. False if the slot cannot be accessed at all."""
+    """True if a change in the slot may be the cause of an error; False if the slot cannot be accessed at all."""
     return not isinstance(error, TransientError | SourceUnreachableError | SourcePermissionError | SlotError)
 
 

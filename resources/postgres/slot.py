@@ -286,7 +286,7 @@ def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
 
 
 def advance_slot(connection: psycopg.Connection[Any], source_name: str, slot: str, lsn: int) -> None:
-    """Confirm everything that commits before `lsn`. The server decodes the WAL up to `lsn`. The slot never moves back."""
+    """Confirm everything that commits before `lsn`. The slot never moves back. This may take long: the server decodes WAL."""
     with translate_slot_errors(source_name, slot, "advance"):
         _advance(connection, slot, lsn)
 

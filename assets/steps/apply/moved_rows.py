@@ -1,11 +1,12 @@
 """Finds the values that rows lack after a move. It serves tasks that apply very many changes, divided by their keys.
 
-A move is an UPDATE that changes the key of a row. Its two keys may be in different parts. A task that decides a part
-(`part_deciders`) finds out which rows the writers have to write. An UPDATE does not send a TOASTed value that it leaves
-unchanged. So the decider of the new key lacks the value. The decider of the old key knows where it is.
+A move is an UPDATE that changes the key of a row: a LEAVE of the old key, and an INSERT with the new one. The two keys may
+be in different parts. A task that decides a part (`part_deciders`) finds out which rows the writers have to write. An
+UPDATE does not send a TOASTed value that it leaves unchanged. So the decider of the new key lacks the value. The decider
+of the old key knows where it is.
 
-Tasks that bring the two together (`SourceResolver`) run between the deciders and the writers. A place is a number that
-orders the changes of a batch, the changes that one commit applies. The place of a move determines its resolver.
+Tasks that bring the two together (`SourceResolver`) run in stages between the deciders and the writers. A place is a number
+that orders the changes of a batch, the changes that one commit applies. The place of a move determines its resolver.
 
 Deciders send a table of sources: for each row, where its values are. They may be in changes, or in a row of the replica.
 They may also be in the row that a move took from its old key. Then the column `link` has the place of this move. A resolver
@@ -41,7 +42,7 @@ from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, LEFT_ROWS, ROWS
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.resources.parts import Guard, Message, make_message
 
-#: The kinds of messages to receivers that write.
+#: The kinds of messages to writers.
 _WRITER_KINDS = (ROWS, ENDED_ROWS)
 #: Each message to a resolver has a number. It is `_LINK_TARGETS` for the sources of rows that leave their keys. It is
 #: `_LINKED_ROWS - kind` for sources with links: `kind` is one of `_WRITER_KINDS`, or `LEFT_ROWS` for rows that leave their
@@ -50,7 +51,7 @@ _LINK_TARGETS, _LINKED_ROWS = -1, -2
 
 
 def _address(writer: int, kind: int) -> int:
-    """Make the number of a message that resolvers pass on to a receiver that writes."""
+    """Make the number of a message that resolvers pass on to a writer."""
     return writer * len(_WRITER_KINDS) + kind
 
 
@@ -74,7 +75,7 @@ class _Router:
         yield from self._divide(_LINKED_ROWS - LEFT_ROWS, np.asarray(linked_sources["link"]), linked_sources)
 
     def send_linked_rows(self, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Send sources with links to the resolvers of these links. The column `writer` has the receiver that needs them."""
+        """Send sources with links to the resolvers of these links. The column `writer` has the writer that needs them."""
         yield from self._divide(_LINKED_ROWS - kind, np.asarray(sources["link"]), sources)
 
     def _divide(self, number: int, places: Numbers, sources: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -85,7 +86,7 @@ class _Router:
 
 @dataclass(frozen=True)
 class DeciderWithLinks:
-    """Runs a decider, and sends its messages to resolvers instead of the receivers that write."""
+    """Runs a decider, and sends its messages to resolvers instead of writers."""
 
     decider: PartDecider
     resolver_count: int
@@ -126,7 +127,7 @@ class DeciderWithLinks:
 class SourceResolver:
     """Gives each row with a link the sources of the row that the link points to.
 
-    `is_last` is True in the last stage. Then the messages go to the receivers that write.
+    `is_last` is True in the last stage. Then the messages go to the writers.
     """
 
     batch_parts: BatchParts
@@ -182,7 +183,7 @@ class SourceResolver:
         return _replace_column(sources, "link", next_links, is_found)
 
     def _send(self, router: _Router, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Send rows without a link to the receivers that write, and the others to the next stage."""
+        """Send rows without a link to the writers, and the others to the next stage."""
         is_linked = _mask_linked(sources)
         resolved_sources, linked_sources = sources.filter(pc.invert(is_linked)), sources.filter(is_linked)
         writers = np.asarray(resolved_sources["writer"])

@@ -1,8 +1,8 @@
 """UPDATE transformation: turns the slot's messages in the change log into changes, and filters them as pgoutput does.
 
 A slice is the changes from one position of the slot to another. It is transformed once for each subscription, as a
-whole or in windows (parts). The changes of each table are one Delta commit, and its position is the end of the slice or
-of the window. After these commits a row for each table is written to `_transformed`, which the next step (`apply`)
+whole or in windows (parts). The changes of each table are one Delta commit, whose position (an LSN) is the end of the slice
+or of the window. After these commits a row for each table is written to `_transformed`, which the next step (`apply`)
 reads. A slice may be repeated after a crash. Delta then leaves out commits that exist already: it knows them by the position.
 """
 
