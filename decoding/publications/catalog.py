@@ -1,7 +1,7 @@
 """The publisher's tables and its publications, as the catalog or pgsieve.yaml has them.
 
-In: rows of the catalog, and sections of pgsieve.yaml. Out: a `Catalog` of tables and publications, which are asked by table.
-`pgsieve.decoding.publications.published_tables` decides what several publications send together.
+In: rows of the catalog, and sections of pgsieve.yaml. Out: a `Catalog` of tables and publications. A `Publication` says what
+it sends of a table, and `pgsieve.decoding.publications.published_tables` what several publications send together.
 
 Raises `PublicationError` if a publication is missing.
 

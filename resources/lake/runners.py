@@ -128,7 +128,7 @@ class Runner(Protocol):
         """Begin to start the runner, and do not wait for it. It will be ready sooner when `run` is called."""
 
     def stop(self) -> None:
-        """Make the parts that are running end soon, with an error. Spark's jobs and small work go on instead."""
+        """Make the parts that are running end soon, with an error. But jobs of Spark and small work go on."""
 
 
 def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -3,9 +3,9 @@
 A slice is the changes from one position of the slot to another. A relation version is a Relation message, and the
 changes that it describes. A stream is a slot with its change log and its subscriptions.
 
-In: the Relation and Truncate messages of the slice, and its catalog (`slices_to_read`)
-Out: - for each replica, the relation versions that have changes for it (`published_versions`)
-     - for each replica, its TRUNCATEs (`table_truncates`)
+In: the Relation and Truncate messages of the slice, and its catalog (`find_slices`)
+Out: - for each replica, the relation versions that have changes for it (`find_published_versions`)
+     - for each replica, its TRUNCATEs (`find_table_truncates`)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class SliceContents:
     bytes_by_relation: Mapping[int, int] | None = None
 
 
-def slices_to_read(
+def find_slices(
     lake: Lake, subscription: Subscription, present_catalog: Catalog, since_lsn: int
 ) -> Iterator[tuple[int, Subscription | None, Catalog]]:
     """Yields the slices that end after `since_lsn`, in order: the end, a subscription, and the slice's catalog.
@@ -189,7 +189,7 @@ class PublishedVersion:
         return self.version.end is None or self.version.end > since
 
 
-def published_versions(
+def find_published_versions(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
 ) -> dict[Name, list[PublishedVersion]]:
     """Maps each replica to the relation versions that have changes for it."""
@@ -291,7 +291,7 @@ def _make_published_relation(relation: Relation) -> PublishedRelation:
     )
 
 
-def table_truncates(
+def find_table_truncates(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
 ) -> dict[Name, list[OrderKey]]:
     """Maps each replica to the order keys of its TRUNCATEs."""

@@ -38,7 +38,7 @@ from pgsieve.assets.steps.update_transformation.first_failure import FailureSear
 from pgsieve.assets.steps.update_transformation.relation_versions import make_readings
 from pgsieve.assets.steps.update_transformation.schema_changes import SchemaChanges
 from pgsieve.assets.steps.update_transformation.skip import Skip, is_partly_transformed
-from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents, slices_to_read
+from pgsieve.assets.steps.update_transformation.slice_contents import find_slices, read_slice_contents
 from pgsieve.assets.steps.update_transformation.windows import SliceReader, TableWork, WindowWork, next_window
 from pgsieve.assets.steps.validation.waiting import (
     describe_waiting_reason,
@@ -112,7 +112,7 @@ class Transformation:
             # The definitions have changed, so begin again with the new ones.
             self.run(results)
             return
-        for end, slice_subscription, catalog in slices_to_read(lake, subscription, full_catalog, begin_lsn):
+        for end, slice_subscription, catalog in find_slices(lake, subscription, full_catalog, begin_lsn):
             if slice_subscription is None:
                 transformed_slices.append(end, [], base_version)
                 begin_lsn, base_version = end, base_version + 1

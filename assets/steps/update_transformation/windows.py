@@ -29,9 +29,9 @@ from pgsieve.assets.steps.update_transformation.messages import (
 from pgsieve.assets.steps.update_transformation.slice_contents import (
     PublishedVersion,
     SliceContents,
-    published_versions,
+    find_published_versions,
+    find_table_truncates,
     read_slice_contents,
-    table_truncates,
 )
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.errors import DamagedTableError
@@ -205,8 +205,8 @@ class SliceReader:
         contents = read_slice_contents(lake, subscription.slot_stream, window.slice_end)
         truncates = [(order, truncate) for order, truncate in contents.truncates if window.contains(order[0])]
         contents = replace(contents, end=window.end, truncates=truncates)
-        relation_versions_by_table = published_versions(subscription, contents, self.catalog)
-        truncates_by_table = table_truncates(subscription, contents, self.catalog)
+        relation_versions_by_table = find_published_versions(subscription, contents, self.catalog)
+        truncates_by_table = find_table_truncates(subscription, contents, self.catalog)
         states = TableStates(lake, subscription.name)
         while True:
             transformed_tables = {

@@ -30,7 +30,7 @@ from pgsieve.resources.lake.delta.queries import quote_column
 from pgsieve.resources.lake.delta.requirements import has_plain_rows
 from pgsieve.resources.lake.delta.tables import find_column_names
 from pgsieve.resources.lake.stores.storage import is_uri
-from pgsieve.resources.lake.stores.store import Store, conflict_with_dataset, join_path
+from pgsieve.resources.lake.stores.store import Store, conflicts_with_dataset, join_path
 
 #: The least and the greatest value of a column.
 Bounds = tuple[pa.Scalar, pa.Scalar]
@@ -370,7 +370,7 @@ def _read_batches(
     All files of the table are read if rows are marked as deleted, if the table has partitions, or if one of the
     columns has a name that Arrow datasets use themselves.
     """
-    if has_deleted_rows(table) or table.metadata().partition_columns or conflict_with_dataset(schema.names):
+    if has_deleted_rows(table) or table.metadata().partition_columns or conflicts_with_dataset(schema.names):
         select_list = ", ".join(map(quote_column, schema.names))
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)

@@ -243,7 +243,7 @@ class Store:
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None
     ) -> Iterator[pa.RecordBatch]:
         """The same as `read_batches`, with the names of the file's columns."""
-        if conflict_with_dataset(schema.names):
+        if conflicts_with_dataset(schema.names):
             yield from self._read_batches_of_file(path, schema, groups)
             return
         fragment = self._open_fragment(path)
@@ -402,7 +402,7 @@ def _read_group(open_file: Callable[[], pq.ParquetFile], number: int, columns: S
 _DATASET_COLUMNS = frozenset({"__batch_index", "__filename", "__fragment_index", "__last_in_fragment"})
 
 
-def conflict_with_dataset(names: Iterable[str]) -> bool:
+def conflicts_with_dataset(names: Iterable[str]) -> bool:
     """True if one of these columns has the name of a column that an Arrow dataset adds."""
     return not _DATASET_COLUMNS.isdisjoint(names)
 

@@ -13,7 +13,7 @@ import pytest
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
-from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents, slices_to_read
+from pgsieve.assets.steps.update_transformation.slice_contents import find_slices, read_slice_contents
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
@@ -59,8 +59,8 @@ def test_a_slice_that_is_altered_and_appended_meanwhile_is_left_to_the_next_call
 
     with monkeypatch.context() as patch:
         patch.setattr(AlteredSlices, "read_ends", read_ends_before_another_process_appends)
-        assert [end for end, _, _ in slices_to_read(lake, subscription, catalog, 0)] == [10]
-    ((end, slice_subscription, _),) = slices_to_read(lake, subscription, catalog, 10)
+        assert [end for end, _, _ in find_slices(lake, subscription, catalog, 0)] == [10]
+    ((end, slice_subscription, _),) = find_slices(lake, subscription, catalog, 10)
     assert slice_subscription is not None
     assert (end, slice_subscription.slot_stream.filtered) == (20, True)
 
