@@ -40,7 +40,7 @@ def hash_keys(keys: pa.Table) -> npt.NDArray[np.uint64]:
 
 
 def compute_row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
-    """Return the mark of each row: a hash that takes little time (`digests` says what for).
+    """Return the mark of each row: a hash that takes little time, for the module `digests`.
 
     It depends on the row's numbers and times, and on the lengths of its texts and lists, but not on their contents.
     """

@@ -1,10 +1,11 @@
 """The tasks that decide very many changes, divided into parts by their keys.
 
 To decide the changes of a key is to find out which of its rows are removed and which are written. The work has three
-stages: `KeyReader` (`key_reader`), `KeyDecider`, and `PartWriter` (`part_writer`). The tasks of a stage yield messages.
-Each task of the next stage is a receiver, and gets the messages with its number (`pgsieve.resources.parts`). `moved_rows`
-may add stages before the last one. A batch is the changes that one commit applies. A move is an UPDATE that changes
-the key. A place is a number that orders the changes of a batch. It also identifies the new row of its change.
+stages: `KeyReader` (`key_reader`), `KeyDecider`, and `PartWriter` (`part_writer`). The tasks of a stage yield
+messages. Each task of the next stage is a receiver, and gets the messages with its number (`pgsieve.resources.parts`).
+A batch is the changes that one commit applies. A move is an UPDATE that changes the key. For moves that did not send
+all values, `moved_rows` adds stages before the last one. A place is a number that orders the changes of a batch. It
+also identifies the new row of its change.
 
 In a table without a key, the digest of the whole row is the key, and a `MultisetDecider` decides each part: several rows
 may have the same digest.

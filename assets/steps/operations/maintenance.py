@@ -341,7 +341,7 @@ class _Maintainer:
                 make_table_maintenance(self._lake, path).find_last_slice_before(self._start_time - retention),
             )
         # All applied slices have expired, so the result is the end of the last of them. It is not `applied_lsn`,
-        # which may be higher: the caller records the result, and a subscription that was restored from a backup has
+        # which may be higher. The caller records the result, and a subscription that was restored from a backup has
         # to be copied again if it has not reached the recorded LSN.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied_lsn), default=0)
 

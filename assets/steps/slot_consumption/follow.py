@@ -68,9 +68,13 @@ class FollowedSlotStream:
     """A stream whose slot this process reads until it is stopped.
 
     It is used as `for _ in stream.read_slice_ends(): stream.append_due_slice()`. Nothing is read while a slice is
-    appended. The stream ends by itself in these cases: after an alteration at the publisher, because the slot has to be
-    made ready again; if the server cannot send a change; and if another process waits for the lock of the slot, or has read
-    the slot. Raises SourceError and SlotError if the slot cannot be read, and LakeError if the lake cannot be written.
+    appended. The stream ends by itself in three cases:
+
+    - after an alteration at the publisher, because the slot has to be made ready again
+    - if the server cannot send a change
+    - if another process waits for the lock of the slot, or has read the slot
+
+    Raises SourceError and SlotError if the slot cannot be read, and LakeError if the lake cannot be written.
     """
 
     def __init__(self, slot_stream: SlotStream, lake: Lake, log: Log) -> None:

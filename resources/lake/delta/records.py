@@ -1,10 +1,10 @@
 """Defines the interface to pgsieve's own small Delta tables, and to the positions of all tables.
 
-pgsieve records its own work in small tables, for example whether each table is copied already. A position is the LSN up
-to which a table has all changes. A commit stores it in Delta's `txn` action, and in its user metadata. A slice is the
-changes from one position of the slot to another; a change log has the raw messages of slices. Two modules implement the
-interface. If delta-rs can reach the lake, `delta_rs` does: a call takes milliseconds, and needs no JVM. Otherwise
-`spark` does. Each can read what the other has written.
+pgsieve records its own work in small tables, for example whether each table is copied already. A position is the LSN
+up to which a table has all changes. A commit stores it in Delta's `txn` action, and in its user metadata. A slice is
+the changes from one position of the slot to another; a change log has the raw messages of slices. Two modules
+implement the interface: `delta_rs` if delta-rs can reach the lake (a call takes milliseconds, and needs no JVM),
+otherwise `spark`. Each can read what the other has written.
 """
 
 import json
