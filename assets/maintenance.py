@@ -5,13 +5,12 @@ subscription also registers new replicas in Spark's catalog, and updates their c
 """
 
 from collections.abc import Iterator, Sequence
-from time import monotonic
 from typing import Any
 
 import dagster as dg
 
 from pgsieve.assets.lake import open_lake
-from pgsieve.assets.metadata import SECONDS
+from pgsieve.assets.metadata import work_metadata
 from pgsieve.assets.outcome import run_as_step
 from pgsieve.assets.steps.operations.maintenance import (
     MaintainedTable,
@@ -22,6 +21,7 @@ from pgsieve.assets.steps.operations.maintenance import (
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.translator import AssetKind, DagsterNames, slot_stream_asset, subscription_asset
+from pgsieve.resources.work import Work, measure_work
 
 
 def slot_stream_maintenance_asset(
@@ -44,13 +44,13 @@ def slot_stream_maintenance_asset(
         pool=f"slot_{slot_stream.slot}",
     )
     def change_log_maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        start_time = monotonic()
         with run_as_step(context):
             lake = open_lake(context, dagster_names)
-            return _make_result(
-                maintain_slot_stream(slot_stream, lake, subscriptions, retention, context.log.info),
-                start_time,
-            )
+            with measure_work() as work:
+                maintained_tables = maintain_slot_stream(
+                    slot_stream, lake, subscriptions, retention, context.log.info
+                )
+            return _make_result(maintained_tables, work)
 
     return change_log_maintenance
 
@@ -80,22 +80,19 @@ def subscription_maintenance_asset(
         pool=f"subscription_{subscription.name}",
     )
     def maintenance(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        start_time = monotonic()
         with run_as_step(context):
             lake = open_lake(context, dagster_names)
-            yield _make_result(
-                maintain_subscription(subscription, lake, retention, context.log.info), start_time
-            )
+            with measure_work() as work:
+                maintained_tables = maintain_subscription(subscription, lake, retention, context.log.info)
+            yield _make_result(maintained_tables, work)
             if name_template is not None:
                 Registration(subscription, lake, name_template).register()
 
     return maintenance
 
 
-def _make_result(
-    maintained_tables: Sequence[MaintainedTable], start_time: float
-) -> dg.MaterializeResult[None]:
-    """Report what maintenance has done to each table. `start_time` is the time at which it began."""
+def _make_result(maintained_tables: Sequence[MaintainedTable], work: Work) -> dg.MaterializeResult[None]:
+    """Report what maintenance has done to each table, and what it cost (`work`)."""
     tables = [
         {"path": table.path, "rows deleted": table.rows, "files compacted": table.files}
         for table in maintained_tables
@@ -104,6 +101,6 @@ def _make_result(
         "rows deleted": sum(table.rows for table in maintained_tables),
         "files compacted": sum(table.files for table in maintained_tables),
         "tables": dg.MetadataValue.json(tables),
-        SECONDS: monotonic() - start_time,
+        **work_metadata(work),
     }
     return dg.MaterializeResult(metadata=totals)

@@ -48,6 +48,7 @@ from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
 from pgsieve.resources.lake.rewriting import RowChange
 from pgsieve.resources.lake.runners import Runner, SparkRunner, ThreadRunner, record_costs, to_arrow_schema
 from pgsieve.resources.lake.spark_writes import (
+    add_commit_costs,
     drop_constraints_by_spark,
     enable_vectors_by_spark,
     idempotent_writes,
@@ -58,7 +59,7 @@ from pgsieve.resources.lake.spark_writes import (
 from pgsieve.resources.lake.stores.storage import Storage, find_storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.strands import count_as_waiting, count_as_working
-from pgsieve.resources.work import add_costs, name_engine, with_job_name
+from pgsieve.resources.work import DRIVER, add_costs, name_engine, with_job_name
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -372,10 +373,11 @@ class Lake:
                     commit,
                 )
             case SparkCommitter():
-                add_costs(name_engine(self.spark), 1, byte_count or 0)
                 committer.write(
                     frame, path, commit, exists=lambda: self.records.exists(path), options=options
                 )
+                with self.access.translate_errors(path):
+                    add_commit_costs(self.spark, path)
 
     def commit_files(
         self, path: str, schema: pa.Schema, files: Sequence[Mapping[str, Any]], commit: Commit
@@ -498,6 +500,7 @@ class Lake:
                 new_rows = make_writable(
                     pa.Table.from_batches(map(change.change_batch, batches), change.schema)
                 )
+            add_costs(DRIVER, 1, new_rows.nbytes)
             committer.write(target, new_rows, commit)
             return
         if isinstance(self.runner, ThreadRunner) and self._rewrite_files(path, target, change, commit):

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Protocol
 
 import pyarrow as pa
-from deltalake import CommitProperties, QueryBuilder, WriterProperties
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, WriterProperties
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
@@ -30,7 +30,8 @@ from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, find_target
 from pgsieve.resources.lake.delta.records import make_unchanged_position_metadata, quote_name
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import METADATA_SETTING
+from pgsieve.resources.lake.spark_writes import METADATA_SETTING, add_commit_costs
+from pgsieve.resources.work import DRIVER, add_costs, name_engine
 
 #: The size up to which delta-rs clusters a table, that is, sorts all its rows into new files. Spark clusters
 #: larger tables.
@@ -192,6 +193,7 @@ class _DeltaRsMaintenance:
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_format_time(_DELTA_RS_TIME, since))
         table = self.delta_rs.open_table(self.path)
+        former_paths = _read_size_by_path(table).keys()
 
         def delete_rows(file_properties: WriterProperties) -> int:
             metrics = table.delete(
@@ -199,7 +201,10 @@ class _DeltaRsMaintenance:
             )
             return int(metrics["num_deleted_rows"])
 
-        return write_with_bounds(delete_rows, make_arrow_schema(table))
+        deleted_count = write_with_bounds(delete_rows, make_arrow_schema(table))
+        size_by_path = _read_size_by_path(self.delta_rs.open_table(self.path))
+        add_costs(DRIVER, 1, sum(size for path, size in size_by_path.items() if path not in former_paths))
+        return deleted_count
 
     def list_file_times_and_sizes(self) -> list[tuple[int, int]]:
         files = pa.table(self.delta_rs.open_table(self.path).get_add_actions())
@@ -239,6 +244,12 @@ class _DeltaRsMaintenance:
         return CommitProperties(custom_metadata={"userMetadata": metadata})
 
 
+def _read_size_by_path(table: DeltaTable) -> dict[str, int]:
+    """The sizes in bytes of a table's files, by their paths."""
+    files = pa.table(table.get_add_actions())
+    return dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
+
+
 @dataclass(frozen=True)
 class _SparkMaintenance:
     lake: Lake
@@ -256,7 +267,10 @@ class _SparkMaintenance:
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_format_time(_SPARK_TIME, since))
-        return int(self._run_sql(f"delete from {self._quoted_table} where {condition}")["num_affected_rows"])
+        result = self._run_sql(f"delete from {self._quoted_table} where {condition}")
+        if deleted_count := int(result["num_affected_rows"]):
+            add_commit_costs(self.lake.spark, self.path)
+        return deleted_count
 
     def compact(self, columns: Sequence[str] = ()) -> int:
         properties = self._run_sql(f"describe detail {self._quoted_table}")["properties"]
@@ -265,7 +279,9 @@ class _SparkMaintenance:
             settings |= dict.fromkeys(_FILE_SIZE_SETTINGS, str(find_target_file_bytes(properties)))
         order = f" zorder by ({', '.join(map(quote_name, columns))})" if columns else ""
         metrics = self._run_sql(f"optimize {self._quoted_table}{order}", settings)["metrics"]
-        return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
+        added_file_count, added_files = int(metrics["numFilesAdded"]), metrics["filesAdded"]
+        add_costs(name_engine(self.lake.spark), max(1, added_file_count), int(added_files["totalSize"] or 0))
+        return int(metrics["numFilesRemoved"]) - added_file_count
 
     def list_file_times_and_sizes(self) -> list[tuple[int, int]]:
         fields = ("file_path", "file_modification_time", "file_size")

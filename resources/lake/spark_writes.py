@@ -23,12 +23,19 @@ from pgsieve.resources.lake.delta.records import (
     quote_text,
 )
 from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
+from pgsieve.resources.work import add_costs, name_engine
 
 #: Spark's setting for the user metadata of a commit.
 METADATA_SETTING = "spark.databricks.delta.commitInfo.userMetadata"
 _TXN_APP_SETTING = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION_SETTING = "spark.databricks.delta.write.txnVersion"
 _MERGE_VECTORS_SETTING = "spark.databricks.delta.merge.deletionVectors.persistent"
+#: Delta's metrics for the number of files that a commit adds, and for their bytes. A MERGE has other names for them than a
+#: write, and DELETE and OPTIMIZE have further ones.
+_COMMIT_METRICS = (
+    ("numFiles", "numTargetFilesAdded", "numAddedFiles"),
+    ("numOutputBytes", "numTargetBytesAdded", "numAddedBytes"),
+)
 _ANY_PROPERTY_SETTING = "spark.databricks.delta.allowArbitraryProperties.enabled"
 #: Spark's setting that decides whether tables without a property of their own use deletion vectors.
 VECTORS_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
@@ -194,6 +201,21 @@ def idempotent_writes(
     finally:
         for key in (_TXN_APP_SETTING, _TXN_VERSION_SETTING, METADATA_SETTING, _MERGE_VECTORS_SETTING):
             spark.conf.unset(key)
+
+
+def add_commit_costs(spark: SparkSession, path: str) -> None:
+    """Add the files of a table's newest commit, which Spark has made, to the costs of the work: a task for each file.
+
+    Spark does not say how many tasks a commit took. At least the writing of each file was a task.
+    """
+    commits = (
+        spark.sql(f"describe history delta.{quote_name(path)} limit 1").select("operationMetrics").collect()
+    )
+    metrics: Mapping[str, str] = (commits[0][0] if commits else None) or {}
+    file_count, byte_count = (
+        next((int(metrics[name]) for name in names if name in metrics), 0) for names in _COMMIT_METRICS
+    )
+    add_costs(name_engine(spark), max(1, file_count), byte_count)
 
 
 def number_columns(frame: DataFrame) -> DataFrame:

@@ -10,8 +10,11 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.maintenance import make_table_maintenance
 from pgsieve.resources.lake.runners import CALLING_THREAD, SparkRunner, ThreadRunner
+from pgsieve.resources.lake.spark_writes import add_commit_costs
 from pgsieve.resources.work import DRIVER, add_costs, measure_work, name_jobs
 from tests.fixtures.pgsieve_replica import engine
 
@@ -68,3 +71,39 @@ def test_jobs_of_spark_are_grouped_by_subscription_and_described() -> None:
     assert (work.engine_text, work.task_count, work.written_bytes) == ("Spark, local", 4, 42)
     status = session.sparkContext.statusTracker()
     assert len(status.getJobIdsForGroup("sales")) == 2
+
+
+@pytest.mark.drawn
+@pytest.mark.spark
+def test_the_files_that_spark_commits_itself_are_counted(tmp_path: Path) -> None:
+    """It takes long: Delta in Spark commits four times."""
+    session, path = engine().session, str(tmp_path / "t")
+    lake = Lake(str(tmp_path), lambda: session)
+    # Only Spark writes a table with partitions.
+    rows = session.range(10).selectExpr("id", "id % 2 AS part")
+    rows.write.format("delta").partitionBy("part").save(path)
+    paths_before = set(tmp_path.rglob("*.parquet"))
+    for change in ("write", "merge", "delete", "compact"):
+        with measure_work() as work:
+            if change == "write":
+                lake.write(rows, path, Commit(1))
+            elif change == "merge":
+                rows.createOrReplaceTempView("source")
+                session.sql(
+                    f"MERGE INTO delta.`{path}` t USING (SELECT DISTINCT id + 9 AS id, part FROM source) s ON t.id = s.id"
+                    " WHEN MATCHED THEN UPDATE SET part = 1 WHEN NOT MATCHED THEN INSERT *"
+                )
+                add_commit_costs(session, path)
+            elif change == "delete":
+                assert make_table_maintenance(lake, path).delete("id = 3") == 2
+            else:
+                make_table_maintenance(lake, path).compact()
+        paths = set(tmp_path.rglob("*.parquet"))
+        new_bytes = sum(file.stat().st_size for file in paths - paths_before)
+        # A deletion vector marks the deleted row, so this commit has no new file of rows.
+        file_count = 1 if change == "delete" else len(paths - paths_before)
+        assert (work.engine_text, work.task_count) == ("Spark, local", file_count), change
+        assert work.written_bytes == new_bytes, change
+        assert change == "delete" or new_bytes, change
+        paths_before = paths
+    session.catalog.dropTempView("source")

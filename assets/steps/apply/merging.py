@@ -13,8 +13,8 @@ from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, Struct
 from pgsieve.resources.lake.delta.merge import Clauses, make_clauses_without_key, refuse_reserved_columns
 from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.spark_writes import add_commit_costs
 from pgsieve.resources.lake.version_guard import add_version_guard
-from pgsieve.resources.work import add_costs, name_engine
 
 
 def make_keyless_clauses(source: DataFrame, columns: Sequence[str]) -> Clauses:
@@ -57,8 +57,9 @@ def merge_by_spark(
     view = f"pgsieve_{uuid4().hex}"
     add_version_guard(source, path, base_version, lake.store).createOrReplaceTempView(view)
     session = lake.spark
-    add_costs(name_engine(session), 1, 0)
     result = session.sql(clauses.format_statement(f"delta.{quote_name(path)}", view)).collect()
     session.catalog.dropTempView(view)
+    if result:
+        add_commit_costs(session, path)
     counts = result[0].asDict() if result else {}
     return {kind: counts[f"num_{kind}_rows"] for kind in ("inserted", "updated", "deleted") if counts}

@@ -34,11 +34,13 @@ from pgsieve.decoding.publications.routing import list_relations_with_rows
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder, MappingRequests
 from pgsieve.decoding.row_filters.nodes import RowFilter
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.replica_output import list_texts
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.postgres.case_mappings import add_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.work import name_jobs
 
 #: The keys of at most this many rows are reported.
 MAX_KEYS = 10
@@ -146,7 +148,8 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     replica = _FilteredReplica(subscription, lake, state, replicated_table, filters)
     is_altered = replica.is_filter_altered()
     try:
-        return replace(replica.evaluate_filters(), altered=is_altered)
+        with name_jobs(subscription.name, f"row filter check of {quote_qualified(*name)}"):
+            return replace(replica.evaluate_filters(), altered=is_altered)
     except TABLE_ERRORS as error:
         return TableConformity(problem=describe_error(lake, error))
 

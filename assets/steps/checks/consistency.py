@@ -54,6 +54,7 @@ from pgsieve.resources.postgres.snapshot import (
 )
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.waits import PATIENT_SECONDS
+from pgsieve.resources.work import name_jobs
 
 
 @dataclass(frozen=True)
@@ -352,7 +353,10 @@ def _compare_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log)
     replicated_table = subscription_at_lsn.table_by_name[name]
     log(f"comparing {replicated_table.table.quoted_name} of {subscription}")
     try:
-        with subscription_at_lsn.translate_errors(name, "compare"):
+        with (
+            subscription_at_lsn.translate_errors(name, "compare"),
+            name_jobs(subscription, f"check of {replicated_table.table.quoted_name}"),
+        ):
             if replicated_table.table.unsent_leaves:
                 verify_foreign_servers(subscription_at_lsn.subscription.slot_stream.source, name)
             return _make_result(replicated_table, lsn, subscription_at_lsn.make_sides(name).compare())

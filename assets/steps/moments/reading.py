@@ -39,6 +39,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.private_folder import private_folder, remove_abandoned_folders
+from pgsieve.resources.work import name_jobs
 
 #: The folder for clones in a lake on this machine. The folder of a slot stream (a slot with its subscriptions) cannot have
 #: this name, because names of streams have no dot.
@@ -191,9 +192,11 @@ def _clone_table(moment: Moment, target_lake: Lake, base: TableBase) -> list[Tab
         table = TableVersion(base.name, lake, base.path, base.version).open_table()
         clone(table, base.path, lake.store, path, target_lake.store)
     history = target_lake.paths.change_history(subscription, *base.name, base.definition.history.generation)
-    changes = [
-        copy_slice(lake, target_lake, base, slice_end, moment.lsn, history) for slice_end in base.slice_ends
-    ]
+    with name_jobs(subscription, f"{quote_qualified(*base.name)} up to {format_lsn(moment.lsn)}"):
+        changes = [
+            copy_slice(lake, target_lake, base, slice_end, moment.lsn, history)
+            for slice_end in base.slice_ends
+        ]
     return [slice_changes for slice_changes in changes if slice_changes.has_changes]
 
 

@@ -49,6 +49,7 @@ from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import TableMaintenance, make_table_maintenance
 from pgsieve.resources.postgres.errors import SourceUnreachableError
+from pgsieve.resources.work import name_jobs
 
 #: After a cut was deleted, its files stay for this time, so that readers can finish.
 READ_GRACE = timedelta(hours=1)
@@ -320,10 +321,13 @@ def make_superseded_condition(current_versions: Collection[int]) -> str | None:
 
 
 class _Maintainer:
-    """Maintains Delta tables, and collects the results. Tables that do not exist are left out."""
+    """Maintains Delta tables of `owner`, a slot or a subscription, and collects the results.
 
-    def __init__(self, lake: Lake, retention: Retention) -> None:
-        self._lake = lake
+    Tables that do not exist are left out.
+    """
+
+    def __init__(self, owner: str, lake: Lake, retention: Retention) -> None:
+        self._owner, self._lake = owner, lake
         self._retention_hours = math.ceil(retention.versions / timedelta(hours=1))
         self._record_retention_hours = math.ceil(
             min(retention.versions, RECORD_RETENTION) / timedelta(hours=1)
@@ -399,7 +403,12 @@ class _Maintainer:
 
     def _retry(self, path: str, maintain: Callable[[TableMaintenance], int]) -> int:
         def attempt() -> int:
-            with self._lake.access.translate_errors(path):
+            # In Spark's UI the table is named by its path in the lake.
+            table_name = path.removeprefix(self._lake.uri).strip("/")
+            with (
+                self._lake.access.translate_errors(path),
+                name_jobs(self._owner, f"maintenance of {table_name}"),
+            ):
                 return maintain(make_table_maintenance(self._lake, path))
 
         return retry_after_conflict(attempt)()
@@ -407,14 +416,15 @@ class _Maintainer:
 
 @contextmanager
 def _open_maintainer(
-    slot_stream: SlotStream, maintained_name: str, lake: Lake, retention: Retention
+    slot_stream: SlotStream, owner: str, lake: Lake, retention: Retention
 ) -> Iterator[_Maintainer]:
-    """Yield a maintainer. During the `with` block, a lock keeps other processes from doing the same work.
+    """Yield a maintainer of the tables of `owner`, a slot or a subscription. During the `with` block, a lock keeps other processes from doing the same work.
 
     If the source does not answer, there is no lock. Raises the errors of `refuse_other_publisher`.
     """
     with ExitStack() as stack:
         with suppress(SourceUnreachableError):
-            stack.enter_context(slot_stream.source.hold_lock(f"maintenance of {maintained_name}"))
+            stack.enter_context(slot_stream.source.hold_lock(f"maintenance of {owner}"))
             refuse_other_publisher_if_it_answers(slot_stream, lake)
-        yield _Maintainer(lake, retention)
+        with name_jobs(owner, "maintenance"):
+            yield _Maintainer(owner, lake, retention)

@@ -37,10 +37,12 @@ from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
 from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.nodes import Logical, Node
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.rewriting import RowChange
+from pgsieve.resources.work import name_jobs
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Refilter:
             plans.append(
                 plan
                 if usable_replica is None
-                else replace(plan, rows=self._make_replica(plan.name, usable_replica))
+                else replace(plan, rows=self._make_named_replica(plan.name, usable_replica))
             )
         return plans
 
@@ -272,6 +274,11 @@ class Refilter:
                 if not any(condition_set <= set(_split_conjuncts(tree)) for condition_set in condition_sets):
                     raise PgsieveError("it is not certain that all wanted rows pass its row filter")
         return trees
+
+    def _make_named_replica(self, name: Name, usable_replica: _UsableReplica) -> int:
+        """Make a replica (`_make_replica`). Spark's jobs have the name of the table."""
+        with name_jobs(self.subscription.name, f"refilter of {quote_qualified(*name)}"):
+            return self._make_replica(name, usable_replica)
 
     def _make_replica(self, name: Name, usable_replica: _UsableReplica) -> int:
         """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table.

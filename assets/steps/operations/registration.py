@@ -22,6 +22,7 @@ from pgsieve.resources.lake.catalog_names import CatalogName, format_catalog_nam
 from pgsieve.resources.lake.delta.errors import LakeError, describe_spark_error
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
+from pgsieve.resources.work import name_jobs
 
 
 class CatalogNameError(PgsieveError):
@@ -58,7 +59,7 @@ class Registration:
         }
         if not path_by_missing_name:
             return ()
-        with self.lake.access.translate_errors(self.lake.uri):
+        with self.lake.access.translate_errors(self.lake.uri), name_jobs(name, "registration in the catalog"):
             catalog = SparkCatalog(self.lake.spark)
             path_by_new_name = {
                 entry_name: path
@@ -167,7 +168,10 @@ def unregister(record: RegisteredNames) -> tuple[str, ...]:
     lake = record.lake
     if not (path_by_name := {name: path for name, (path, _) in record.names().items()}):
         return ()
-    with lake.access.translate_errors(lake.uri):
+    with (
+        lake.access.translate_errors(lake.uri),
+        name_jobs(record.subscription, "removal from the catalog"),
+    ):
         catalog = SparkCatalog(lake.spark)
         present_names = [
             name for name, path in path_by_name.items() if is_location_of(catalog.read_location(name), path)

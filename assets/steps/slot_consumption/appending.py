@@ -40,7 +40,7 @@ from pgsieve.resources.postgres.slot import translate_slot_errors
 from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy, copy_slot
 from pgsieve.resources.prefetch import prefetch
 from pgsieve.resources.spool import FileSpool
-from pgsieve.resources.work import name_jobs
+from pgsieve.resources.work import DRIVER, add_costs, name_jobs
 
 #: The files get several row groups, so that all cores can decode a slice at the same time.
 _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
@@ -164,6 +164,7 @@ def commit_slice(
         written_slice.files,
         Commit(written_slice.end, expected_version=base_version, expected_position=former_position),
     )
+    add_costs(DRIVER, 1, sum(file["size"] for file in written_slice.files))
     reach(Failpoint.SLICE_COMMITTED)
     Slices(lake, slot_stream).append(written_slice.end, written_slice.summary)
 

@@ -34,6 +34,7 @@ from pgsieve.resources.lake.delta.records import make_unchanged_position_metadat
 from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.delta.z_order import sort_by_z_order
 from pgsieve.resources.lake.stores.store import join_path
+from pgsieve.resources.work import DRIVER, add_costs
 
 #: Maps the paths of files, as the log has them, to the sizes of the files in bytes.
 SizeByPath = Mapping[str, int]
@@ -160,4 +161,5 @@ def _replace_files(
         )
 
     retry_commit(commit)()
+    add_costs(DRIVER, 1, sum(file["size"] for file in added_files))
     return len(removed_files) - len(added_files)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from pgsieve.assets.steps.operations import maintenance
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_slot_stream, maintain_subscription
@@ -33,6 +34,7 @@ from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conf
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.work import get_job_name, measure_work
 from tests.fixtures.lakes import no_session
 
 pytestmark = pytest.mark.slow
@@ -442,3 +444,37 @@ def test_an_apply_that_compaction_overtook_begins_again(shop: Shop) -> None:
     retry_after_conflict(merge)()
     assert len(attempts) == 2
     assert shop.ids("first", "a") == {0}
+
+
+def test_sparks_jobs_name_the_table_that_is_maintained(tmp_path: Path) -> None:
+    names = []
+
+    def note_name() -> SparkSession:
+        names.append(get_job_name())
+        raise RuntimeError("no session")
+
+    lake = Lake(str(tmp_path), note_name)
+    path = lake.paths.replica("first", "public", "a")
+    # Only Spark maintains a table with partitions.
+    write_deltalake(path, pa.table({"id": [1], "day": [1]}), partition_by=["day"])
+    with (
+        maintenance._open_maintainer(FEED, "first", lake, AT_ONCE) as maintainer,
+        pytest.raises(RuntimeError, match="no session"),
+    ):
+        maintainer.compact(path)
+    assert names == [("first", "maintenance of first/public/a")]
+
+
+def test_the_costs_of_maintenance_are_counted(shop: Shop) -> None:
+    for end in (10, 20, 30):
+        shop.receive(end)
+        for name in NAMES:
+            shop.transform(name, end)
+            shop.apply(name, end)
+    with measure_work() as work:
+        maintain_slot_stream(FEED, shop.lake, shop.subscriptions, AT_ONCE, print)
+    assert work.engine_text == "driver"
+    assert work.task_count > 0
+    with measure_work() as work:
+        maintain_subscription(shop.subscriptions[0], shop.lake, AT_ONCE, print)
+    assert min(work.task_count, work.written_bytes, work.seconds) > 0
