@@ -8,7 +8,8 @@ the end each row is compared with the publisher's.
 
 CPU is that of this process, of its JVM (with the JVMs of the two workers, which only start executors), and of
 the executors with their Python. *Results* are the bytes that tasks sent to the driver, from Spark's event
-log; *written* are the bytes that tasks wrote.
+log. *Shuffled* are the bytes that tasks read from the shuffle and wrote to it; *written* are the bytes of
+the files that tasks wrote.
 
     python benchmarks/scale.py --rows 2000000 --changes 10000000 --lose 2
 """
@@ -159,7 +160,7 @@ def kill_executors(number: int) -> Iterator[None]:
 
 
 def results(log: Path, costs: Mapping[str, Cost]) -> dict[str, Counter[str]]:
-    """Each step's jobs, tasks, failed tasks, and bytes of results, by the times of the event log."""
+    """Each step's jobs, tasks, failed tasks, and bytes of results and of the shuffle, by the times of the event log."""
     counts_of: dict[str, Counter[str]] = {name: Counter() for name in costs}
     for file in log.rglob("events_*"):
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -173,6 +174,10 @@ def results(log: Path, costs: Mapping[str, Cost]) -> dict[str, Counter[str]]:
                 counts["failed"] += event["Task End Reason"]["Reason"] != "Success"
                 metrics = event.get("Task Metrics") or {}
                 counts["results"] += metrics.get("Result Size", 0)
+                read = metrics.get("Shuffle Read Metrics") or {}
+                counts["shuffle read"] += read.get("Remote Bytes Read", 0) + read.get("Local Bytes Read", 0)
+                written = metrics.get("Shuffle Write Metrics") or {}
+                counts["shuffle written"] += written.get("Shuffle Bytes Written", 0)
     return counts_of
 
 
@@ -247,7 +252,15 @@ def open_lake(
 
 def show(costs: Mapping[str, Cost], counts_of: Mapping[str, Counter[str]]) -> None:
     """Print the table."""
-    columns = ("jobs", "tasks", "failed", "results, KiB", "written, MiB")
+    shuffle = ("shuffle read", "shuffle written")
+    columns = (
+        "jobs",
+        "tasks",
+        "failed",
+        "results, KiB",
+        *(f"{kind}, MiB" for kind in shuffle),
+        "written, MiB",
+    )
     table = Table("step", "seconds", "CPU: driver", "JVM", "executors", *columns)
     for name, cost in costs.items():
         counts = counts_of[name]
@@ -259,6 +272,7 @@ def show(costs: Mapping[str, Cost], counts_of: Mapping[str, Counter[str]]) -> No
             ),
             *(str(counts[kind]) for kind in ("jobs", "tasks", "failed")),
             f"{counts['results'] / 1024:.0f}",
+            *(f"{counts[kind] / 1024**2:.1f}" for kind in shuffle),
             f"{cost.work.written_bytes / 1024**2:.1f}",
         )
     Console(width=130).print(table)
