@@ -1,4 +1,4 @@
-"""Which part of a table several publications send together.
+"""Finds which part of a table several publications send together.
 
 In: the catalog (`pgsieve.decoding.publications.catalog`), and publications of it. Out:
 
@@ -178,9 +178,9 @@ class ReplicatedTable:
           foreign. It is unique in the whole tree, because rows with equal keys are in the same leaf.
         - Otherwise the root's key.
 
-        If neither updates nor deletes are published, no old row is sent, and the key is always the root's key. With a key
-        that only the leaves have, an insert would conflict with a row that was deleted at the publisher, but stays in the
-        replica. If a column of the key is not published, there is no key.
+        If neither updates nor deletes are published, no old row is sent, and the key is always the root's key. Rows that
+        are deleted at the publisher then stay in the replica. With a key that only the leaves have, a later insert of the
+        same key would be a conflict. If a column of the key is not published, there is no key.
         """
         root_key = self.table.key
         has_root_key = root_key and all(

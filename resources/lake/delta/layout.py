@@ -77,7 +77,10 @@ class TableLayout:
         )
 
     def make_delta_properties(self, columns: Iterable[str] = ()) -> dict[str, str]:
-        """The Delta properties of a table with these columns. It gets no change data feed if a column has a name of the feed."""
+        """The Delta properties of a table with these columns.
+
+        There is no change data feed if one of them has the name of a column of the feed.
+        """
         size = {} if self.file_bytes is None else {FILE_BYTES_PROPERTY: str(self.file_bytes)}
         properties = {**self.properties, **size}
         return {
