@@ -30,6 +30,12 @@ SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
 #: The default of `Policy.rewritten_bytes`, a number of bytes. A replica is the copy of a publisher's table in the
 #: lake. In replicas up to this size pgsieve deletes rows by rewriting the files that contain them.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
+#: A MERGE into a table of at least this many bytes marks rows in deletion vectors. For a smaller table, rewriting files
+#: is faster.
+_MARKED_BYTES = 64 * 1024 * 1024
+#: For a MERGE in this process, the limit on the replica's bytes is this many times the limit on the changes' bytes. A byte
+#: of the replica takes less memory in a MERGE than a byte of the changes.
+_MERGED_FACTOR = 4
 #: The default of `Policy.min_parted_changes`, a number of changes of one table.
 PARTED_CHANGES_DEFAULT = 2_000_000
 #: The prefix of the columns that delta-rs adds to a table's own columns during a MERGE. A user's column with this
@@ -46,6 +52,16 @@ _LOGGER = logging.getLogger(__name__)
 def has_exact_equality(types: Iterable[str]) -> bool:
     """True if, for all of these Spark types, Arrow calls two values equal exactly if PostgreSQL does."""
     return not any(spark_type.startswith(_INEXACT_TYPES) for spark_type in types)
+
+
+def estimate_merge_bytes(change_bytes: int, replica_bytes: int) -> int:
+    """The bytes of changes that would take as much memory as a MERGE of changes into a replica of these sizes."""
+    return max(change_bytes, replica_bytes // _MERGED_FACTOR)
+
+
+def marks_rows_in_merge(replica_bytes: int) -> bool:
+    """True if a MERGE into a replica of this size marks rows in deletion vectors, and does not rewrite their files."""
+    return replica_bytes >= _MARKED_BYTES
 
 
 @dataclass(frozen=True)

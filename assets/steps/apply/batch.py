@@ -41,16 +41,13 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import marks_rows_in_merge
 from pgsieve.resources.lake.stores.store import RowGroup
 from pgsieve.resources.work import name_jobs
 
 #: Of the tables with many changes, one is applied at a time. Each needs memory for all its keys in the batch, and keeps
 #: all cores busy.
 _LARGE_APPLY = Lock()
-
-#: A MERGE into a table of at least this size marks rows in deletion vectors. For a smaller table, rewriting files is
-#: faster.
-LARGE_BYTES = 64 * 1024 * 1024
 
 
 def find_lacking_changes(
@@ -182,7 +179,9 @@ class Batch:
         with lake.consistent_read(*path_by_table.values()):
             bytes_by_table = {name: lake.records.size_bytes(path) for name, path in path_by_table.items()}
         for is_large in (False, True):
-            plans_of_size = [p for p in plans if (bytes_by_table[p.pending.name] >= LARGE_BYTES) == is_large]
+            plans_of_size = [
+                p for p in plans if marks_rows_in_merge(bytes_by_table[p.pending.name]) == is_large
+            ]
             outcomes = lake.map_in_parallel(self._apply_in_process, plans_of_size)
             results += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
             plans_for_spark = [outcome for outcome in outcomes if isinstance(outcome, Plan)]

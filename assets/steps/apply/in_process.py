@@ -29,10 +29,8 @@ from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import estimate_merge_bytes
 from pgsieve.resources.work import DRIVER, add_costs
-
-#: For a MERGE in this process, the limit on the replica's bytes is this many times the limit on the changes' bytes.
-MAX_REPLICA_FACTOR = 4
 
 
 @dataclass(frozen=True)
@@ -70,10 +68,9 @@ def read_few_changes(
     type_by_column = dict(definition.columns)
     key_types = [type_by_column[name] for name in definition.key] if needs_replica_rows else []
     replica_size = lake.records.size_bytes(path) if needs_replica_rows and not is_truncated else 0
-    # A byte of the replica takes less memory in a MERGE than a byte of the changes.
-    size = max(pending.size_bytes, replica_size // MAX_REPLICA_FACTOR)
+    merge_bytes = estimate_merge_bytes(pending.size_bytes, replica_size)
     committer = lake.policy.choose_in_process_committer(
-        path, definition.names, size, overwrite=is_truncated, key_types=key_types
+        path, definition.names, merge_bytes, overwrite=is_truncated, key_types=key_types
     )
     if committer is None:
         return None

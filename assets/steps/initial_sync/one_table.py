@@ -44,6 +44,7 @@ from pgsieve.resources.lake.delta.errors import ExecutorError, LakeError, Overta
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.postgres.errors import ForeignServerError, SourceError, translate_errors
 from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -242,7 +243,8 @@ class SnapshotCopy:
                 commit = Commit(
                     self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
                 )
-                row_count = self._write_copy(path, committer, selected_rows, commit, progress)
+                runner = lake.policy.choose_runner(chunks.bytes)
+                row_count = self._write_copy(path, committer, runner, selected_rows, commit, progress)
             # A replica that existed before still has its former properties.
             if properties:
                 retry_after_conflict(lake.set_properties)(path, properties)
@@ -310,14 +312,20 @@ class SnapshotCopy:
             )
 
     def _write_copy(
-        self, path: str, committer: Committer, selected_rows: SelectedRows, commit: Commit, progress: Progress
+        self,
+        path: str,
+        committer: Committer,
+        runner: Runner,
+        selected_rows: SelectedRows,
+        commit: Commit,
+        progress: Progress,
     ) -> int:
-        """Replace the replica by the selected rows; returns the number of rows."""
+        """Replace the replica by the selected rows; returns the number of rows. The runner writes files, if there are any."""
         match committer:
             case InProcessCommitter():
                 return self._write_in_process(path, committer, selected_rows, commit)
             case FileCommitter():
-                return self._write_files(path, committer, selected_rows, commit, progress)
+                return self._write_files(path, committer, runner, selected_rows, commit, progress)
             case SparkCommitter():
                 return self._write_by_spark(path, selected_rows, commit)
 
@@ -341,17 +349,18 @@ class SnapshotCopy:
         self,
         path: str,
         committer: FileCommitter,
+        runner: Runner,
         selected_rows: SelectedRows,
         commit: Commit,
         progress: Progress,
     ) -> int:
-        """Let the executors write the rows into files, and commit the files in this process."""
+        """Let the runner write the rows into files, and commit the files in this process."""
         file_bytes = committer.find_target_file_bytes(path, commit.properties)
 
         def write_files() -> pa.Table:
             with self.read_limit:
                 return write_rows_to_files(
-                    self.lake.runner, selected_rows, path, self.lake.store, file_bytes, progress.report
+                    runner, selected_rows, path, self.lake.store, file_bytes, progress.report
                 )
 
         files = committer.commit(write_files, path, selected_rows.schema, commit)

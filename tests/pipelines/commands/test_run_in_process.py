@@ -74,6 +74,16 @@ def test_altered_columns_need_no_java(shop: Shop, small_bytes: int) -> None:
         assert sorted(tuple(row.values()) for row in rows.to_pylist()) == sorted(cursor), statements
 
 
+def test_a_small_copy_needs_no_java_if_its_rows_cannot_pass_through_delta_rs(shop: Shop) -> None:
+    """A column has a name that delta-rs reserves, so the copy is written as files."""
+    shop.database.execute('create table reserved (id int primary key, "__delta_rs_a" int)')
+    shop.database.execute(
+        "insert into reserved values (1, 1), (2, null); alter publication p add table reserved"
+    )
+    run_without_java(shop, "run", "one")
+    assert shop.ids("one", "reserved") == [1, 2]
+
+
 @pytest.mark.drawn
 def test_no_change_of_a_larger_replica_needs_java(shop: Shop) -> None:
     """It takes long: nine commands, each a process."""
