@@ -220,7 +220,8 @@ def test_the_rows_as_of_any_moment_are_those_of_the_built_in_subscriber(
         folder, draw, tables = tmp_path / str(seed), random.Random(seed), 0
         try:
             # Lakes that only Spark writes are not among the writers: they are read at cuts only.
-            writer = Writer("driver", "drawn", marking=draw.random() < 0.5)
+            writer = Writer.drawn(draw, can_commit_by_spark=False)
+            print(f"    {writer}")
             with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
                 workload = random_workload(draw, publisher_server.version)
                 copies = draw.random() < 0.3
