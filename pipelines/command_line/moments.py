@@ -118,7 +118,8 @@ def refilter(
     is_plan_only: Annotated[
         bool,
         typer.Option(
-            "--plan", help="Show from which replica each table would be made, or why not; change nothing."
+            "--plan",
+            help="Show from which replica each table would be made, and from which LSN on, or why not; change nothing.",
         ),
     ] = False,
     config: ConfigOption = None,
@@ -158,11 +159,12 @@ def print_refilter_report(report: RefilterReport) -> None:
         else "nothing made"
     )
     console.print_out(console.Text(f"{report.subscription}: {summary}", style="bold"))
-    printed_table = console.make_table("table", "made of", "rows", "reason", right_aligned=("rows",))
+    printed_table = console.make_table(
+        "table", "made of", "from LSN", "rows", "reason", right_aligned=("rows",)
+    )
     for table in report.tables:
-        console.add_row(
-            printed_table, quote_qualified(table.schema, table.name), table.source, table.rows, table.reason
-        )
+        name = quote_qualified(table.schema, table.name)
+        console.add_row(printed_table, name, table.source, table.lsn, table.rows, table.reason)
     console.print_out(printed_table)
     if report.has_tables_to_copy:
         copy_hint = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it; `pgsieve run` copies a table that has no replica yet"

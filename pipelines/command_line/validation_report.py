@@ -136,7 +136,7 @@ def _print_refilter(subscription: str, table: ReceivedTable) -> None:
         print_out(
             Text(
                 f"{quote_qualified(table.schema, table.name)}: `pgsieve refilter {subscription}` makes it from the replica of"
-                f' "{table.refilter_from}", without the publisher'
+                f' "{table.refilter_from}", without the publisher\'s rows'
             )
         )
 

@@ -43,6 +43,8 @@ class RefilteredTable:
     - `source`: the subscription whose replica is used; None if the table cannot be made from any
     - `reason`: why it cannot be made
     - `rows`: the number of rows; None if the table was not made
+    - `lsn`: the LSN at which the table has the rows of a copy, and from which on later runs apply changes. In a plan it is
+      the LSN that the command would reach now; None if the table cannot be made
     """
 
     schema: str
@@ -50,6 +52,7 @@ class RefilteredTable:
     source: str | None
     reason: str | None
     rows: int | None = None
+    lsn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class RefilterReport:
     """The tables that `pgsieve refilter` has made, or would make.
 
     - `planned`: true if the command was only asked what it would make
-    - `lsn`: the LSN from which later runs apply changes to the tables; None if no table was made
+    - `lsn`: the greatest LSN of the tables that were made; None if no table was made
     """
 
     subscription: str

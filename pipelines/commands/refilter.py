@@ -31,6 +31,7 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.present_catalog import read_present_catalog
+from pgsieve.resources.postgres.wal import read_flushed_lsn
 
 
 def refilter(
@@ -44,7 +45,7 @@ def refilter(
 ) -> RefilterReport:
     """Make the replicas of `tables`, or of all published tables if `tables` is empty.
 
-    With `is_plan_only`, no table is made, and the report says from which replica each could be made.
+    With `is_plan_only`, no table is made, and the report says from which replica each could be made, and at which LSN.
     """
     project = build_project(config)
     subscription, lake = project.subscriptions[subscription_config.name], project.lake.open()
@@ -91,13 +92,14 @@ def _prepare_refilter(
     """Make the `Refilter` of a subscription by the publisher's present catalog. It plans and makes replicas."""
     with subscription.slot_stream.source.connect() as connection:
         refuse_other_publisher(connection, subscription.slot_stream, lake)
+        present_lsn = read_flushed_lsn(connection)
         server_catalog = read_present_catalog(connection)
         sources_with_catalogs = [
             (source_subscription, make_subscription_catalog(connection, source_subscription, server_catalog))
             for source_subscription in source_subscriptions
         ]
         catalog = make_subscription_catalog(connection, subscription, server_catalog)
-    return Refilter(subscription, sources_with_catalogs, lake, catalog)
+    return Refilter(subscription, sources_with_catalogs, lake, catalog, present_lsn)
 
 
 def find_possible_sources(
@@ -147,4 +149,6 @@ def _bring_up_to_date(subscription: Subscription, lake: Lake, progress: Progress
 
 
 def _make_refiltered_table(plan: RefilterPlan) -> RefilteredTable:
-    return RefilteredTable(*plan.name, plan.source, plan.reason, plan.rows)
+    return RefilteredTable(
+        *plan.name, plan.source, plan.reason, plan.rows, None if plan.lsn is None else format_lsn(plan.lsn)
+    )

@@ -4,14 +4,16 @@ The existing replicas may belong to the same subscription, or to another one.
 
 In: - a subscription that is new, or that has other publications, row filters or column lists than before
     - the present catalog, and other subscriptions of the same source
-Out: - for each table, the subscription from whose replica it can be made, or the reason why there is none
+Out: - for each table, the subscription from whose replica it can be made, and the LSN from which on it would get
+       changes; or the reason why there is none
      - the new replicas. Each has the same rows as a copy at the LSN of the replica from which it is made
 
 A replica is used only if it is certain that it has all rows that a copy would have. Raises PgsieveError.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,12 +53,15 @@ class RefilterPlan:
 
     - `source`: the subscription from whose replica the table is made; None if there is none
     - `reason`: the reason why there is none
+    - `lsn`: the LSN at which the replica has the rows of a copy, and from which on it gets changes. Before the replica is
+      made, it is the LSN that `make_replicas` would use now; None if that is unknown
     - `rows`: the number of rows, as soon as the replica is made
     """
 
     name: Name
     source: str | None
     reason: str | None = None
+    lsn: int | None = None
     rows: int | None = None
 
 
@@ -98,31 +103,56 @@ class Refilter:
     """Makes replicas of a subscription. Each is made from a replica of the first of `sources` that has all wanted rows.
 
     `catalog` is the publisher's present catalog, with the publications of the subscription. Each source comes with the
-    same catalog, but with the publications of the source.
+    same catalog, but with the publications of the source. `present_lsn` is the LSN at which the publisher's WAL ended
+    then; it may be None if no plan has to name an LSN.
     """
 
     subscription: Subscription
     sources: Sequence[tuple[Subscription, Catalog]]
     lake: Lake
     catalog: Catalog
+    present_lsn: int | None = None
 
     def plan(self, names: Sequence[Name]) -> list[RefilterPlan]:
         """The plans for these tables; without names, for all published tables."""
-        return [plan for plan, _ in self._plan_tables(names)]
+        return [plan for plan, _ in self._plan_tables(names, cache(self._find_planned_lsn))]
 
     def make_replicas(self, names: Sequence[Name]) -> list[RefilterPlan]:
-        """Make the replicas that can be made. Returns the plans, with the numbers of rows."""
+        """Make the replicas that can be made. Returns the plans, with the LSNs and the numbers of rows.
+
+        The caller has applied all changes to the replicas of the other subscriptions.
+        """
         plans = []
-        for plan, usable_replica in self._plan_tables(names):
-            plans.append(
-                plan
-                if usable_replica is None
-                else replace(plan, rows=self._make_named_replica(plan.name, usable_replica))
-            )
+        for plan, usable_replica in self._plan_tables(names, lambda _: None):
+            if usable_replica is None:
+                plans.append(plan)
+                continue
+            lsn, rows = self._make_named_replica(plan.name, usable_replica)
+            plans.append(replace(plan, lsn=lsn, rows=rows))
         return plans
 
-    def _plan_tables(self, names: Sequence[Name]) -> Iterator[tuple[RefilterPlan, _UsableReplica | None]]:
-        """Yields the plan for each table, and the replica from which it is made."""
+    def _find_planned_lsn(self, source_name: str) -> int | None:
+        """Find the LSN that replicas would have that are made from the replicas of a subscription.
+
+        All changes are applied to the replicas of another subscription first, but none to those of this subscription,
+        because its present publications would decide them. Raises PgsieveError if the replicas cannot be made at that LSN.
+        """
+        lsn = (
+            find_applied_lsn(self.lake, self.subscription)
+            if source_name == self.subscription.name
+            else self.present_lsn
+        )
+        if lsn is not None:
+            self._refuse_gap(lsn)
+        return lsn
+
+    def _plan_tables(
+        self, names: Sequence[Name], find_lsn: Callable[[str], int | None]
+    ) -> Iterator[tuple[RefilterPlan, _UsableReplica | None]]:
+        """Yields the plan for each table, and the replica from which it is made.
+
+        `find_lsn` returns the LSN of replicas that are made from those of a subscription.
+        """
         tables = self.subscription.tables(self.catalog)
         states_by_source = {
             source.name: TableStates(self.lake, source.name).read_newest() for source, _ in self.sources
@@ -133,10 +163,11 @@ class Refilter:
                 state = states_by_source[source.name].get(name)
                 try:
                     usable_replica = self._find_usable_replica(tables.get(name), source, catalog, state)
+                    lsn = find_lsn(source.name)
                 except PgsieveError as error:
                     reasons.append(f"{source.name}: {error.message}")
                     continue
-                yield RefilterPlan(name, source.name), usable_replica
+                yield RefilterPlan(name, source.name, lsn=lsn), usable_replica
                 break
             else:
                 yield RefilterPlan(name, None, "; ".join(reasons)), None
@@ -275,13 +306,13 @@ class Refilter:
                     raise PgsieveError("it is not certain that all wanted rows pass its row filter")
         return trees
 
-    def _make_named_replica(self, name: Name, usable_replica: _UsableReplica) -> int:
+    def _make_named_replica(self, name: Name, usable_replica: _UsableReplica) -> tuple[int, int]:
         """Make a replica (`_make_replica`). Spark's jobs have the name of the table."""
         with name_jobs(self.subscription.name, f"refilter of {quote_qualified(*name)}"):
             return self._make_replica(name, usable_replica)
 
-    def _make_replica(self, name: Name, usable_replica: _UsableReplica) -> int:
-        """Make a replica; returns its number of rows. If this process dies meanwhile, the next run copies the table.
+    def _make_replica(self, name: Name, usable_replica: _UsableReplica) -> tuple[int, int]:
+        """Make a replica; returns its LSN and its number of rows. If this process dies, the next run copies the table.
 
         Raises OvertakenError if another process has decoded and filtered changes meanwhile, or has recorded that
         the source's or the new table has to be copied. This happens, for example, if the server cannot send a
@@ -331,7 +362,7 @@ class Refilter:
         if record.fence() > lsn:
             states.append([TableState(*name, SyncState.INITIALIZE, reason=REFILTER_REASON)])
             raise OvertakenError(record.path)
-        return lake.count_rows(path)
+        return lsn, lake.count_rows(path)
 
     def _write_rows(
         self,

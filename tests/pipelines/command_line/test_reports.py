@@ -347,7 +347,7 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
         "  public.t (a)",
         "    replica identity: NOTHING",
         "    initial copy, insert: every row",
-        'public.t: `pgsieve refilter sales` makes it from the replica of "wide", without the publisher',
+        'public.t: `pgsieve refilter sales` makes it from the replica of "wide", without the publisher\'s rows',
         "  public.u (a)",
         "    replica identity: FULL",
         "    initial copy, update: (a > 5)",

@@ -23,6 +23,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.slot_consumption.slot import forget_copies
 from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
@@ -74,12 +75,21 @@ class Views:
 
     def refilter(self, *arguments: str, code: int = 0) -> dict[str, tuple[str | None, str | None]]:
         """By table, the replica that it is built from, or the reason why not."""
+        report = self.report(*arguments, code=code)
+        return {table["name"]: (table["source"], table["reason"]) for table in report["tables"]}
+
+    def report(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        """What `refilter` reports as JSON."""
         command = ["-c", str(self.path), "refilter", *arguments, "--json"]
         done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
         assert done.exit_code == code, done.stdout + done.stderr
-        return {
-            table["name"]: (table["source"], table["reason"]) for table in json.loads(done.stdout)["tables"]
-        }
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def present_lsn(self) -> int:
+        """The LSN at which the publisher's WAL ends, as far as it is flushed."""
+        ((lsn,),) = self.database.execute("select pg_current_wal_flush_lsn()::text").fetchall()
+        return parse_lsn(lsn)
 
     def validated(self, name: str) -> tuple[dict[str, str | None], str | None]:
         """By table, the subscription that it can be built from, and the earliest moment that can be read, according to `validate`."""
@@ -202,6 +212,60 @@ def test_later_filtered_subscriptions_need_no_row_of_the_publisher(views: Views)
     )
     views.run("emea")
     assert views.rows("emea", "notes") == [(1, "first"), (2, "none")]
+
+
+def test_the_plan_names_the_lsn_that_the_replica_gets(views: Views) -> None:
+    """A replica of another subscription is brought up to date first. The own one keeps its LSN."""
+
+    def lsns(report: Mapping[str, Any]) -> dict[str, int | None]:
+        return {table["name"]: table["lsn"] and parse_lsn(table["lsn"]) for table in report["tables"]}
+
+    wanted = {"table": "public.orders", "where": "region = 'EMEA'"}
+    views.define(emea={"tables": [wanted, {"table": "public.late"}]})
+    views.database.execute("create table late (id int primary key)")
+    views.change(100)
+    before = views.present_lsn()
+    planned = lsns(views.report("emea", "--plan", code=1))
+    made = lsns(views.report("emea", code=1))
+    assert planned["orders"] is not None
+    assert made["orders"] is not None
+    assert before <= planned["orders"] <= made["orders"] <= views.present_lsn()
+    assert planned["late"] is made["late"] is None
+    lake = build_project(load_config(views.path)).lake.open()
+    assert TableStates(lake, "emea").read_newest()["public", "orders"].lsn == made["orders"]
+    views.define(emea={"tables": [wanted]})
+    views.change(110)
+    views.run("emea")
+    views.define(emea={"tables": [{**wanted, "where": "region = 'EMEA' and id > 5"}]})
+    views.change(120)
+    assert views.refilter("emea", "--plan") == {"orders": ("emea", None)}
+    planned = lsns(views.report("emea", "--plan"))
+    shown = CliRunner().invoke(cli.app, ["-c", str(views.path), "refilter", "emea", "--plan"])
+    assert planned["orders"] is not None
+    assert format_lsn(planned["orders"]) in shown.stdout
+    assert lsns(views.report("emea")) == planned
+    assert TableStates(lake, "emea").read_newest()["public", "orders"].lsn == planned["orders"]
+
+
+def test_the_plan_refuses_an_own_replica_that_lacks_changes(views: Views) -> None:
+    """The former row filter decided these changes; the other replica has all rows."""
+    wanted = {"table": "public.orders", "where": "region = 'EMEA'"}
+    views.define(emea={"tables": [wanted]})
+    assert views.refilter("emea") == {"orders": ("all", None)}
+    views.change(100)
+    project = build_project(load_config(views.path))
+    subscription, lake = project.subscriptions["emea"], project.lake.open()
+    drain_slot(subscription.slot_stream, lake, [subscription], _quiet)
+    transform(subscription, lake, _quiet)
+    views.define(emea={"tables": [{**wanted, "where": "region = 'EMEA' and id > 5"}]})
+    for arguments in (("--plan",), ()):
+        refused = views.refilter("emea", "--from", "emea", *arguments, code=1)
+        assert "changes that are not applied yet" in str(refused["orders"])
+    assert views.refilter("emea") == {"orders": ("all", None)}
+    assert views.rows("emea") == views.published("region = 'EMEA' and id > 5")
+    views.change(110)
+    views.run("emea")
+    assert views.rows("emea") == views.published("region = 'EMEA' and id > 5")
 
 
 def test_only_living_rows_of_a_replica_with_soft_deletes_are_used(views: Views) -> None:
