@@ -71,7 +71,7 @@ def replica_metadata(table_result: TableResult, sent_as: SentCounts) -> dict[str
         "update_missing and delete_missing": table_result.missing,
         "insert_exists": table_result.insert_exists,
         "update_exists": table_result.update_exists,
-        **transformation_metadata(sent_as),
+        **transformation_metadata(sent_as, table_result.through),
     }
 
 
@@ -89,15 +89,20 @@ def cut_metadata(cut: Cut, result: ApplyResult) -> dict[str, Any]:
         "updated": sum(table_result.updated for table_result in table_results),
         "deleted": sum(table_result.deleted for table_result in table_results),
         "truncated": sum(table_result.truncated for table_result in table_results),
-        **transformation_metadata(sum_counts(*result.sent_as.values())),
+        **transformation_metadata(
+            sum_counts(*result.sent_as.values()),
+            (name for table_result in table_results for name in table_result.through),
+        ),
     }
 
 
-def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
+def transformation_metadata(counts: SentCounts, partition_names: Iterable[str]) -> dict[str, Any]:
     """Entries about the UPDATE transformation, which may turn an UPDATE into an INSERT or a DELETE.
 
     One number for each operation says how many UPDATEs were sent as this operation. Another is the number of relations
-    (the table itself, or partitions) that had changes. A further entry is a table with the counts for each relation.
+    (the table itself, or partitions) that had changes. `partitions` is the number of leaf partitions through which the
+    changes of partition roots came, also if the publisher sends the changes as the root's. A further entry is a table with
+    the counts for each relation.
     """
     counts_of_origins = group_by_origin(counts)
     records = [
@@ -116,6 +121,7 @@ def transformation_metadata(counts: SentCounts) -> dict[str, Any]:
     return {
         **_make_update_entries(counts),
         "relations": len({relation for relation, _ in counts_of_origins}),
+        "partitions": len({*partition_names}),
         **({"UPDATE transformation": dg.MetadataValue.table(records)} if records else {}),
     }
 

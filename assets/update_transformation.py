@@ -116,5 +116,8 @@ def _make_metadata(changes: Sequence[TableChanges], state: SubscriptionState) ->
         **reason,
         "tables": table,
         **totals,
-        **transformation_metadata(sum_counts(*(change.sent_as for change in changes))),
+        **transformation_metadata(
+            sum_counts(*(change.sent_as for change in changes)),
+            (name for change in changes for name in change.partition_names),
+        ),
     }

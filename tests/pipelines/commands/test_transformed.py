@@ -45,7 +45,11 @@ def test_results_of_updates_are_counted_by_table_row_filter_and_partition(shop: 
         create table tree (k int primary key, n int) partition by range (k);
         create table low partition of tree for values from (0) to (10);
         create table "High" partition of tree for values from (10) to (20);
-        create publication r for table tree where (k <> 5) with (publish_via_partition_root);
+        create table whole (k int primary key) partition by range (k);
+        create table part_1 partition of whole for values from (0) to (10);
+        create table part_2 partition of whole for values from (10) to (20);
+        create table part_3 partition of whole for values from (20) to (30);
+        create publication r for table tree where (k <> 5), whole with (publish_via_partition_root);
         create publication leaves for table tree with (publish = 'insert, delete')
     """)
     subscriptions = shop.written["subscriptions"]
@@ -63,6 +67,7 @@ def test_results_of_updates_are_counted_by_table_row_filter_and_partition(shop: 
         ("notes", "public.notes"): ["update"],
         ("orders", "public.orders"): ["delete", "insert", "update", "nothing"],
         ("tree", 'public."High"', "public.low"): ["delete", "insert", "update", "nothing"],
+        ("whole", "public.part_1", "public.part_2", "public.part_3"): ["update"],
         ("stock", "public.stock"): ["nothing"],
         ("High", 'public."High"'): ["nothing"],
         ("low", "public.low"): ["nothing"],
@@ -78,7 +83,7 @@ def test_results_of_updates_are_counted_by_table_row_filter_and_partition(shop: 
         update orders set n = 0 where id = 1; update orders set id = 0 where id = 1; insert into orders values (-1, 0);
         delete from orders where id = 4;
         insert into tree values (1, 1), (5, 5), (15, 15); update tree set n = 0; update tree set k = 6 where k = 5;
-        update stock set n = 0
+        update stock set n = 0; insert into whole values (1), (2), (12)
     """)
     code, output = shop.cli("run", "--json")
     assert code == 0, output
@@ -87,6 +92,7 @@ def test_results_of_updates_are_counted_by_table_row_filter_and_partition(shop: 
         ("orders", "public.orders", "(id > 1)", (1, 7, 1), (1, 3, 1, 2)),
         ("tree", 'public."High"', "(k <> 5)", (1, 1, 0), (0, 1, 0, 0)),
         ("tree", "public.low", "(k <> 5)", (2, 3, 0), (1, 1, 0, 1)),
+        ("whole", "public.whole", None, (3, 0, 0), (0, 0, 0, 0)),
     ]
     assert [_counted(each) for each in two["transformed"]] == [
         ("High", 'public."High"', None, (1, 1, 0), (0, 0, 0, 1)),
@@ -97,8 +103,11 @@ def test_results_of_updates_are_counted_by_table_row_filter_and_partition(shop: 
     names = [
         f"UPDATEs {became}" for became in ("sent as INSERT", "sent as UPDATE", "sent as DELETE", "not sent")
     ]
-    assert [tree[name] for name in (*names, "relations")] == [1, 2, 0, 1, 2]
-    assert [together[name] for name in (*names, "relations")] == [2, 5, 1, 3, 3]
+    assert [tree[name] for name in (*names, "relations", "partitions")] == [1, 2, 0, 1, 2, 2]
+    assert [together[name] for name in (*names, "relations", "partitions")] == [2, 5, 1, 3, 4, 4]
+    assert _metadata(shop, "one", "cut")["partitions"] == 4
+    whole = _metadata(shop, "one", "public", "whole")
+    assert [whole[name] for name in ("relations", "partitions")] == [1, 2], "it is captured as its root"
     assert {record.data["through"] for record in tree["UPDATE transformation"].records} == {
         "public.low",
         'public."High"',
@@ -147,7 +156,7 @@ def test_copies_runs_and_idle_runs_have_the_same_numbers(shop: Shop, monkeypatch
     monkeypatch.setattr(runless_events, "_REPORTS_PER_FRESHNESS", 1_000_000)
     assert shop.cli("run", "one")[0] == 0
     copied, *earlier = reversed(_metadata_of_runs(shop, "one", "public", "orders"))
-    assert [copied[name] for name in ("inserted", "UPDATEs not sent", "relations")] == [0, 0, 0]
+    assert [copied[name] for name in ("inserted", "UPDATEs not sent", "relations", "partitions")] == [0] * 4
     shop.database.execute("update orders set n = n + 1")
     assert shop.cli("run", "one")[0] == 0
     changed = _metadata(shop, "one", "public", "orders")
