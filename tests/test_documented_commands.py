@@ -335,6 +335,7 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
             "@dg.asset(",
             Run(
                 World.python,
+                _a_moment_amid_the_changes,
                 before="import dagster as dg, pgsieve",
                 after="""
                     defs = dg.Definitions.merge(
