@@ -93,6 +93,44 @@ def test_metadata_columns_are_refused_where_they_are_impossible(shop: Shop) -> N
     ]
 
 
+@pytest.mark.drawn
+def test_changes_that_the_publisher_filters_name_neither_a_partition_nor_the_row_filter(shop: Shop) -> None:
+    """It filters a slice with an alteration. The tree's leaves are captured, because another subscription publishes them."""
+    shop.database.execute("""
+        create table tree (id int primary key, n int) partition by range (id);
+        create table low partition of tree for values from (0) to (1000);
+        create publication root for table tree where (id < 100) with (publish_via_partition_root);
+        create publication leaves for table tree;
+        insert into tree values (1, 1)
+    """)
+    one, two = shop.written["subscriptions"].values()
+    one |= {
+        "publications": ["root"],
+        "layout": {"deletes": "soft", "columns": {"source_table": "_source", "filtered": "_filtered"}},
+    }
+    two["publications"] = ["leaves"]
+    shop.configure()
+    assert shop.cli("run")[0] == 0
+
+    def read_sources() -> dict[int, tuple[Any, ...]]:
+        rows = shop.table("one", "tree").to_pyarrow_table().to_pylist()
+        return {row["id"]: (row["_source"], row["_deleted"], row["_filtered"]) for row in rows}
+
+    shop.database.execute("insert into tree values (2, 2), (3, 3); update tree set id = 103 where id = 3")
+    assert shop.cli("run")[0] == 0
+    expected = {
+        1: ("public.low", False, False),
+        2: ("public.low", False, False),
+        3: ("public.low", True, True),
+    }
+    assert read_sources() == expected
+    shop.database.execute("alter publication root add table notes; insert into tree values (4, 4), (5, 5)")
+    shop.database.execute("update tree set id = 105 where id = 5")
+    assert shop.cli("run")[0] == 0
+    assert read_sources() == expected | {4: (None, False, False), 5: (None, True, False)}
+    assert shop.cli("check")[0] == 0
+
+
 @pytest.mark.spark
 @pytest.mark.drawn
 def test_repaired_rows_have_no_metadata(shop: Shop) -> None:
