@@ -32,13 +32,13 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # In the order of the folders: the long tests of faults are not left for the end.
 SHARED := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-# Of the tests with the mark `drawn`, which take long or run on the oldest server, too, one in eight.
+# Tests with the mark `drawn` take long, or run on the oldest server, too: one in eight of them runs here.
 test: setup ## the tests: PostgreSQL is the oracle, Spark and Delta are real
 	@PGSIEVE_SEED=$${PGSIEVE_SEED:-$$($(BIN)/python -c 'import random; print(random.randrange(2**32))')} \
 	    PGSIEVE_DRAWN=$${PGSIEVE_DRAWN:-8} PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-2} \
 	    $(PYTEST) $(SHARED) -m 'not long' $(ARGS)
 
-# What `make test` draws for two seconds each; and the scenarios, of which it has Dagster run one of eight.
+# Tests that `make test` runs for two seconds each, and the scenarios: it has Dagster run one of eight.
 RANDOM := tests/properties tests/fuzzing tests/faults/test_overlapping_runs.py \
     tests/decoding/plugins/test_plugins_of_a_server.py tests/replication
 test-long: setup ## for the night: all drawn and long tests, other writers and engines, more random cases; prints what it drew

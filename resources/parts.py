@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-#: Ends work whose result nobody needs. It yields the batches that it gets. Once the result of the part is no longer
+#: Ends work whose result is not needed. It yields the batches that it gets. Once the result of the part is no longer
 #: needed, because another part has failed or the run ends, it raises CancelledError instead, which ends the part.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: Does the part of the work with the given number. It passes its rows through the guard, and yields its results.

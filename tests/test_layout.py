@@ -196,7 +196,7 @@ def test_few_functions_of_the_steps_take_a_lake_and_a_subscription() -> None:
 
 
 def test_steps_leave_the_choice_of_a_committer_to_the_policy() -> None:
-    """A step asks the policy for the committer that it needs. It does not ask which one it has, or who reaches the lake."""
+    """A step asks the policy for the committer that it needs. It does not ask which one it has, or which engines reach the lake."""
     asking = re.compile(r"isinstance\(.*Committer|\blake\.local\b")
     steps = [path for package in ("assets", "pipelines") for path in (ROOT / package).rglob("*.py")]
     assert not [str(path.relative_to(ROOT)) for path in steps if asking.search(text_of(path))]

@@ -57,7 +57,7 @@ class Expression:
     generation_expressions: Mapping[int, TreeNode] = field(default_factory=lambda: MappingProxyType({}))
 
     def iterate_nodes(self) -> Iterator[TreeNode]:
-        """Yield each node before its children. Of a WHEN in a CASE, yield only the children.
+        """Yield each node before its children. A WHEN in a CASE is not yielded, only its children.
 
         A reference to a virtual generated column counts as the parent of the column's expression.
         """

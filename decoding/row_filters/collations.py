@@ -47,7 +47,7 @@ _DETERMINISTIC_COLLATIONS: Final = re.compile(
 class _Strength(IntEnum):
     """How an expression got its collation.
 
-    Of several operands, PostgreSQL takes the collation with the greatest strength (PostgreSQL documentation,
+    If several operands have a collation, PostgreSQL takes the one with the greatest strength (PostgreSQL documentation,
     Collation Concepts).
     """
 

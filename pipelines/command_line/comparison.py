@@ -36,8 +36,8 @@ def status(
 ) -> None:
     """Show slots, their lag, and the state of every replica table.
 
-    Exits with 2 if a source does not answer, or a subscription cannot be replicated. What the lake knows is
-    still shown.
+    Exits with 2 if a source does not answer, or a subscription cannot be replicated. The lake's own facts
+    are still shown.
     """
     if prometheus and as_json:
         raise PgsieveError("`--json` and `--prometheus` are two formats", hint="leave out one of them")

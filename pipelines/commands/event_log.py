@@ -433,7 +433,7 @@ def cache_event_log(storage: EventLogStorage) -> Iterator[None]:
 def store_reports_together(storage: EventLogStorage) -> Iterator[None]:
     """Within the block, steps only report work that was done before, so their events follow each other quickly.
 
-    What a step reports is stored together, at the latest when the next step begins.
+    The events of a step are stored together, at the latest when the next step begins.
     """
     if not isinstance(storage, CachedEventLog):
         yield

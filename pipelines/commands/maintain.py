@@ -19,7 +19,7 @@ def maintain(
 ) -> tuple[MaintainedFolder, ...]:
     """Maintain the selected subscriptions, and then their streams.
 
-    Raises PgsieveError if something fails. What was deleted before that stays deleted.
+    Raises PgsieveError if something fails. Files and rows deleted before that stay deleted.
     """
     project = build_project(config)
     subscriptions = [project.subscriptions[subscription.name] for subscription in subscription_configs]

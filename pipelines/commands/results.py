@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that ended the work for some subscriptions. What was done before the error stays done."""
+    """An error that ended the work for some subscriptions. Work done before the error stays done."""
 
     subscriptions: tuple[str, ...]
     error: Exception

@@ -4,8 +4,8 @@ In: - the lake's folder
     - a time: later writes may not have reached the disk
 Out: each Delta log ends before its first incomplete version.
 
-A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. Of the files
-written since this time, all checksums and the incomplete checkpoints are removed. A log without any version is deleted.
+A version is incomplete if its log entry is incomplete, or if a file is incomplete that the entry adds. All checksums
+and the incomplete checkpoints written since this time are removed. A log without any version is deleted.
 pgsieve acts on a commit only after it is on disk. So the commits that are removed here are commits that pgsieve never
 acted on. Raises OSError.
 

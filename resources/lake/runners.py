@@ -1,7 +1,7 @@
 """Runs functions on parts of data: by Spark, by the calling thread, or by threads of this process.
 
 In: the number of parts, and a function (`Part`). A part is what one task or thread does at a time. The function gets
-    the number of a part, and a guard, which ends the part once nobody needs its result (`resources.parts`). It yields
+    the number of a part, and a guard, which ends the part once its result is not needed (`resources.parts`). It yields
     rows. If it writes files, it yields a row for each file (`FILE_SCHEMA`).
 Out: the rows of all parts.
 

@@ -216,8 +216,8 @@ def make_storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str
     }
 
 
-#: The loggers by which pyspark's client writes errors to stderr. What they write contains tracebacks of executors,
-#: and values of cells.
+#: The loggers by which pyspark's client writes errors to stderr. Their lines contain tracebacks of executors, and
+#: values of cells.
 _CLIENT_LOGGERS = ("pyspark.sql.connect.logging", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 #: The environment variable with which a user enables the first of these loggers.
 _CLIENT_LOG_LEVEL = "SPARK_CONNECT_LOG_LEVEL"

@@ -86,7 +86,7 @@ select confirmed_flush_lsn - restart_lsn >= %s
 def can_release_wal(connection: psycopg.Connection[Any], slot: str, min_bytes: int) -> bool:
     """True if the slot retains at least `min_bytes` bytes of confirmed WAL that it may no longer need.
 
-    Of the transactions in progress when the WAL was decoded, the oldest one has the slot's catalog_xmin or a later xid.
-    While it is in progress, the slot still needs the WAL.
+    The oldest transaction in progress when the WAL was decoded has the slot's catalog_xmin or a later xid. While it is in
+    progress, the slot still needs the WAL.
     """
     return connection.execute(_CAN_RELEASE_QUERY, [min_bytes, slot]).fetchone() == (True,)

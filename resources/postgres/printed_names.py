@@ -6,7 +6,7 @@ table. If the table is renamed, the value prints another name, although no row h
 `PRINTED_NAMES` is a list of common table expressions without parameters, for queries of the catalog. One of them
 is `printed_names(kind, digest)`. It has a row for each kind of object in `pgsieve.decoding.values.printed_names`,
 with a digest of the names of all these objects. It has no rows if no column, domain or range has a type that prints
-names. Of the server's own objects, the digests cover only databases, roles and schemas, because others cannot be renamed.
+names. The digests cover only databases, roles and schemas of the server's own objects, because others cannot be renamed.
 Temporary objects are not covered, because no published value names them.
 """
 

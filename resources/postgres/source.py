@@ -154,7 +154,7 @@ class Source:
         `seconds` this function waits for the lock. After a second it logs a warning that names the process with
         the lock.
 
-        If the session of the lock is lost, the server releases the lock and tells nobody. So the block must be
+        If the session of the lock is lost, the server releases the lock without a message. So the block must be
         correct even without the lock.
         """
         key = (self, activity)

@@ -33,7 +33,7 @@ POLL_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 _LOGGER = logging.getLogger(__name__)
 
-#: Finds who holds the locks that `{held}` selects: server processes, or prepared transactions, which have no process.
+#: Finds the holders of the locks that `{held}` selects: server processes, or prepared transactions, which have no process.
 #: pg_locks does not say which prepared transaction holds a lock. But each transaction also holds a lock on its own id
 #: (`own` in the query), and both locks have the same virtual transaction.
 _HOLDERS_TEMPLATE = """

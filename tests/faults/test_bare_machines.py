@@ -23,7 +23,7 @@ from pgsieve.resources.lake.jars import copy_jars, list_delta_packages
 from tests.fixtures.shop import Shop
 
 USER = 54321
-#: Runs a command as another user, who can read the interpreter of these tests wherever it is.
+#: Runs a command as another user, which can read the interpreter of these tests wherever it is.
 AS_USER = (
     *("unshare", "--uts", "sh", "-c", 'hostname no-such-host.invalid && exec "$@"', "sh"),
     *("setpriv", f"--reuid={USER}", "--regid=0", "--clear-groups"),

@@ -45,8 +45,8 @@ from pgsieve.resources.lake.policy import marks_rows_in_merge
 from pgsieve.resources.lake.stores.store import RowGroup
 from pgsieve.resources.work import name_jobs
 
-#: Of the tables with many changes, one is applied at a time. Each needs memory for all its keys in the batch, and keeps
-#: all cores busy.
+#: Tables with many changes are applied one at a time. Each needs memory for all its keys in the batch, and keeps all
+#: cores busy.
 _LARGE_APPLY = Lock()
 
 

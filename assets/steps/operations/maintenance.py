@@ -196,8 +196,8 @@ class _SubscriptionTables:
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.read_last()
         # A row records what a slice has changed in a table. Rows with changes after the newest cut stay, because the
-        # next cut needs them. Of the rows without changes, that of `applied_lsn` stays: it shows that all slices up
-        # to there are applied.
+        # next cut needs them. The rows without changes are deleted except that of `applied_lsn`: it shows that all
+        # slices up to there are applied.
         condition = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied_lsn:d} and inserts is null)"
         maintain(TransformedSlices(lake, name).path, condition)
         cut_versions = {cut.states for cut in cuts.read_all() if cut.states is not None}

@@ -363,7 +363,7 @@ class AlteredSlices:
     def append(self, subscription: str, begin_lsn: int, end_lsn: int) -> None:
         """List a slice for which the publisher decided which changes a subscription gets.
 
-        What the publisher has sent for the slice must be on disk before: later steps read a listed slice from there.
+        The publisher's messages for the slice must be on disk before: later steps read a listed slice from there.
         """
         row = {"subscription": subscription, "begin": begin_lsn, "slice": end_lsn}
         self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED_SCHEMA))

@@ -99,7 +99,7 @@ class TransactionsInOrder:
 def skip_earlier_transactions(
     begin: int, messages: Iterable[pa.Array], relations: RelationDescriptions
 ) -> TransactionsInOrder:
-    """The transactions that commit at or after `begin`. Of earlier ones, only the Relation messages are recorded.
+    """The transactions that commit at or after `begin`. Only the Relation messages of earlier ones are recorded.
 
     A server may crash after a slot was advanced. The slot is then at its position of the last checkpoint again, and the
     server repeats the transactions from there on (PostgreSQL documentation, 9.28.6 Replication Management Functions,

@@ -113,7 +113,7 @@ class StoredBatch:
 class StoredMessages:
     """Messages in row groups of a change log, which can be sent to executors.
 
-    Of the slices that end at `slice_ends`, these are the messages that all `filters` select.
+    They are the messages that all `filters` select in the slices that end at `slice_ends`.
     """
 
     store: Store

@@ -2,7 +2,7 @@
 
 A slot is read with pgsieve's own publications, the capture publications. If another role owns them, or the server is a
 standby, a table that is published later is not in them until their owner adds it. It waits, and all other tables go on.
-A table also waits if the root of its partition tree has to leave a capture publication, but is locked. If somebody takes
+A table also waits if the root of its partition tree has to leave a capture publication, but is locked. If another role takes
 a table out of the capture publications for some time, it is copied again.
 
 In: a slot stream (a slot with its subscriptions), and the catalog of its publisher

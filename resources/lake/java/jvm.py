@@ -3,7 +3,7 @@
 In: the settings of the session.
 Out: a JVM that pyspark uses; or the parameters for starting another one.
 
-What the user's shell sets (locale, time zone, the folder of another Spark) does not change results. The user needs
+Settings of the user's shell (locale, time zone, the folder of another Spark) do not change results. The user needs
 no entry in /etc/passwd and no home directory. The name of the machine need not be known to DNS. All users of a
 machine can read the arguments of a process. So settings and options are passed in files, in the private folder of
 this process (`pgsieve.resources.private_folder`). Spark's temporary files are in this folder, too.

@@ -1,4 +1,4 @@
-"""Whatever options a slot is read with, the same transactions result in the same order.
+"""A slot gives the same transactions in the same order, whatever options it is read with.
 
 PostgreSQL is the oracle: the slot's messages in protocol version 1, without streaming and two_phase. Several sessions work at
 once, with savepoints, prepared transactions, and changes of the schema and the publication.

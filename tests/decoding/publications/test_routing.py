@@ -43,9 +43,11 @@ def captures(**subscriptions: Publication) -> dict[str, tuple[str, ...]]:
         pytest.param(
             {"a": AS_ROOT, "b": AS_LEAVES},
             {"": ("orders",)},
-            id="a tree that one wants as its leaves: the root without via_root",
+            id="a tree that one subscription wants as its leaves: the root without via_root",
         ),
-        pytest.param({"a": INSERTS}, {"_i": ("customers",)}, id="only the operations that somebody wants"),
+        pytest.param(
+            {"a": INSERTS}, {"_i": ("customers",)}, id="only the operations that a subscription wants"
+        ),
         pytest.param(
             {"a": INSERTS, "b": TRUNCATES, "c": AS_ROOT},
             {"_it": ("customers",), "_root": ("orders",)},

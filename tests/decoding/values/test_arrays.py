@@ -113,7 +113,7 @@ def test_bytes_that_are_no_array(value):
 @settings(max_examples=300)
 @given(st.lists(st.text(st.sampled_from('{},"\\aNUL ')), max_size=4))
 def test_a_text_that_is_not_an_array_is_pgsieves_own_error(values):
-    """Whatever is accepted as arrays gives as many lists."""
+    """Texts that are accepted as arrays give as many lists."""
     texts = [value.encode() for value in values]
     try:
         array = converted(convert_text, texts, TEXT_ARRAY)

@@ -210,7 +210,7 @@ def test_no_sql_is_written_while_there_is_a_problem(
             code, text = init(tmp_path, *command)
             assert (code, "until then no SQL is written" in text) == (1, True), text
             assert [each.name for each in tmp_path.iterdir()] == ["pgsieve.yaml"]
-            # What it says to do next works without a terminal, too.
+            # The next step that it names works without a terminal, too.
             assert "3. the same `pgsieve init` with --force: it replaces " in text
             owner.execute("alter table mixed detach partition mixed_1")
             code, text = init(tmp_path, *command, "--force")

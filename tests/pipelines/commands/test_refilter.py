@@ -303,7 +303,7 @@ def test_uncertain_rows_are_refused_with_the_reason(views: Views) -> None:
     refused = views.refilter("every", "--from", "narrow", "--plan", code=1)
     assert "its row filter left out rows that are wanted" in str(refused["orders"])
     assert "not ready: to be copied" in str(refused["notes"])
-    # The publication was different for a while. Which rows were published then is unknown, although it is as before now.
+    # The publication was different for a while. pgsieve cannot know which rows were published then.
     views.define(narrow={"tables": [{"table": "public.orders", "where": "amount > 25"}]})
     views.run("narrow")
     views.define(

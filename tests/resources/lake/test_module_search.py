@@ -1,4 +1,4 @@
-"""What is sent by value names the same submodules as with cloudpickle's own search."""
+"""A function that is sent by value names the same submodules as with cloudpickle's own search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small batches are searched for conflicts without a JVM. Of the replica only files are read that may contain a key."""
+"""Small batches are searched for conflicts without a JVM. Only those files of the replica are read that may contain a key."""
 
 from __future__ import annotations
 

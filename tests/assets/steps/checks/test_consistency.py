@@ -266,7 +266,7 @@ NAMES = [("public", "keyed"), ("public", "keyless")]
 
 
 def corrupt(replicated: Replicated) -> None:
-    """Damage three rows of one table. Of another, remove 200 equal rows and change 200."""
+    """Damage three rows of one table. Remove 200 equal rows of another, and change 200 of them."""
     keyed, keyless = (replicated.replica(name) for _, name in NAMES)
     keyed.update(updates={"a": "a + 1"}, predicate="id in (5, 6)")
     keyed.update(updates={"id": "8"}, predicate="id = 9")

@@ -43,7 +43,7 @@ def look():
     rows = lake().records.rows(path)
     print(json.dumps([sorted(row["id"] for row in rows), lake().records.head(path).position]), flush=True)
     for row in rows:
-        row["id"] = None  # What was read is the caller's own.
+        row["id"] = None  # The caller may change the rows that it has read.
     sys.stdin.readline()
 
 for number in range(3):
