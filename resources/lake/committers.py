@@ -105,15 +105,18 @@ class FileCommitter:
         marked_files: Sequence[MarkedFile],
         position: int | None,
         expected_version: int,
+        metadata: Mapping[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Call `write`, which writes files. Commit these files, and mark the rows of `marked_files` as deleted.
 
-        Returns a row for each file (`parquet_files.FILE_SCHEMA`). Raises OvertakenError if the table is no longer at
+        `metadata` is added to the user metadata of the commit. Returns a row for each file (`parquet_files.FILE_SCHEMA`). Raises OvertakenError if the table is no longer at
         `expected_version`.
         """
         with self.access.translate_errors(path):
             files: list[dict[str, Any]] = write().to_pylist()
-            row_removal.mark_rows(self.delta_rs, path, marked_files, files, position, expected_version)
+            row_removal.mark_rows(
+                self.delta_rs, path, marked_files, files, position, expected_version, metadata
+            )
         return files
 
     def prepare_marked_files(

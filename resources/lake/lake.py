@@ -503,7 +503,7 @@ class Lake:
             add_costs(DRIVER, 1, new_rows.nbytes)
             committer.write(target, new_rows, commit)
             return
-        if isinstance(self.runner, ThreadRunner) and self._rewrite_files(path, target, change, commit):
+        if self._rewrite_files(path, target, change, commit):
             return
         names, change_batch = list(change.columns), change.change_batch
         rows = number_columns(self.read_table(path).select(*map(quote_name, names)))

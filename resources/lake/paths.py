@@ -124,6 +124,10 @@ class LakePaths:
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_scd2/{escape(schema)}/{escape(table)}{suffix}"
 
+    def corrections(self, subscription: str, schema: str, table: str) -> str:
+        """The changes with which a repair corrects a replica. The repair removes them when it ends."""
+        return f"{self.uri}/{subscription}/_corrections/{escape(schema)}/{escape(table)}"
+
     def transformed_slices(self, subscription: str) -> str:
         """The slices that were transformed into change histories. Each has a row per table, which summarizes the changes."""
         return f"{self.uri}/{subscription}/_transformed"

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
-from pgsieve.resources.lake.runners import CALLING_THREAD, Runner
+from pgsieve.resources.lake.runners import CALLING_THREAD, Runner, ThreadRunner
 
 #: The default of `Policy.small_bytes`: up to this many bytes of rows are computed and written in this process,
 #: without Spark, if the library delta-rs can reach the lake.
@@ -115,6 +115,11 @@ class Policy:
         No work is small in a lake that delta-rs cannot reach.
         """
         return self.delta_rs is not None and byte_count is not None and byte_count <= self.small_bytes
+
+    @property
+    def uses_threads(self) -> bool:
+        """True if threads of this process do the work that Spark does by default."""
+        return isinstance(self.runner, ThreadRunner)
 
     def choose_runner(self, byte_count: int | None) -> Runner:
         """The runner for `byte_count` bytes: the calling thread for small work, otherwise `runner`.

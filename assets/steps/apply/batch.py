@@ -408,7 +408,7 @@ def _large_apply_lock(search: ConflictSearch) -> AbstractContextManager[Any]:
 def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> TableResult:
     """Apply a plan by a commit of Spark."""
     lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
-    changes = SparkChanges(lake, path, search.changes_path, definition, pending)
+    changes = SparkChanges.of_history(lake, path, search.changes_path, definition, pending)
     size = lake.records.size_bytes(path) + pending.size_bytes
     writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.is_examined else search)
     with lake.access.translate_errors(path):

@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -250,11 +251,12 @@ class _NetChangeComputation:
     def compute_by_row(self) -> ReplicaChange | None:
         """Compute the net change of a table without a key."""
         lake, pending, matches = self.lake, self.pending, list[FileMatches]()
+        row_schema = pa.schema([self.schema.field(name) for name, _ in self.definition.table_columns])
 
         def count_rows(sought: WantedDigests) -> Numbers:
             if pending.truncated_at is None:
                 runner = lake.policy.choose_runner(lake.records.size_bytes(self.path))
-                matches[:] = self.committer.find_row_matches(self.path, sought, self.schema, runner)
+                matches[:] = self.committer.find_row_matches(self.path, sought, row_schema, runner)
             counts = np.zeros(len(sought), np.int64)
             for match in matches:
                 counts += np.bincount(match.key_indices, minlength=len(sought))
@@ -262,7 +264,7 @@ class _NetChangeComputation:
 
         with lake.access.translate_errors(self.changes_path):
             digests = read_digests(
-                lake.store, self.groups, self.schema, lake.policy.choose_runner(pending.size_bytes)
+                lake.store, self.groups, row_schema, lake.policy.choose_runner(pending.size_bytes)
             )
         changes = KeylessChanges.from_digests(digests, pending.extent)
         outcome = changes.compute_net_change(count_rows)
@@ -309,15 +311,17 @@ def empties_replica(definition: Definition, pending: PendingChanges) -> bool:
 class FilesWriter:
     """Writes the net change of a batch to one replica table, in one commit.
 
-    `end` is the LSN at which the batch ends. If this process writes the files itself, it adds the new and the removed
-    rows to `shared_rows`, for the table of the rows' versions (`history: scd2`).
+    `end` is the LSN at which the batch ends; None for a repair, which keeps the replica's position. `metadata` is added to
+    the user metadata of the commit. If this process writes the files itself, it adds the new and the removed rows to
+    `shared_rows`, for the table of the rows' versions (`history: scd2`).
     """
 
     lake: Lake
     path: str
     pending: PendingChanges
-    end: int
+    end: int | None
     shared_rows: SharedRows | None = None
+    metadata: Mapping[str, Any] | None = None
 
     def apply(self, changes: ManyChanges) -> TableResult | None:
         """Apply changes that have no conflict; None if the files of the removed rows cannot be prepared."""
@@ -408,9 +412,16 @@ class FilesWriter:
             return runner.run(task_with_feed, task_with_feed.part_count)
 
         if marked_files is not None:
-            files = committer.commit_marked_files(write_parts, path, marked_files, self.end, base_version)
+            files = committer.commit_marked_files(
+                write_parts, path, marked_files, self.end, base_version, self.metadata
+            )
         else:
-            commit = Commit(self.end, overwrite=changes.empties_replica, expected_version=base_version)
+            commit = Commit(
+                self.end,
+                overwrite=changes.empties_replica,
+                expected_version=base_version,
+                metadata=self.metadata,
+            )
             bytes_by_removed_path = {match.log_path: match.size_bytes for match in files_to_rewrite}
             files = committer.commit(write_parts, path, changes.schema, commit, bytes_by_removed_path)
         return sum(json.loads(file["stats"])["numRecords"] for file in files if not is_change_file(file))

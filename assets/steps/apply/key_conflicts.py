@@ -148,7 +148,9 @@ class ConflictSearch:
     def _find_by_spark(self) -> KeyConflict | None:
         """Search the changes of the batch by Spark; returns the first conflict, or None."""
         with self.lake.access.translate_errors(self.path):
-            changes = SparkChanges(self.lake, self.path, self.changes_path, self.definition, self.pending)
+            changes = SparkChanges.of_history(
+                self.lake, self.path, self.changes_path, self.definition, self.pending
+            )
             keyed_changes = changes.read_keyed_changes()
             return keyed_changes.decide(
                 [changes.find_present_keys(keyed_changes).living_numbers], empties_replica=False

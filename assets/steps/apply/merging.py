@@ -4,7 +4,7 @@ The net change is what all changes that are applied together do to each row. `pg
 the clauses for a table with a key, and what Spark and delta-rs share. delta-rs merges in `Commits.merge`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from uuid import uuid4
 
 from pyspark.sql import DataFrame
@@ -17,16 +17,19 @@ from pgsieve.resources.lake.spark_writes import add_commit_costs
 from pgsieve.resources.lake.version_guard import add_version_guard
 
 
-def make_keyless_clauses(source: DataFrame, columns: Sequence[str]) -> Clauses:
+def make_keyless_clauses(
+    source: DataFrame, compared_columns: Collection[str], columns: Sequence[str]
+) -> Clauses:
     """Make the clauses for a table without a key. `source` has the columns `action` (delete or insert) and `row`.
 
-    The clauses delete all rows of the table that equal a row with the action delete, and insert the rows with the action
-    insert. If only some of several equal rows are to go, the caller has the others inserted again.
+    The clauses delete all rows of the table that equal a row with the action delete in `compared_columns`, and insert the
+    rows with the action insert. If only some of several equal rows are to go, the caller has the others inserted again.
+    `columns` are all columns of the table.
     """
     row_type = source.schema["row"].dataType
     assert isinstance(row_type, StructType)
     conditions = []
-    for column in row_type:
+    for column in (row_field for row_field in row_type if row_field.name in compared_columns):
         sides = [f"{side}.{quote_name(column.name)}" for side in ("t", "s.row")]
         # Spark takes 0.0 and -0.0 for equal. Their texts differ, so the texts are compared.
         if (text := _find_text_type(column.dataType)) is not None:

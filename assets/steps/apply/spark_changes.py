@@ -45,21 +45,29 @@ BROADCAST_ROWS = 4_000_000
 
 @dataclass(frozen=True)
 class SparkChanges:
-    """A batch's changes of one table: `path` is the replica, `changes_path` its change history."""
+    """A batch's changes of one table.
+
+    `path` is the replica. `read_changes` returns all changes of the batch's slices, in the columns of a change history.
+    """
 
     lake: Lake
     path: str
-    changes_path: str
+    read_changes: Callable[[], DataFrame]
     definition: Definition
     pending: PendingChanges
+
+    @classmethod
+    def of_history(
+        cls, lake: Lake, path: str, changes_path: str, definition: Definition, pending: PendingChanges
+    ) -> "SparkChanges":
+        """The changes in a change history at `changes_path`."""
+        read_changes = partial(lake.read_slices, changes_path, pending.slice_ends, must_exist=True)
+        return cls(lake, path, read_changes, definition, pending)
 
     @cached_property
     def _stamp(self) -> Stamp:
         """Sets the time at which rows are applied, the same in all rows of the batch."""
         return Stamp(self.definition.metadata_column(APPLIED_AT))
-
-    def _read_changes(self) -> DataFrame:
-        return self.lake.read_slices(self.changes_path, self.pending.slice_ends, must_exist=True)
 
     def read_inserts(self) -> DataFrame:
         """Read the new rows of the INSERTs after the last TRUNCATE."""
@@ -77,7 +85,7 @@ class SparkChanges:
         soft_delete_columns = self.definition.soft_delete_columns
         columns = [*PLACE_COLUMNS, "unchanged", *(["commit_time"] if soft_delete_columns else [])]
         names = [*key, *(name for name, _ in soft_delete_columns)]
-        changes = self._read_changes().select(*columns, select_side("new"), select_side("old")).toArrow()
+        changes = self.read_changes().select(*columns, select_side("new"), select_side("old")).toArrow()
         row_type = changes.schema.field("new").type
         key_schema = pa.schema([row_type.field(row_type.get_field_index(name)) for name in key])
         keyed_changes = make_keyed_changes(
@@ -92,13 +100,13 @@ class SparkChanges:
 
     def read_keyless_changes(self) -> KeylessChanges:
         """Read the changes of a table without a key."""
-        names = self.definition.names
+        names = [name for name, _ in self.definition.table_columns]
 
         def replace_by_digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return (digest_sides(batch, names) for batch in batches)
 
         changes = (
-            self._read_changes()
+            self.read_changes()
             .select(*DIGESTED_CHANGE_SCHEMA.names)
             .mapInArrow(replace_by_digests, to_spark_schema(DIGESTED_CHANGE_SCHEMA))
         )
@@ -117,7 +125,8 @@ class SparkChanges:
 
         # mapInArrow would take a name with a dot for a path into a struct.
         columns = (
-            F.col(quote_name(name)).alias(f"c{number}") for number, name in enumerate(self.definition.names)
+            F.col(quote_name(name)).alias(f"c{number}")
+            for number, (name, _) in enumerate(self.definition.table_columns)
         )
         rows = self.lake.read_table(self.path).select(*columns)
         digest_indices = rows.mapInArrow(match_digests, to_spark_schema(schema))
@@ -145,7 +154,7 @@ class SparkChanges:
         result_ddl = f"place bigint, row {format_struct_ddl(self.definition.columns)}"
         schema = to_arrow_schema(self.lake.spark.createDataFrame([], result_ddl).schema)
         select_rows = partial(_select_by_place, selection, schema, copy_counts)
-        return self._read_changes().select(*PLACE_COLUMNS, side).mapInArrow(select_rows, result_ddl)
+        return self.read_changes().select(*PLACE_COLUMNS, side).mapInArrow(select_rows, result_ddl)
 
     def find_present_keys(self, keyed_changes: KeyedChanges) -> PresentKeys:
         """Find the rows of the replica that have one of the keys to look up (`KeyedChanges.sought_keys`)."""

@@ -150,14 +150,16 @@ def read_heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Nam
     return dict(zip(path_by_table, lake.read_heads(list(path_by_table.values())), strict=True))
 
 
-def make_batch_result(lake: Lake, path: str, pending: PendingChanges, end: int, **counts: int) -> TableResult:
-    """Make the result of a batch that ends at `end`, with the replica's present head.
+def make_batch_result(
+    lake: Lake, path: str, pending: PendingChanges, end: int | None, **counts: int
+) -> TableResult:
+    """Make the result of a batch that ends at `end`, with the replica's present head. `end` is None for a repair.
 
     `counts` maps fields of `TableResult` to numbers of rows.
     """
     head = lake.records.head(path)
     # If the position is before `end`, the batch wrote nothing. So any version after the planned one is another process's.
-    if (head.position or 0) < end:
+    if end is not None and (head.position or 0) < end:
         head = pending.head
     return TableResult(
         *pending.name,

@@ -7,6 +7,7 @@ In: the batch's changes (`SparkChanges`). Out: `TableResult`. `in_process` does 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pyspark.sql import DataFrame
@@ -27,16 +28,21 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class ReplicaWriter:
-    """Writes the net change of a batch to one replica table, in one commit. `end` is the LSN at which the batch ends."""
+    """Writes the net change of a batch to one replica table, in one commit.
+
+    - `end`: the LSN at which the batch ends; None for a repair, which keeps the replica's position
+    - `conflict_search`: searches the batch for key conflicts; None if the batch was searched already
+    - `metadata`: is added to the user metadata of an append. `lake.idempotent_writes` adds that of a MERGE.
+    """
 
     lake: Lake
     path: str
     definition: Definition
     pending: PendingChanges
-    end: int
+    end: int | None
     size_bytes: int
-    #: Searches the batch for key conflicts; None if the batch was searched already.
     conflict_search: ConflictSearch | None
+    metadata: Mapping[str, Any] | None = None
 
     def apply_by_key(self, changes: SparkChanges) -> TableResult:
         """Apply the changes to a table with a key.
@@ -108,7 +114,8 @@ class ReplicaWriter:
         source = rows_to_delete.select(F.lit("delete").alias("action"), "row").unionByName(
             rows_to_reinsert.unionByName(new_rows).select(F.lit("insert").alias("action"), "row")
         )
-        merge_metrics = self._merge(checkpoint(source), make_keyless_clauses(source, self.definition.names))
+        clauses = make_keyless_clauses(source, dict(self.definition.table_columns), self.definition.names)
+        merge_metrics = self._merge(checkpoint(source), clauses)
         counts = {"inserted": inserted_count, "deleted": deleted_count, "missing": net_change.missing_count}
         return self._make_result(**(counts if merge_metrics else {}))
 
@@ -128,7 +135,12 @@ class ReplicaWriter:
         """
         is_truncated, names = self.pending.truncated_at is not None, self.definition.names
         if has_changes or is_truncated:
-            commit = Commit(self.end, overwrite=is_truncated, expected_version=self._planned_version)
+            commit = Commit(
+                self.end,
+                overwrite=is_truncated,
+                expected_version=self._planned_version,
+                metadata=self.metadata,
+            )
             replica_columns = rows.select(*(F.col(quote_name(c)) for c in names))
             self.lake.write(replica_columns, self.path, commit, byte_count=self.size_bytes)
         return self._make_result(**counts)

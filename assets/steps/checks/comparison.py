@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -37,6 +38,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, keep_living_rows
 from pgsieve.decoding.checksums.segments import (
+    SEGMENT_COUNT,
     Checksums,
     RowHash,
     SegmentSelection,
@@ -53,6 +55,8 @@ from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 
 #: A sample has at most this many of the rows that differ.
 SAMPLE_ROWS = 10
+#: This process reads at most about this many bytes of differing segments at a time. It reads all of both sides for each time.
+_SELECTION_BYTES = 64 * 1024 * 1024
 #: The server computes checksums in this many sessions at the same time.
 CHECKSUM_SESSIONS = 4
 
@@ -97,37 +101,58 @@ class TableSides:
 
     def compare(self) -> Difference:
         """Compare the two sides."""
+        part = self._find_part_to_compare()
+        if part.row_counts is not None and not part.selections:
+            return Difference(*part.row_counts)
+        if part.reader is None:
+            (selection,) = part.selections
+            difference = self._compare_by_spark(selection)
+        else:
+            difference = self._compare_in_process(part)
+        return (
+            difference
+            if part.row_counts is None
+            else Difference(*part.row_counts, difference.counts, difference.sample)
+        )
+
+    def find_differing_rows(self) -> pa.Table | DataFrame:
+        """Find the rows that one side has more often than the other, with c0, c1 and so on, and `count`.
+
+        `count` is how many more of the row the publisher has. Unlike in `compare`, -0.0 differs from 0.0. The rows are in
+        memory, or a DataFrame if they may be many, or if only Spark can read the replica.
+        """
+        part = self._find_part_to_compare()
+        if part.reader is not None or not part.selections:
+            return self._find_differing_rows_in_process(part, unify_zeros=False)[0]
+        (selection,), columns = part.selections, [column.name for column in self.columns]
+        return find_differing_rows(*self.read_frames(selection), columns, unify_zeros=False)
+
+    def _find_part_to_compare(self) -> "_ComparedPart":
+        """Find the rows that may differ, and whether this process compares them."""
         if self.row_hash is None:
-            return self._compare_by_spark(None)
+            return _ComparedPart(self._find_reader(None))
         size_bytes = max(self.make_chunks(self.select_list).bytes, self.lake.records.size_bytes(self.path))
-        if (reader := self._find_local_reader(size_bytes)) is not None:
-            return self._compare_in_process(reader, None)
+        if self.lake.policy.is_small(size_bytes) and (reader := self._find_reader(size_bytes)) is not None:
+            return _ComparedPart(reader)
         publisher_checksums, replica_checksums = self._compute_checksums(self.row_hash)
         row_counts, differing_segments = (
             (int(publisher_checksums.row_counts.sum()), int(replica_checksums.row_counts.sum())),
-            publisher_checksums.differing_segments(replica_checksums),
+            np.flatnonzero(publisher_checksums.differing_segments(replica_checksums)),
         )
-        if not differing_segments.any():
-            return Difference(*row_counts)
+        if not len(differing_segments):
+            return _ComparedPart(None, (), row_counts)
         segment_share = max(
             int(side.row_counts[differing_segments].sum())
             for side in (publisher_checksums, replica_checksums)
         ) / max(row_counts)
-        reader, segments = (
-            self._find_local_reader(int(size_bytes * segment_share)),
-            SegmentSelection(self.row_hash, differing_segments),
-        )
-        difference = (
-            self._compare_by_spark(segments) if reader is None else self._compare_in_process(reader, segments)
-        )
-        return Difference(*row_counts, difference.counts, difference.sample)
-
-    def find_differing_segments(self) -> SegmentSelection | None:
-        """Find the segments that differ. None if there are no checksums, so that only rows can be compared."""
-        if self.row_hash is None:
-            return None
-        publisher_checksums, replica_checksums = self._compute_checksums(self.row_hash)
-        return SegmentSelection(self.row_hash, publisher_checksums.differing_segments(replica_checksums))
+        differing_bytes = int(size_bytes * segment_share)
+        reader = self._find_reader(differing_bytes)
+        selection_count = 1 if reader is None else -(-differing_bytes // _SELECTION_BYTES)
+        selections = [
+            SegmentSelection(self.row_hash, np.isin(np.arange(SEGMENT_COUNT), segments))
+            for segments in np.array_split(differing_segments, min(selection_count, len(differing_segments)))
+        ]
+        return _ComparedPart(reader, selections, row_counts)
 
     def _compute_checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
         """Compute the checksums of the publisher and of the replica at the same time."""
@@ -171,12 +196,14 @@ class TableSides:
         rows = self.lake.read_version(self.path, self.version)
         return select_living_rows(rows, [c.name for c in self.columns], self._deleted_column)
 
-    def _find_local_reader(self, size_bytes: int) -> DeltaRsRecords | None:
-        """Find an object that reads the replica in this process.
+    def _find_reader(self, size_bytes: int | None) -> DeltaRsRecords | None:
+        """Find an object that reads the replica in this process, to compare so many bytes of rows; None for many.
 
-        None if `size_bytes` bytes are too many for this process, or if only Spark can read the replica.
+        None if Spark compares the rows: if they are many, or if only Spark can read the replica. If threads do Spark's
+        work, this process compares any number of rows.
         """
-        return self.lake.policy.find_reader(self.path, size_bytes)
+        policy = self.lake.policy
+        return policy.find_reader(self.path) if policy.is_small(size_bytes) or policy.uses_threads else None
 
     def _read_chunk(self, query: str) -> list[pa.RecordBatch]:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
@@ -213,8 +240,32 @@ class TableSides:
         publisher_row_count = replica_row_count + counts.only_publisher - counts.only_replica
         return Difference(publisher_row_count, replica_row_count, counts, sample)
 
-    def _compare_in_process(self, reader: DeltaRsRecords, segments: SegmentSelection | None) -> Difference:
-        """Compare few rows in this process."""
+    def _compare_in_process(self, part: "_ComparedPart") -> Difference:
+        """Compare the rows in this process."""
+        differences, row_counts = self._find_differing_rows_in_process(part, unify_zeros=True)
+        counts = count_few_rows_by_side(differences, self._key_columns)
+        return Difference(*row_counts, counts, _format_rows(differences.slice(0, SAMPLE_ROWS)))
+
+    def _find_differing_rows_in_process(
+        self, part: "_ComparedPart", *, unify_zeros: bool
+    ) -> tuple[pa.Table, tuple[int, int]]:
+        """Find the rows that differ, and count the rows of the publisher and of the replica that were read."""
+        schema = make_replica_schema(self.columns)
+        differences = [
+            find_few_differing_rows(schema.empty_table(), schema.empty_table(), unify_zeros=unify_zeros)
+        ]
+        row_counts = np.zeros(2, np.int64)
+        for selection in part.selections:
+            assert part.reader is not None
+            publisher_rows, replica_rows = self._read_tables(part.reader, selection)
+            differences.append(find_few_differing_rows(publisher_rows, replica_rows, unify_zeros=unify_zeros))
+            row_counts += (publisher_rows.num_rows, replica_rows.num_rows)
+        return pa.concat_tables(differences), (int(row_counts[0]), int(row_counts[1]))
+
+    def _read_tables(
+        self, reader: DeltaRsRecords, segments: SegmentSelection | None
+    ) -> tuple[pa.Table, pa.Table]:
+        """Read rows of the publisher and of the replica into memory."""
         schema = make_replica_schema(self.columns)
         publisher_batches = [
             batch
@@ -227,10 +278,22 @@ class TableSides:
         publisher_rows, replica_rows = (
             pa.Table.from_batches(batches, schema) for batches in (publisher_batches, replica_batches)
         )
-        differences = find_few_differing_rows(publisher_rows, replica_rows)
-        counts = count_few_rows_by_side(differences, self._key_columns)
-        sample = _format_rows(differences.slice(0, SAMPLE_ROWS))
-        return Difference(publisher_rows.num_rows, replica_rows.num_rows, counts, sample)
+        return publisher_rows, replica_rows
+
+
+@dataclass(frozen=True)
+class _ComparedPart:
+    """The rows of the two sides that may differ.
+
+    - `reader`: reads the replica in this process; None if Spark compares the rows
+    - `selections`: the segments with these rows, divided so that this process can read those of one selection into
+      memory. None selects all rows. Spark compares all rows at once, so there is one selection for it.
+    - `row_counts`: how many rows the publisher and the replica have in all; None if they were not counted
+    """
+
+    reader: DeltaRsRecords | None = None
+    selections: Sequence[SegmentSelection | None] = (None,)
+    row_counts: tuple[int, int] | None = None
 
 
 def _format_rows(differences: pa.Table) -> list[dict[str, Any]]:

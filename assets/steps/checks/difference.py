@@ -83,44 +83,22 @@ def _make_side_counts(expected: int, actual: int, different: int) -> SideCounts:
     return SideCounts(int(expected - different), int(actual - different), int(different))
 
 
-def find_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Let Spark find the rows that one side has more often than the other side."""
-    counts = _count_rows(expected, replica, columns, unify_zeros=True)
-    return counts.select("row.*", (F.col("expected") - F.col("actual")).alias("count")).where("count <> 0")
-
-
-def count_differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Find the rows that one side has more often than the other.
-
-    The result has the columns `row`, `expected` and `actual`.
-
-    Unlike in `find_differing_rows`, -0.0 differs from 0.0 here.
-    """
-    counts = _count_rows(expected, replica, columns, unify_zeros=False).where("expected <> actual")
-    row = F.struct(*(F.col(f"row.c{index}").alias(name) for index, name in enumerate(columns)))
-    return counts.select(row.alias("row"), "expected", "actual")
-
-
-def _count_rows(
-    expected: DataFrame, replica: DataFrame, columns: Sequence[str], *, unify_zeros: bool
+def find_differing_rows(
+    expected: DataFrame, replica: DataFrame, columns: Sequence[str], *, unify_zeros: bool = True
 ) -> DataFrame:
-    """Count how often each side has each distinct `row` (a struct of the columns c0, c1 and so on).
+    """Let Spark find the rows that one side has more often than the other side.
 
-    With `unify_zeros`, -0.0 and 0.0 are the same value.
+    Without `unify_zeros`, -0.0 differs from 0.0.
     """
 
-    def encode_side(frame: DataFrame, *, is_expected: int, is_actual: int) -> DataFrame:
+    def encode_side(frame: DataFrame, count: int) -> DataFrame:
         rows = _encode_rows(frame, columns, unify_zeros=unify_zeros)
         row = F.struct(*(f"c{index}" for index in range(len(columns))))
-        side_counts = F.lit(is_expected).alias("expected"), F.lit(is_actual).alias("actual")
-        return rows.select(OCTETS, row.alias("row"), *side_counts)
+        return rows.select(OCTETS, row.alias("row"), F.lit(count).alias("count"))
 
-    both_sides = encode_side(expected, is_expected=1, is_actual=0).unionByName(
-        encode_side(replica, is_expected=0, is_actual=1)
-    )
-    return both_sides.groupBy(OCTETS).agg(
-        F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("actual").alias("actual")
-    )
+    both_sides = encode_side(expected, 1).unionByName(encode_side(replica, -1))
+    counts = both_sides.groupBy(OCTETS).agg(F.first("row").alias("row"), F.sum("count").alias("count"))
+    return counts.where("count <> 0").select("row.*", "count")
 
 
 def _encode_rows(frame: DataFrame, columns: Sequence[str], *, unify_zeros: bool) -> DataFrame:
@@ -144,12 +122,15 @@ def add_octets(frame: DataFrame, columns: Sequence[str], *, unify_zeros: bool) -
     return frame.mapInArrow(encode_batches, StructType([*frame.schema, StructField(OCTETS, BinaryType())]))
 
 
-def find_few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
-    """Find the rows that one of two tables in memory has more often than the other. Both have the replica's schema."""
+def find_few_differing_rows(expected: pa.Table, replica: pa.Table, *, unify_zeros: bool = True) -> pa.Table:
+    """Find the rows that one of two tables in memory has more often than the other. Both have the replica's schema.
+
+    Without `unify_zeros`, -0.0 differs from 0.0.
+    """
     names = [f"c{index}" for index in range(expected.num_columns)]
     both_sides = pa.concat_tables([expected, replica]).rename_columns(names)
     signs = np.where(np.arange(both_sides.num_rows) < expected.num_rows, 1, -1)
-    encoded_batches = [encode_rows(batch, unify_zeros=True) for batch in both_sides.to_batches()]
+    encoded_batches = [encode_rows(batch, unify_zeros=unify_zeros) for batch in both_sides.to_batches()]
     encoded_table = pa.table(
         {
             OCTETS: pa.chunked_array(encoded_batches, pa.large_binary()),

@@ -1,9 +1,8 @@
 """Repair: makes replicas equal to the publisher's filtered tables, by replacing the rows that differ.
 
-At the LSN of a new snapshot, the segments (parts of the rows) that differ are read from both sides
-(`pgsieve.assets.steps.checks.comparison`). A row that one side has more often is deleted from the replica, and inserted
-as often as the publisher has it. This is one Delta commit for each table. If a replica keeps deleted rows, a row is not
-deleted, but marked as deleted.
+At the LSN of a new snapshot, the rows that differ are read from both sides (`pgsieve.assets.steps.checks.comparison`). A row
+that the replica has too often is deleted, and a row that it lacks is inserted. These changes are applied in one commit for
+each table, as the changes of the slot are. If a replica keeps deleted rows, a row is not deleted, but marked as deleted.
 
 The position of the replica (the LSN up to which it has all changes) stays the same, because the replica had reached the
 snapshot's LSN before. So later changes are still applied, and a repair can be repeated. After the repair, the table's
@@ -11,14 +10,20 @@ change history counts as incomplete, and the versions of its rows (`history: scd
 the new versions: a cut is an LSN, and for each replica the Delta version that equals the publisher's table at this LSN.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.merging import make_keyless_clauses, merge_by_spark
+from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change, find_stored_changes
 from pgsieve.assets.steps.apply.replica_tables import apply, renew_cut
+from pgsieve.assets.steps.apply.spark_changes import SparkChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.checks.comparison import TableSides
 from pgsieve.assets.steps.checks.consistency import (
@@ -31,18 +36,23 @@ from pgsieve.assets.steps.checks.consistency import (
     ignore_applied,
     repeat_for_altered_tables,
 )
-from pgsieve.assets.steps.checks.difference import OCTETS, add_octets, count_differing_rows
+from pgsieve.assets.steps.history.copied_rows import CHANGES_PROPERTIES
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observations import aggregate_metrics
-from pgsieve.assets.steps.records.columns import get_struct_field
+from pgsieve.assets.steps.records.columns import format_changes_ddl
 from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.decoding.changes.deleted_rows import DELETED
-from pgsieve.decoding.changes.metadata_columns import metadata_type
+from pgsieve.assets.steps.records.transformed_slices import TableChanges
+from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_types
+from pgsieve.decoding.changes.columns import changes_schema
+from pgsieve.decoding.changes.corrections import SLICE_BY_OPERATION, Corrections
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.merge import Clauses, Merge
-from pgsieve.resources.lake.delta.records import REPAIRED_KEY, quote_name
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
+from pgsieve.resources.lake.delta.errors import OvertakenError
+from pgsieve.resources.lake.delta.records import REPAIRED_KEY, Commit, TableHead
 from pgsieve.resources.lake.lake import Lake
+
+#: The changes of one of Spark's tasks have numbers below this power of 2, above the number of the task.
+_TASK_NUMBER_BITS = 40
 
 
 @dataclass(frozen=True)
@@ -112,12 +122,14 @@ def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) 
     log(f"repairing {replicated_table.table.quoted_name} of {subscription_at_lsn.subscription.name}")
     with subscription_at_lsn.translate_errors(name, "repair"):
         sides = subscription_at_lsn.make_sides(name)
-        row_counts = _find_differing_row_counts(sides)
+        rows = _keep(sides.find_differing_rows())
+        inserted, deleted = _count_rows(rows)
         # A table that was rewritten meanwhile may have been read as empty. A repair would then remove all rows of the
         # replica.
-        if row_counts is not None and subscription_at_lsn.find_rewritten_tables([name]):
+        if (inserted or deleted) and subscription_at_lsn.find_rewritten_tables([name]):
             return RepairResult(*name, lsn, problem=REWRITTEN_PROBLEM)
-        inserted, deleted = (0, 0) if row_counts is None else _merge_rows(sides, row_counts, lsn)
+        if inserted or deleted:
+            _ReplicaRepair.make(subscription_at_lsn, name, sides, inserted, deleted).correct(rows)
         head = lake.records.head(sides.path)
         # If another writer has restored the replica meanwhile, the cut must not name the version after the RESTORE.
         # Otherwise later checks would not notice the RESTORE.
@@ -126,66 +138,183 @@ def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) 
     return RepairResult(*name, lsn, inserted, deleted, version)
 
 
-def _find_differing_row_counts(sides: TableSides) -> DataFrame | None:
-    """Find the rows that one side has more often, as `count_differing_rows` does. None if the sides are equal."""
-    segments = sides.find_differing_segments()
-    if segments is not None and not segments.is_selected.any():
-        return None
-    columns = [c.name for c in sides.columns]
-    row_counts = checkpoint(count_differing_rows(*sides.read_frames(segments), columns))
-    return None if row_counts.isEmpty() else row_counts
+def _keep(rows: pa.Table | DataFrame) -> pa.Table | DataFrame:
+    """Compute a DataFrame only once, although several queries read it."""
+    return rows if isinstance(rows, pa.Table) else checkpoint(rows)
 
 
-def _merge_rows(sides: TableSides, row_counts: DataFrame, lsn: int) -> tuple[int, int]:
-    """Correct the rows of a replica in one commit; returns how many rows were inserted and deleted."""
+def _count_rows(rows: pa.Table | DataFrame) -> tuple[int, int]:
+    """Count the rows to insert and to delete."""
+    if isinstance(rows, pa.Table):
+        counts = rows["count"].to_numpy()
+        return int(counts[counts > 0].sum()), int(-counts[counts < 0].sum())
+    counts_by_name = {"inserted": "count", "deleted": "-count"}
     totals = aggregate_metrics(
-        row_counts, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")]
+        rows, [F.expr(f"sum(greatest({count}, 0))").alias(name) for name, count in counts_by_name.items()]
     )
-    source, clauses = (
-        _make_soft_merge(sides, row_counts)
-        if sides.soft_delete_columns
-        else _make_hard_merge(sides, row_counts)
-    )
-    has_deletion_vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
-    with sides.lake.idempotent_writes(None, can_mark_rows=has_deletion_vectors, metadata={REPAIRED_KEY: lsn}):
-        merge_by_spark(sides.lake, sides.path, source, clauses, sides.version)
-    reach(Failpoint.REPLICA_COMMITTED)
-    return int(totals["expected"]), int(totals["actual"])
+    return int(totals["inserted"] or 0), int(totals["deleted"] or 0)
 
 
-def _make_hard_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
-    """Make the source and the clauses of a MERGE that deletes rows and inserts rows."""
-    removed_rows = row_counts.where("actual > 0").select(F.lit("delete").alias("action"), "row")
-    added_rows = row_counts.where("expected > 0").select(
-        F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
-    )
-    source = removed_rows.unionByName(added_rows.select("action", "row"))
-    return source, make_keyless_clauses(source, [c.name for c in sides.columns])
+@dataclass(frozen=True)
+class _ReplicaRepair:
+    """Corrects one replica by changes, which are applied as those of the slot are.
 
+    - `path`: the replica
+    - `changes_path`: where the changes are, if this process can write them
+    - `definition`: has a key only if the replica keeps deleted rows. All other rows are deleted by their values: a row
+      that another writer has added may have the key of an equal row.
+    - `version`: the Delta version of the replica that was compared
+    - `sent_counts`: how many rows are deleted and inserted
+    """
 
-def _make_soft_merge(sides: TableSides, row_counts: DataFrame) -> tuple[DataFrame, Clauses]:
-    """Make the source and the clauses of a MERGE by key. It marks rows as deleted, or makes a deleted row live again."""
-    kind_by_column, names = dict(sides.soft_delete_columns), [c.name for c in sides.columns]
-    merge = Merge.from_numbered_columns(
-        [c.name for c in sides.columns if c.is_key], [*names, *kind_by_column], (), list(kind_by_column)
-    )
-    end_metadata = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}
+    lake: Lake
+    name: Name
+    path: str
+    changes_path: str
+    definition: Definition
+    version: int
+    sent_counts: Mapping[str, int]
+    corrections: Corrections
 
-    def make_rows(side: str, action: str) -> DataFrame:
-        metadata = end_metadata if action == "end" else {"filtered": F.lit(False)}
-        values = {name: get_struct_field("row", name) for name in names}
-        values |= {
-            name: metadata.get(kind, F.lit(None)).cast(metadata_type(kind).spark_type)
-            for name, kind in kind_by_column.items()
-        }
-        values |= {name: F.lit(action == "end") for name, kind in kind_by_column.items() if kind == DELETED}
-        return row_counts.where(f"{side} > 0").select(
-            *(values[name].alias(column) for name, column in merge.key_source_by_column.items()),
-            *(values[name].alias(column) for name, column in merge.value_source_by_column.items()),
-            F.lit(action).alias("action"),
+    @classmethod
+    def make(
+        cls,
+        subscription_at_lsn: SubscriptionAtLsn,
+        name: Name,
+        sides: TableSides,
+        inserted: int,
+        deleted: int,
+    ) -> "_ReplicaRepair":
+        """Plan the repair of a replica into which rows are inserted, and from which rows are deleted."""
+        lake, subscription = subscription_at_lsn.lake, subscription_at_lsn.subscription
+        definition = subscription_at_lsn.state_by_table[name].definition
+        assert definition is not None
+        return cls(
+            lake,
+            name,
+            sides.path,
+            lake.paths.corrections(subscription.name, *name),
+            replace(definition, former=None, key=definition.key if definition.soft_delete_columns else ()),
+            sides.version,
+            {"delete": deleted, "insert": inserted},
+            Corrections(
+                [column.name for column in sides.columns],
+                definition.metadata,
+                changes_schema(arrow_types(subscription, name, definition)),
+                subscription_at_lsn.snapshot.lsn,
+                datetime.now(UTC),
+            ),
         )
 
-    key_columns, added_rows = list(merge.key_source_by_column.values()), make_rows("expected", "upsert")
-    removed_rows = add_octets(make_rows("actual", "end"), key_columns, unify_zeros=True)
-    ended_rows = removed_rows.join(add_octets(added_rows, key_columns, unify_zeros=True), OCTETS, "left_anti")
-    return added_rows.unionByName(ended_rows.drop(OCTETS)), merge.make_clauses(quote_name)
+    def correct(self, rows: pa.Table | DataFrame) -> None:
+        """Correct the replica, in one commit. `rows` are the differing rows."""
+        if not self._correct_in_process(rows):
+            self._correct_by_spark(rows)
+        reach(Failpoint.REPLICA_COMMITTED)
+
+    def _correct_in_process(self, rows: pa.Table | DataFrame) -> bool:
+        """Write the replica's files, and commit them in this process. False if only Spark can commit."""
+        if self.lake.delta_rs is None:
+            return False
+        try:
+            self._store_changes(self.lake.delta_rs, rows)
+            size_bytes = (
+                rows.nbytes if isinstance(rows, pa.Table) else self.lake.records.size_bytes(self.changes_path)
+            )
+            return self._apply_stored_changes(size_bytes)
+        finally:
+            self.lake.remove(self.changes_path)
+
+    def _store_changes(self, delta_rs: DeltaRsRecords, rows: pa.Table | DataFrame) -> None:
+        commit = Commit(overwrite=True, properties=CHANGES_PROPERTIES)
+        with self.lake.access.translate_errors(self.changes_path):
+            if isinstance(rows, pa.Table):
+                delta_rs.write(self.changes_path, self._make_few_changes(rows), commit)
+            else:
+                self.lake.write(self._make_changes_by_spark(rows), self.changes_path, commit)
+
+    def _make_few_changes(self, rows: pa.Table) -> pa.Table:
+        batches = rows.combine_chunks().to_batches()
+        return pa.Table.from_batches([self.corrections.to_changes(batch, 0) for batch in batches])
+
+    def _make_changes_by_spark(self, rows: DataFrame) -> DataFrame:
+        ddl = format_changes_ddl(self.definition.columns)
+        return rows.mapInArrow(_make_change_function(self.corrections), ddl)
+
+    def _apply_stored_changes(self, size_bytes: int) -> bool:
+        """Apply the stored changes; False if that is impossible without Spark's MERGE."""
+        arguments = (self.lake, self.path, self.changes_path, self.definition)
+        had_vectors = self.lake.records.has_deletion_vectors(self.path)
+
+        def apply_to(version: int) -> bool:
+            pending = self._make_pending(version, size_bytes)
+            stored_changes = find_stored_changes(*arguments, pending)
+            changes = stored_changes and add_net_change(*arguments, pending, stored_changes)
+            if changes is None:
+                return False
+            writer = FilesWriter(self.lake, self.path, pending, None, metadata=self._commit_metadata)
+            return writer.apply(changes) is not None
+
+        try:
+            return apply_to(self.version)
+        except OvertakenError:
+            # Perhaps the attempt itself has enabled deletion vectors, by a commit of its own.
+            has_vectors = self.lake.records.has_deletion_vectors(self.path)
+            if had_vectors or not has_vectors or self.lake.records.version(self.path) != self.version + 1:
+                raise
+            return apply_to(self.version + 1)
+
+    def _make_pending(self, version: int, size_bytes: int) -> PendingChanges:
+        """Describe the changes as a batch for a version of the replica. Each operation is a slice."""
+        slices = [
+            TableChanges(
+                SLICE_BY_OPERATION[operation], *self.name, size_bytes, sent_counts={operation: count}
+            )
+            for operation, count in self.sent_counts.items()
+            if count
+        ]
+        return PendingChanges(slices, TableHead(version))
+
+    def _correct_by_spark(self, rows: pa.Table | DataFrame) -> None:
+        """Correct the replica by a MERGE of Spark."""
+        lake = self.lake
+        frame = (
+            lake.spark.createDataFrame(
+                self._make_few_changes(rows), format_changes_ddl(self.definition.columns)
+            )
+            if isinstance(rows, pa.Table)
+            else checkpoint(self._make_changes_by_spark(rows))
+        )
+        size_bytes = lake.records.size_bytes(self.path)
+        pending = self._make_pending(self.version, size_bytes)
+        changes = SparkChanges(lake, self.path, lambda: frame, self.definition, pending)
+        writer = ReplicaWriter(
+            lake, self.path, self.definition, pending, None, size_bytes, None, self._commit_metadata
+        )
+        has_deletion_vectors = bool(lake.records.has_deletion_vectors(self.path))
+        with lake.idempotent_writes(None, can_mark_rows=has_deletion_vectors, metadata=self._commit_metadata):
+            if self.definition.key:
+                writer.apply_by_key(changes)
+            else:
+                writer.apply_by_row(changes)
+
+    @property
+    def _commit_metadata(self) -> Mapping[str, int]:
+        return {REPAIRED_KEY: self.corrections.lsn}
+
+
+def _make_change_function(
+    corrections: Corrections,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make a function that turns the rows of one of Spark's tasks into changes."""
+
+    def make_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        next_number = context.partitionId() << _TASK_NUMBER_BITS
+        for batch in batches:
+            changes = corrections.to_changes(batch, next_number)
+            next_number += changes.num_rows
+            yield changes
+
+    return make_changes

@@ -127,17 +127,22 @@ def mark_rows(
     files: Sequence[Mapping[str, Any]],
     position: int | None,
     expected_version: int,
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Mark rows as deleted, and add files, in one commit. It is made only once per position.
 
     - `files`: a row (`parquet_files.FILE_SCHEMA`) for each file to add, also if it belongs to the change data feed
     - `position`: None if the table keeps its position
+    - `metadata`: is added to the user metadata of the commit
     - `expected_version`: the version of the table from which the change was computed. If the table has another version,
       OvertakenError is raised.
 
     The table must have deletion vectors enabled, unless all rows of each marked file are deleted.
     """
-    commit, now_ms = Commit(position, expected_version=expected_version), time.time_ns() // 1_000_000
+    commit, now_ms = (
+        Commit(position, expected_version=expected_version, metadata=metadata),
+        time.time_ns() // 1_000_000,
+    )
     add_actions = [
         {
             "path": file["path"],

@@ -133,7 +133,7 @@ def test_row_filters_are_checked_on_living_rows(shop: Shop) -> None:
 @pytest.mark.drawn
 @pytest.mark.spark
 def test_repair_marks_rows_and_brings_them_back(shop: Shop) -> None:
-    """It may take long: several commands, and Spark repairs the replica."""
+    """It may take long: several commands."""
     assert _deletes(shop, deletes="soft")[0] == 0
     shop.database.execute("delete from notes where id = 4")
     assert shop.cli("run")[0] == 0

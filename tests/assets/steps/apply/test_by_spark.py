@@ -248,7 +248,7 @@ def test_a_merge_finds_exactly_the_rows_with_the_same_digest(name: str) -> None:
         row, F.lit("delete").alias("action"), F.col("i").alias("j")
     )
     found = (
-        left.join(right.alias("s"), F.expr(make_keyless_clauses(right, [name]).match_condition))
+        left.join(right.alias("s"), F.expr(make_keyless_clauses(right, [name], [name]).match_condition))
         .select("i", "j")
         .toArrow()
     )
