@@ -56,12 +56,43 @@ def list_file_rows(
     path: str,
     schema: pa.Schema,
     change_batch: Callable[[pa.RecordBatch], pa.RecordBatch],
+    version: int | None = None,
 ) -> list[FileRows]:
-    """The rows of each file of a table, changed by a function of batches."""
+    """The rows of each file of a table, changed by a function of batches. Without `version`, of its newest version."""
+    table = delta_rs.open_table(path) if version is None else delta_rs.open_version(path, version)
     return [
         FileRows(delta_rs.store, join_path(path, file.name), schema, file.deleted_row_numbers, change_batch)
-        for file in list_table_files(delta_rs.open_table(path))
+        for file in list_table_files(table)
     ]
+
+
+@dataclass(frozen=True)
+class TableReduction:
+    """Computes few rows from all rows of a table, on executors.
+
+    - `file_rows`: the rows of each file of the table
+    - `reduce`: a function that gets rows of the table, and returns results
+    - `result_schema`: the columns of the results
+    """
+
+    file_rows: Sequence[FileRows]
+    reduce: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+    result_schema: pa.Schema
+
+    def run_on(self, runner: Runner) -> pa.Table:
+        """Let the tasks of a runner compute results. Each task reads some of the files."""
+        part_count = min(runner.parallelism, len(self.file_rows))
+        parts = [self.file_rows[number::part_count] for number in range(part_count)]
+        return runner.run(_ReductionTask(parts, self.reduce), part_count, schema=self.result_schema)
+
+
+@dataclass(frozen=True)
+class _ReductionTask:
+    parts: Sequence[Sequence[FileRows]]
+    reduce: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        yield from self.reduce(guard(chain.from_iterable(read_rows() for read_rows in self.parts[number])))
 
 
 def remove_rows(

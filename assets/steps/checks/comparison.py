@@ -9,6 +9,7 @@ so are all tables of a server that computes other hashes than pgsieve, for examp
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,13 @@ from pgsieve.assets.steps.checks.difference import (
     find_few_differing_rows,
 )
 from pgsieve.assets.steps.checks.segments import (
+    CHECKSUM_SCHEMA,
+    add_task_checksums,
     compute_replica_checksums,
+    list_living_rows,
     select_living_rows,
     select_segment_rows,
+    sum_hashes,
 )
 from pgsieve.assets.steps.initial_sync.rows import (
     ReplicaColumn,
@@ -49,6 +54,7 @@ from pgsieve.decoding.checksums.segments import (
 )
 from pgsieve.decoding.values.replica_output import list_texts
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
+from pgsieve.resources.lake.derived_rows import TableReduction
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
@@ -209,12 +215,14 @@ class TableSides:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
 
     def _compute_replica_checksums(self, row_hash: RowHash) -> Checksums:
-        if (reader := self.lake.policy.find_reader(self.path)) is None:
+        policy, schema = self.lake.policy, make_replica_schema(self.columns)
+        if (reader := policy.find_reader(self.path)) is None:
             return compute_replica_checksums(self._read_replica(), row_hash)
-        checksums = Checksums()
-        for batch in self._read_replica_batches(reader):
-            checksums.add(row_hash.compute_hashes(batch))
-        return checksums
+        with self.lake.access.translate_errors(self.path):
+            file_rows = list_living_rows(reader, self.path, self.version, schema, self._deleted_column)
+            reduction = TableReduction(file_rows, partial(sum_hashes, row_hash), CHECKSUM_SCHEMA)
+            runner = policy.choose_runner(self.lake.records.size_bytes(self.path))
+            return add_task_checksums(reduction.run_on(runner))
 
     def _read_replica_batches(self, reader: DeltaRsRecords) -> Iterator[pa.RecordBatch]:
         schema = make_replica_schema(self.columns)

@@ -19,13 +19,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.checks.segments import select_living_rows
+from pgsieve.assets.steps.checks.segments import list_living_rows, select_living_rows
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.examination import find_locked_tables
-from pgsieve.decoding.changes.metadata_columns import keep_living_rows
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.filters import parse_table_filter
@@ -36,6 +35,7 @@ from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder, MappingR
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.replica_output import list_texts
+from pgsieve.resources.lake.derived_rows import TableReduction
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.postgres.case_mappings import add_case_mappings
@@ -210,11 +210,11 @@ class _FilteredReplica:
         deleted_column = self.state.definition.deleted_column if self.state.definition else None
         with lake.access.translate_errors(path):
             if (reader := lake.policy.find_reader(path)) is not None:
-                batches = (
-                    keep_living_rows(batch, replica_schema, deleted_column)
-                    for batch in reader.read_version_batches(path, reader.version(path))
+                file_rows = list_living_rows(
+                    reader, path, reader.version(path), replica_schema, deleted_column
                 )
-                results = pa.Table.from_batches(evaluate_batches(batches), _BATCH_RESULT_SCHEMA)
+                runner = lake.policy.choose_runner(lake.records.size_bytes(path))
+                results = TableReduction(file_rows, evaluate_batches, _BATCH_RESULT_SCHEMA).run_on(runner)
             else:
                 rows = number_columns(
                     select_living_rows(lake.read_table(path), replica_schema.names, deleted_column)

@@ -1,24 +1,28 @@
-"""Reads the segments of a replica by Spark: the checksums of all segments, or the rows of some.
+"""Reads the segments of a replica: the checksums of all segments, or the rows of some.
 
 A segment consists of the rows with hashes that end with the same bits. Its checksums are the number of these rows and
-the sum of their hashes. The executors hash their rows batch by batch (`pgsieve.decoding.checksums.segments`), and
-send only the checksums to the driver.
+the sum of their hashes. Tasks hash their rows batch by batch (`pgsieve.decoding.checksums.segments`), and send only the
+checksums to the driver. If only Spark can read a replica, its rows are a DataFrame.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.decoding.changes.metadata_columns import mask_living_rows
+from pgsieve.decoding.changes.metadata_columns import keep_living_rows, mask_living_rows
 from pgsieve.decoding.checksums.segments import Checksums, RowHash, SegmentSelection
+from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.records import quote_name
+from pgsieve.resources.lake.derived_rows import FileRows, list_file_rows
 from pgsieve.resources.lake.spark_writes import number_columns
 
 #: A sum of 64-bit hashes is divided into two halves, so that Spark can add the sums without an overflow.
-_CHECKSUMS_DDL = "segment bigint, rows bigint, high bigint, low bigint"
+CHECKSUM_SCHEMA = pa.schema(dict.fromkeys(("segment", "rows", "high", "low"), pa.int64()))
+_CHECKSUMS_DDL = ", ".join(f"{name} bigint" for name in CHECKSUM_SCHEMA.names)
 
 
 def select_living_rows(rows: DataFrame, columns: Sequence[str], deleted_column: str | None) -> DataFrame:
@@ -39,42 +43,53 @@ def select_living_rows(rows: DataFrame, columns: Sequence[str], deleted_column: 
     return numbered_rows.mapInArrow(filter_batches, numbered_rows.select(*names).schema).toDF(*columns)
 
 
+def list_living_rows(
+    delta_rs: DeltaRsRecords, path: str, version: int, schema: pa.Schema, deleted_column: str | None
+) -> list[FileRows]:
+    """The rows of each file of a replica that are not deleted, in the columns and types of a schema.
+
+    If the replica keeps deleted rows, the column `deleted_column` marks them.
+    """
+    read_schema = schema if deleted_column is None else schema.append(pa.field(deleted_column, pa.bool_()))
+    keep_rows = partial(keep_living_rows, schema=schema, deleted_column=deleted_column)
+    return list_file_rows(delta_rs, path, read_schema, keep_rows, version)
+
+
 def compute_replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
-    """Compute the checksums of a replica's segments."""
-
-    def sum_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        checksums = Checksums()
-        for batch in batches:
-            checksums.add(row_hash.compute_hashes(batch))
-        segments = np.flatnonzero(checksums.row_counts)
-        hash_sums = checksums.hash_sums[segments]
-        high_halves, low_halves = (
-            (hash_sums >> np.uint64(32)).view(np.int64),
-            (hash_sums & np.uint64(2**32 - 1)).view(np.int64),
-        )
-        yield pa.RecordBatch.from_arrays(
-            [
-                pa.array(column)
-                for column in (segments, checksums.row_counts[segments], high_halves, low_halves)
-            ],
-            names=["segment", "rows", "high", "low"],
-        )
-
+    """Let Spark compute the checksums of a replica's segments."""
     summed_rows = (
         number_columns(replica)
-        .mapInArrow(sum_hashes, _CHECKSUMS_DDL)
+        .mapInArrow(partial(sum_hashes, row_hash), _CHECKSUMS_DDL)
         .groupBy("segment")
         .agg(*(F.sum(name).alias(name) for name in ("rows", "high", "low")))
     )
-    column_by_name = {
-        name: np.asarray(column)
-        for name, column in zip(summed_rows.columns, summed_rows.toArrow().columns, strict=True)
-    }
-    hash_sums = (column_by_name["high"].astype(np.uint64) << np.uint64(32)) + column_by_name["low"].astype(
-        np.uint64
-    )
+    return add_task_checksums(summed_rows.toArrow())
+
+
+def sum_hashes(row_hash: RowHash, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Compute the checksums of the segments of some rows; yields a batch (`CHECKSUM_SCHEMA`)."""
     checksums = Checksums()
-    checksums.add_sums(column_by_name["segment"], column_by_name["rows"], hash_sums)
+    for batch in batches:
+        checksums.add(row_hash.compute_hashes(batch))
+    segments = np.flatnonzero(checksums.row_counts)
+    hash_sums = checksums.hash_sums[segments]
+    high_halves, low_halves = (
+        (hash_sums >> np.uint64(32)).view(np.int64),
+        (hash_sums & np.uint64(2**32 - 1)).view(np.int64),
+    )
+    columns = (segments, checksums.row_counts[segments], high_halves, low_halves)
+    yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CHECKSUM_SCHEMA)
+
+
+def add_task_checksums(sums: pa.Table) -> Checksums:
+    """Add up what `sum_hashes` has computed in several tasks."""
+    segments, row_counts, high_halves, low_halves = (np.asarray(sums[name]) for name in CHECKSUM_SCHEMA.names)
+    checksums = Checksums()
+    checksums.add_sums(
+        segments,
+        row_counts,
+        (high_halves.astype(np.uint64) << np.uint64(32)) + low_halves.astype(np.uint64),
+    )
     return checksums
 
 

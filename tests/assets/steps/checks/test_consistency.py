@@ -67,8 +67,9 @@ class Replicated:
     folder: Path
 
     def lake(self, small: int, session: Callable[[], SparkSession] = _no_session) -> Lake:
-        """The lake. Tables of more than `small` bytes are compared by segments."""
-        return Lake(str(self.folder), session, LakeSettings(small))
+        """The lake. Tables of more than `small` bytes are compared by segments; without `session` by threads."""
+        thread_count = 2 if session is _no_session else None
+        return Lake(str(self.folder), session, LakeSettings(small, thread_count=thread_count))
 
     def publish(self, *statements: str) -> None:
         """Run statements, and copy the tables of publication `p` in this process."""
