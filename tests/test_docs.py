@@ -57,7 +57,8 @@ def commands(click: Any, name: str = "pgsieve") -> Iterator[str]:
         yield from commands(child, f"{name} {child.name}")
 
 
-COMMANDS = tuple(commands(typer.main.get_command(app)))
+COMMAND: Any = typer.main.get_command(app)
+COMMANDS = tuple(commands(COMMAND))
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
@@ -70,7 +71,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
 
 def accepted(words: list[str]) -> None:
     """Let the parser accept these arguments. Nothing is run."""
-    command: Any = typer.main.get_command(app)
+    command = COMMAND
     context = command.make_context("pgsieve", list(words))
     while hasattr(command, "commands"):
         name, command, words = command.resolve_command(context, context._protected_args + context.args)
@@ -149,7 +150,7 @@ def test_the_parser_accepts_the_commands_of_the_documentation(text: str) -> None
 def test_commands_and_options_that_sentences_name_exist(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for words in re.findall(r"`pgsieve ([a-z][^`]*)`", text):
-        command: Any = typer.main.get_command(app)
+        command = COMMAND
         for word in re.findall(r"--[\w-]+|\w[\w-]*", words):
             if hasattr(command, "commands"):
                 command = command.commands[word]
