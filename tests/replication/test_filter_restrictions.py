@@ -312,9 +312,10 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
         admin.execute("DROP DATABASE filters")
 
 
-@pytest.mark.parametrize("where", EXPRESSIONS.strip().splitlines())
-def test_an_expression_is_refused_where_create_publication_refuses_it(database: Database, where: str) -> None:
-    assert database.examined(where) == database.server_says(where)
+def test_an_expression_is_refused_where_create_publication_refuses_it(database: Database) -> None:
+    verdicts = {w: (database.examined(w), database.server_says(w)) for w in EXPRESSIONS.strip().splitlines()}
+    assert {w: pair for w, pair in verdicts.items() if pair[0] != pair[1]} == {}
+    assert len(set(verdicts.values())) > 10
 
 
 @pytest.mark.parametrize("where", ESCAPES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from pgsieve.decoding.changes.arrays import NONE
 from pgsieve.decoding.changes.key_changes import DELETE, INSERT, UPDATE, KeyChanges, insert_deletes
@@ -49,17 +48,19 @@ def _rows_at(
     return rows
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_versions_valid_at_each_commit_are_the_rows_of_that_time(seed: int) -> None:
-    drawn = random.Random(seed)
-    changes, replica = history(drawn, drawn.randint(0, 14))
-    of_commit = np.sort(np.array([drawn.randint(0, 6) for _ in changes], np.int64))
-    present = np.array([key in replica for key in range(_KEYS)] + [False])
-    made = compute_row_versions(_columns(changes), of_commit, present)
-    for commit in range(-1, 7):
-        upto = int(np.searchsorted(of_commit, commit, "right"))
-        assert _rows_at(commit, made, changes, of_commit, replica) == applied(changes[:upto], replica), commit
-    assert all((of_commit[made.last_changes] < made.end_commits) | (made.end_commits == NONE))
+def test_versions_valid_at_each_commit_are_the_rows_of_that_time() -> None:
+    for seed in range(300):
+        drawn = random.Random(seed)
+        changes, replica = history(drawn, drawn.randint(0, 14))
+        of_commit = np.sort(np.array([drawn.randint(0, 6) for _ in changes], np.int64))
+        present = np.array([key in replica for key in range(_KEYS)] + [False])
+        made = compute_row_versions(_columns(changes), of_commit, present)
+        for commit in range(-1, 7):
+            upto = int(np.searchsorted(of_commit, commit, "right"))
+            rows = _rows_at(commit, made, changes, of_commit, replica)
+            assert rows == applied(changes[:upto], replica), f"seed {seed}, commit {commit}"
+        in_order = (of_commit[made.last_changes] < made.end_commits) | (made.end_commits == NONE)
+        assert all(in_order), f"seed {seed}"
 
 
 def test_a_commit_makes_one_version_and_nothing_that_it_undoes() -> None:
