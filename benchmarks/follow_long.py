@@ -28,6 +28,7 @@ from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.following import follow as following
+from pgsieve.pipelines.following import follower
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
@@ -64,7 +65,7 @@ def main(slices: int, maintain_after: int) -> None:
 def _compress(maintain_after: int) -> None:
     """Set all waits and retentions to zero."""
     consumption.SLICE_SECONDS = 0.0
-    following.MAINTAIN_SLICES = maintain_after
+    follower.MAINTAIN_SLICES = maintain_after
     maintenance.RECORD_RETENTION = timedelta()
 
     def project_without_retention(config: Config) -> Project:

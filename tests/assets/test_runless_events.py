@@ -38,7 +38,7 @@ def own_records(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def often(patch: pytest.MonkeyPatch) -> None:
     """Report several times a second what is otherwise reported every few minutes."""
     patch.setattr("pgsieve.assets.runless_events._REPORTS_PER_FRESHNESS", 15 * 60 * 10)
-    patch.setattr("pgsieve.pipelines.following.follow._CUT_SECONDS", 0.3)
+    patch.setattr("pgsieve.pipelines.following.follower._CUT_SECONDS", 0.3)
 
 
 def recorded_cut(shop: Shop) -> tuple[list[dict[str, Any]], dict[str, bool | None]]:

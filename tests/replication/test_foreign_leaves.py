@@ -140,7 +140,7 @@ def test_a_follower_copies_once_the_foreign_server_answers(
     far: _Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile it replicates changes of the other tables."""
-    monkeypatch.setattr("pgsieve.pipelines.following.follow._FOREIGN_SECONDS", 0.0)
+    monkeypatch.setattr("pgsieve.pipelines.following.follower._FOREIGN_SECONDS", 0.0)
     shop, config = far.shop, load_config(far.shop.path)
     waiting = [(name, table) for name in ("one", "two") for table in ("tree", "silent")]
     summaries = []

@@ -24,7 +24,7 @@ SLICES = 4
 def test_one_run_of_dagster_records_all_slices_and_their_files_are_maintained(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgsieve.pipelines.following.follow.MAINTAIN_SLICES", SLICES - 1)
+    monkeypatch.setattr("pgsieve.pipelines.following.follower.MAINTAIN_SLICES", SLICES - 1)
     shop.configure(retention={"change_log": "off"})
     shop.run()
     config, slices = load_config(shop.path), []

@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.pipelines.following import follow
+from pgsieve.pipelines.following import follower
 from tests.faults.killable import REFUSED, start_pgsieve
 from tests.fixtures.background import always
 from tests.fixtures.oracle import wait_until
@@ -51,7 +51,7 @@ def test_checks_runs_and_copies_get_their_turn_while_a_follower_runs(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes long: a follower, and other commands that wait for their turn."""
-    monkeypatch.setattr(follow, "_OTHER_FOLLOWER_SECONDS", 0.5)
+    monkeypatch.setattr(follower, "_OTHER_FOLLOWER_SECONDS", 0.5)
     log = tmp_path / "follower"
     shop.run()
 
