@@ -9,21 +9,16 @@ SUBSCRIPTION (PostgreSQL documentation, SQL commands). Names of publications and
 tables and columns are read as SQL reads them: they are folded to lower case unless they are in double quotes.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
-    Field,
-    SecretStr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -44,33 +39,21 @@ from pgsieve.pipelines.config.file import (
     read_file,
     suggest_name,
 )
-from pgsieve.pipelines.config.history import HistoryConfig, TableHistoryConfig, expand_short_form
-from pgsieve.pipelines.config.identifiers import parse_qualified_name
+from pgsieve.pipelines.config.history import HistoryConfig, TableHistoryConfig
 from pgsieve.pipelines.config.layout import LayoutConfig, TableLayoutConfig
 from pgsieve.pipelines.config.publications import Operation, PublicationConfig, PublishedTableConfig
-from pgsieve.pipelines.config.retention import RetentionConfig, WaitTime
+from pgsieve.pipelines.config.retention import RetentionConfig
+from pgsieve.pipelines.config.source import SourceConfig
+from pgsieve.pipelines.config.spark import SparkConfig
 from pgsieve.pipelines.config.storage import StorageConfig
+from pgsieve.pipelines.config.subscription import SubscriptionConfig
 from pgsieve.pipelines.config.values import (
-    CAPTURE_BYTES,
-    CaptureName,
-    ColumnName,
     FolderName,
     NonEmptyText,
-    ObjectName,
     add_names,
-    convert_false_to_off,
-    convert_to_lower_case,
-    has_password,
     make_refusal,
-    make_slot_name,
-    normalise_streaming,
-    refuse_duplicates,
     refuse_empty,
-    refuse_empty_command,
-    refuse_empty_password,
-    refuse_unreadable_conninfo,
 )
-from pgsieve.resources.lake.masters import parse_thread_count
 from pgsieve.resources.lake.stores.storage import find_address_problem, is_uri
 
 __all__ = [
@@ -90,141 +73,10 @@ DEFAULT_FILE = Path("pgsieve.yaml")
 FILE_VARIABLE = "PGSIEVE_CONFIG"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class SparkConfig(_Section):
-    """Where Spark runs.
-
-    - `master`: a Spark master URL or a Spark Connect address. With `threads[N]`, N threads of pgsieve replace Spark.
-    - `conf`: settings of Spark
-    - `engine`: whether runs use the warm engine, a Spark server that stays after a run. `use` uses it if it is running,
-      `start` also starts it, and `off` does not use it. Only a local `master` can have an engine.
-    - `engine_idle`: the engine ends after it has not been used for this time
-    """
-
-    #: These two are left out of the repr, since an address may contain credentials.
-    master: NonEmptyText = Field(default="local[*]", repr=False)
-    conf: dict[str, str] = Field(default={}, repr=False)
-    engine: Annotated[Literal["off", "use", "start"], BeforeValidator(convert_false_to_off)] = "use"
-    engine_idle: WaitTime = timedelta(minutes=15)
-
-    @field_validator("master")
-    @classmethod
-    def _require_thread_count(cls, master: str) -> str:
-        if master.startswith("threads") and parse_thread_count(master) is None:
-            raise make_refusal(
-                "does not say how many threads", "write threads[4], or threads[*] for one per core"
-            )
-        return master
-
-    @field_validator("conf", mode="before")
-    @classmethod
-    def _convert_scalars_to_text(cls, conf: object) -> object:
-        """Convert values to text, as Spark's settings are text: true becomes `true`, and 4 becomes `4`."""
-        if not isinstance(conf, Mapping):
-            return conf
-        return {
-            key: json.dumps(value) if isinstance(value, int | float) else value for key, value in conf.items()
-        }
-
-
-class SourceConfig(_Section):
-    """A database, and the replication slot by which pgsieve reads its changes."""
-
-    name: str = ""
-    conninfo: Annotated[SecretStr, AfterValidator(refuse_unreadable_conninfo)]
-    password: Annotated[SecretStr, AfterValidator(refuse_empty_password)] | None = None
-    password_command: Annotated[tuple[SecretStr, ...], AfterValidator(refuse_empty_command)] | None = None
-    standby: bool = False
-    allow_untested_server: bool = False
-    slot: str
-    capture: CaptureName
-    publications: dict[ObjectName, PublicationConfig] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _derive_defaults(cls, section: object) -> object:
-        if not isinstance(section, Mapping):
-            return section
-        name = str(section.get("name", ""))
-        return {
-            "slot": make_slot_name(name),
-            "capture": make_slot_name(name, max_length=CAPTURE_BYTES),
-            **section,
-        }
-
-    @model_validator(mode="after")
-    def _refuse_two_passwords(self) -> Self:
-        password_keys = [
-            "password in `conninfo`" if has_password(self.conninfo) else None,
-            "`password`" if self.password is not None else None,
-            "`password_command`" if self.password_command is not None else None,
-        ]
-        if len(given_keys := [key for key in password_keys if key]) > 1:
-            raise make_refusal(f"has a {' and a '.join(given_keys)}", "keep one of them")
-        return self
-
-    @field_validator("slot")
-    @classmethod
-    def _check_slot(cls, slot: str) -> str:
-        if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
-            raise make_refusal("is not a name for a replication slot", "a-z, 0-9 and _, 63 at most")
-        return slot
-
-
-class SubscriptionConfig(_Section):
-    """Publications of one source, replicated into one folder of the lake; see CREATE SUBSCRIPTION."""
-
-    name: str = ""
-    source: str
-    publications: Annotated[tuple[ObjectName, ...], AfterValidator(refuse_empty)]
-    row_filter: Literal["pipeline", "publisher"] = "pipeline"
-    copy_data: bool = True
-    origin: Annotated[Literal["any", "none"], BeforeValidator(convert_to_lower_case)] = "any"
-    binary: bool = False
-    streaming: Annotated[Literal["off", "on", "parallel"], BeforeValidator(normalise_streaming)] = "parallel"
-    two_phase: bool = False
-    failover: bool = False
-    disable_on_error: bool = False
-    freshness: WaitTime = timedelta(minutes=15)
-    types: dict[ColumnName, NonEmptyText] = {}
-    layout: LayoutConfig = LayoutConfig()
-    history: Annotated[HistoryConfig, BeforeValidator(expand_short_form)] = HistoryConfig()
-
-    @field_validator("publications")
-    @classmethod
-    def _refuse_duplicate_publications(cls, publications: tuple[str, ...]) -> tuple[str, ...]:
-        refuse_duplicates(publications, "publication")
-        return publications
-
-    @field_validator("types")
-    @classmethod
-    def _refuse_duplicate_columns(cls, types: dict[str, str]) -> dict[str, str]:
-        refuse_duplicates((parse_qualified_name(key, 3) for key in types), "column")
-        return types
-
-    @property
-    def slot(self) -> str:
-        """The name of the subscription's own slot, which it has with `row_filter: publisher`."""
-        return make_slot_name(self.source, self.name)
-
-    @property
-    def type_overrides(self) -> dict[tuple[str, str, str], str]:
-        """Maps a schema, table and column to the Spark type of the column in `types`.
-
-        The names are written as in the catalog.
-        """
-        overrides = {}
-        for key, spark_type in self.types.items():
-            schema, table, column = parse_qualified_name(key, 3)
-            overrides[schema, table, column] = spark_type
-        return overrides
-
-
-class Config(_Section):
+class Config(BaseModel):
     """A whole configuration file. `lake` is a URI or an absolute path, and `path` is the absolute path of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     path: Path
     lake: NonEmptyText
