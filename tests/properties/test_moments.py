@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -150,16 +151,43 @@ def rows_at(
     return Rows(printed_rows(rows.select(columns), types))
 
 
+def select_names(versions: pa.Table, is_valid: pa.ChunkedArray, lsn: int, names: list[str]) -> list[str]:
+    """Those of the table's names at an LSN that the versions have that are valid then.
+
+    If a slice drops or renames columns, all versions end and begin anew just before the slice. So at moments within the
+    slice, before the ALTER TABLE, they lack values of the former names. Only such versions may lack these values.
+    """
+    begins, ends = versions[VALID_FROM_LSN], pc.fill_null(versions[VALID_TO_LSN], lsn)
+    first_begin = pc.min(begins.filter(is_valid)).as_py() or 0
+    has_begun_anew = any(
+        end <= first_begin and not pc.any(pc.and_(pc.less(begins, end), pc.greater(ends, end))).as_py()
+        for end in pc.unique(ends).to_pylist()
+    )
+    return [
+        name
+        for name in names
+        if name in versions.column_names
+        and not (
+            has_begun_anew
+            and all(
+                value is None
+                for value in itertools.compress(versions[name].to_pylist(), is_valid.to_pylist())
+            )
+        )
+    ]
+
+
 def compare_versions(
     replica: PgsieveReplica, state: TableState, lsn: int, seen: tuple[list[str], dict[str, str], Rows]
 ) -> int:
     """Compare the versions of rows that are valid at an LSN with the subscriber's rows; returns how many tables have versions.
 
-    From a schema change on, versions have only the new columns.
+    They are compared by the names that the columns had at that LSN (`select_names`).
     """
     assert state.definition is not None
     columns, types, rows = seen
     shared = [name for name in columns if name in state.definition.names]
+    former = [name for name in columns if name not in state.definition.names]
     valid_rows, has_versions = list[tuple[str | None, ...]](), False
     for generation in range(state.definition.history.generation + 1):
         path = replica.lake.paths.row_versions("sub", *state.name, generation)
@@ -170,13 +198,14 @@ def compare_versions(
                 pc.fill_null(pc.greater_equal(versions[VALID_TO_LSN], lsn), True),
             )
             if pc.any(is_valid).as_py():
+                assert not valid_rows, "versions of two generations are valid"
+                shared += select_names(versions, is_valid, lsn, former)
                 # Arrow cannot filter the text views of the reader.
                 valid_rows += itertools.compress(
                     printed_rows(versions.select(shared), types), is_valid.to_pylist()
                 )
-    wanted = [
-        tuple(value for name, value in zip(columns, row, strict=True) if name in shared) for row in rows
-    ]
+    places = [columns.index(name) for name in shared]
+    wanted = [tuple(row[place] for place in places) for row in rows]
     assert not has_versions or Rows(valid_rows) == Rows(wanted), ("versions", state.name, format_lsn(lsn))
     return int(has_versions)
 
