@@ -1,9 +1,11 @@
 """Measures a run without changes, by the number of tables: `python benchmarks/idle_tables.py 1 100`.
 
 In: numbers of tables. Out: for each number the median time of some runs, each a process of its own, and the
-difference to the smallest number. The tables are empty, so this is the fixed cost of a run.
+difference to the smallest number. The tables are empty, so this is the fixed cost of a run. With `--uri` the lake has
+a `file://` address, which only Spark reaches.
 """
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -19,21 +21,30 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 ROUNDS = 3
 
 
-def main(numbers: list[int]) -> None:
-    """Measure with each of these numbers of tables."""
+def main() -> None:
+    """Measure with each of the given numbers of tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("numbers", nargs="*", type=int, default=[1, 1000])
+    parser.add_argument("--uri", action="store_true")
+    options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedServer(
             Path(folder) / "data", settings={"fsync": "off", "max_locks_per_transaction": "1024"}
         ) as server,
     ):
-        measured = {number: _idle_seconds(server, Path(folder), number) for number in numbers}
+        measured = {
+            number: _idle_seconds(server, Path(folder), number, is_uri=options.uri)
+            for number in options.numbers
+        }
     least = measured[min(measured)]
     for number, seconds in measured.items():
         print(f"{number:6d} tables: {seconds:5.2f} s, {seconds - least:+.2f} s")
 
 
-def _idle_seconds(server: EmbeddedServer, folder: Path, number: int) -> float:
+def _idle_seconds(server: EmbeddedServer, folder: Path, number: int, *, is_uri: bool) -> float:
     name = f"tables_{number}"
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name}")
@@ -45,7 +56,7 @@ def _idle_seconds(server: EmbeddedServer, folder: Path, number: int) -> float:
     path = folder / name / "pgsieve.yaml"
     path.parent.mkdir()
     content = {
-        "lake": "./lake",
+        "lake": (path.parent / "lake").as_uri() if is_uri else "./lake",
         "sources": {name: {"conninfo": conninfo}},
         "subscriptions": {"sub": {"source": name, "publications": ["p"]}},
     }
@@ -63,4 +74,4 @@ def _run(path: Path) -> float:
 
 
 if __name__ == "__main__":
-    main([int(number) for number in sys.argv[1:]] or [1, 1000])
+    main()
