@@ -18,6 +18,7 @@ from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionCon
 from pgsieve.pipelines.connections import make_source, make_spark_engine, prepare_storage
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.processes import keep_freed_arrays
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,11 @@ class Project:
 
 
 def build_project(config: Config) -> Project:
-    """Make the streams and subscriptions of a configuration. Connects to nothing."""
+    """Make the streams and subscriptions of a configuration. Connects to nothing.
+
+    The process will run their steps, so it keeps freed arrays from now on.
+    """
+    keep_freed_arrays()
     storage = prepare_storage(config)
     slot_streams_by_name: dict[str, SlotStream] = {}
     for name, source in config.sources.items():

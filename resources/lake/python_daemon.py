@@ -15,6 +15,8 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from pgsieve.resources.processes import keep_freed_arrays
+
 #: The modules that have the functions which workers run. If a worker needs other modules, it imports them itself.
 _MODULES = (
     "pgsieve.assets.steps.initial_sync.rows",
@@ -45,6 +47,7 @@ def _import_installed_pyspark() -> None:
 def main() -> None:
     """Import the modules. Then fork workers until Spark ends this process."""
     os.environ[PURGE_DELAY] = WORKER_PURGE_DELAY
+    keep_freed_arrays()
     _import_installed_pyspark()
     for name in _MODULES:
         with suppress(ImportError):
