@@ -369,7 +369,7 @@ class PublicationRecord:
 class Definition:
     """The columns of a replica with their Spark types, its key, and the layout of the table.
 
-    The layout is the catalog's facts about each column, and about the table's type and files.
+    The layout is the catalog's facts about each column and its type, and about the table's files.
 
     - `listed`: true if a publication has a column list for the table
     - `former`: the layout before the last change of the definition, as long as changes with that layout may arrive

@@ -50,6 +50,7 @@ from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.records import REPAIRED_KEY, Commit, TableHead
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.work import name_jobs
 
 #: The changes of one of Spark's tasks have numbers below this power of 2, above the number of the task.
 _TASK_NUMBER_BITS = 40
@@ -120,7 +121,10 @@ def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) 
     if not replicated_table.columns:
         return RepairResult(*name, lsn, problem="it has no columns, so its rows cannot be told apart")
     log(f"repairing {replicated_table.table.quoted_name} of {subscription_at_lsn.subscription.name}")
-    with subscription_at_lsn.translate_errors(name, "repair"):
+    with (
+        subscription_at_lsn.translate_errors(name, "repair"),
+        name_jobs(subscription_at_lsn.subscription.name, f"repair of {replicated_table.table.quoted_name}"),
+    ):
         sides = subscription_at_lsn.make_sides(name)
         rows = _keep(sides.find_differing_rows())
         inserted, deleted = _count_rows(rows)
