@@ -62,9 +62,8 @@ def find_moment(config: Config, subscription_config: SubscriptionConfig, moment_
     project = build_project(config)
     lake, subscription = project.lake.open(), project.subscriptions[subscription_config.name]
     if moment_text is None:
-        moment = Moment(
-            lake, subscription_config.name, Cuts(lake, subscription_config.name).find_newest().lsn
-        )
+        newest_cut = Cuts(lake, subscription_config.name).find_newest()
+        moment = Moment(lake, subscription_config.name, newest_cut.lsn, is_of_newest_cut=True)
     else:
         moment = Moment.from_user_input(lake, subscription_config.name, moment_text)
     progress = ReplicaProgress(subscription, lake)

@@ -65,7 +65,7 @@ def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase
     """Find the bases of a subscription's tables at a moment.
 
     With `only_table`, only this table is searched, so other tables cause no error. The result is empty if an earlier cut
-    shows that the subscription did not have this table yet.
+    shows that the subscription did not have this table then.
     """
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).read_all()
@@ -85,16 +85,15 @@ def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase
             hint=f"`pgsieve run {subscription}` applies later changes; if nothing was committed since, the newest cut has the same rows",
             sqlstate="22023",
         )
-    cut_before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
-    cut_after = next((cut for cut in cuts if cut.lsn > lsn), None)
-    search = _BaseSearch(moment, cut_before, cut_after)
+    cuts_before = [cut for cut in cuts if cut.lsn <= lsn]
+    search = _BaseSearch(moment, cuts_before, next((cut for cut in cuts if cut.lsn > lsn), None))
     bases = [
         base
         for name, states_of_table in states.items()
         if only_table in {None, name} and (base := search.find_base(name, states_of_table)) is not None
     ]
-    # If only one table is wanted, and an earlier cut lacks it, the subscription did not have it yet. That is no error.
-    if not bases and (only_table is None or cut_before is None):
+    # If only one table is wanted, and an earlier cut lacks it, the subscription did not have it then. That is no error.
+    if not bases and (only_table is None or not cuts_before):
         oldest_cut_clause = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
         raise MomentError(
             f'subscription "{subscription}": no table was copied by {format_lsn(lsn)}, or no cut of that time is kept{oldest_cut_clause}',
@@ -108,11 +107,11 @@ def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase
 class _BaseSearch:
     """Finds the base of each table.
 
-    `cut_before` is the last cut at or before the moment, and `cut_after` is the first cut after it.
+    `cuts_before` are the cuts at or before the moment, the oldest first, and `cut_after` is the first cut after it.
     """
 
     moment: Moment
-    cut_before: Cut | None
+    cuts_before: Sequence[Cut]
     cut_after: Cut | None
 
     @property
@@ -124,7 +123,8 @@ class _BaseSearch:
 
         `states` has the recorded states of the table.
         """
-        cut_version = self.cut_before.tables.get(name) if self.cut_before is not None else None
+        newest_cut = self.cuts_before[-1] if self.cuts_before else None
+        is_in_newest_cut = newest_cut is not None and name in newest_cut.tables
         ready_state = next(
             (
                 state
@@ -133,29 +133,35 @@ class _BaseSearch:
             ),
             None,
         )
-        is_copied_after_cut = ready_state is not None and (
-            self.cut_before is None or ready_state.lsn > self.cut_before.lsn
-        )
-        if cut_version is None and not is_copied_after_cut:
-            return None
         if ready_state is None:
+            if not is_in_newest_cut:
+                return None
             raise self._make_unreadable_error(
                 name,
                 "the record of its columns at that time is gone: `pgsieve maintain` of an earlier version deleted it",
             )
-        path = self._lake.paths.replica(self.moment.subscription, *name)
         if (
-            self.cut_before is not None
-            and cut_version is not None
-            and not is_copied_after_cut
-            and self.cut_before.lsn == self.moment.lsn
+            newest_cut is not None
+            and not is_in_newest_cut
+            and ready_state.lsn <= newest_cut.lsn
+            and (self.moment.is_of_newest_cut or _has_left(states, ready_state, newest_cut))
         ):
+            return None
+        # The newest cut may lack a table that the subscription has: one that is set aside, or is to be copied again.
+        cut = self._find_cut_with_table(name, ready_state.lsn)
+        path = self._lake.paths.replica(self.moment.subscription, *name)
+        if cut is not None and cut.lsn == self.moment.lsn:
+            version = cut.tables[name]
             state = self._find_fitting_state(
-                name, states, ready_state, self._lake.read_columns_of_version(path, cut_version)
+                name, states, ready_state, self._lake.read_columns_of_version(path, version)
             )
-            return TableBase(path, cut_version, state, self.moment.lsn, self._find_history_path(name, state))
-        return self._find_base_after_cut(
-            name, path, states, ready_state, None if is_copied_after_cut else cut_version
+            return TableBase(path, version, state, cut.lsn, self._find_history_path(name, state))
+        return self._find_base_after_cut(name, path, states, ready_state, cut)
+
+    def _find_cut_with_table(self, name: Name, min_lsn: int = 0) -> Cut | None:
+        """The newest cut with a table at or before the moment; None if there is none at or after `min_lsn`."""
+        return next(
+            (cut for cut in reversed(self.cuts_before) if cut.lsn >= min_lsn and name in cut.tables), None
         )
 
     def _find_base_after_cut(
@@ -164,10 +170,14 @@ class _BaseSearch:
         path: str,
         states: Sequence[TableState],
         ready_state: TableState,
-        cut_version: int | None,
+        cut: Cut | None,
     ) -> TableBase:
-        """The base of a table that may have changed between the cut before the moment and the moment."""
+        """The base of a table that may have changed between a cut before the moment and the moment.
+
+        `cut` is the newest such cut with the table; None if the table was copied after it, or if there is none.
+        """
         delta_rs = self._require_delta_rs(name)
+        cut_version = None if cut is None else cut.tables[name]
         version, position = self._find_newest_version(name, delta_rs, path, cut_version)
         if not ready_state.lsn <= position <= self.moment.lsn:
             raise self._make_unreadable_error(name, "its replica's version of that time is gone")
@@ -176,11 +186,7 @@ class _BaseSearch:
         state = self._find_fitting_state(
             name, states, ready_state, self._lake.read_columns_of_version(path, version)
         )
-        since_lsn = (
-            max(position, self.cut_before.lsn)
-            if self.cut_before is not None and cut_version is not None
-            else position
-        )
+        since_lsn = position if cut is None else max(position, cut.lsn)
         base = TableBase(path, version, state, since_lsn, self._find_history_path(name, state))
         return self._add_slices(base, states) if since_lsn < self.moment.lsn else base
 
@@ -347,13 +353,25 @@ class _BaseSearch:
 
     def _make_unreadable_error(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
         """The error that a table cannot be read as of the moment, with the reason."""
-        cuts = [format_lsn(cut.lsn) for cut in (self.cut_before, self.cut_after) if cut is not None]
+        cuts = [
+            format_lsn(cut.lsn)
+            for cut in (self._find_cut_with_table(name), self.cut_after)
+            if cut is not None and name in cut.tables
+        ]
         return MomentError(
             f'subscription "{self.moment.subscription}": table "{quote_qualified(*name)}" cannot be read as of'
             f" {format_lsn(self.moment.lsn)}: {reason}",
             hint=f"it can be read at the nearest cuts: {', '.join(cuts)}" if cuts else "choose a later LSN",
             sqlstate=sqlstate,
         )
+
+
+def _has_left(states: Sequence[TableState], ready_state: TableState, cut: Cut) -> bool:
+    """Whether a table that was ready had left the publications when a cut was made. `states` are its recorded states."""
+    return any(
+        state.state == SyncState.REMOVED and state.version > ready_state.version and cut.has_state(state)
+        for state in states
+    )
 
 
 def _describe_interruption(states: Sequence[TableState], ready_state: TableState) -> str:

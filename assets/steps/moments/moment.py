@@ -33,12 +33,16 @@ class Moment:
     All changes up to `complete_lsn` were read from the slot, decoded and filtered. If nothing has changed lately, this LSN
     is beyond the last slice (changes between two positions of the slot) and beyond the last cut (versions of
     all replicas at one LSN).
+
+    If `is_of_newest_cut` is true, the user did not name a moment. Then a table that the newest cut lacks is left out, for
+    example a table that is set aside; the commands say why. Otherwise such a table is read exactly, or refused.
     """
 
     lake: Lake
     subscription: str
     lsn: int
     complete_lsn: int = 0
+    is_of_newest_cut: bool = False
 
     @classmethod
     def from_user_input(cls, lake: Lake, subscription: str, moment: str | datetime) -> "Moment":

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.postgres.source import quote_literal
 from tests.fixtures.samples import TYPES, scalars, without_output
 from tests.fixtures.shop import Shop
@@ -145,6 +147,10 @@ def test_a_table_that_is_set_aside_is_named_with_the_command_that_copies_it(
         assert code == 0
         assert "warning: a table is missing here: public.orders is set aside: its replica" in printed
         assert f"`pgsieve {command}` copies the table again" in printed
+    cut = Cuts(shop.lake, "one").find_newest()
+    code, refused = shop.cli("read", "one", "--at", format_lsn(cut.lsn))
+    assert code == 2, refused
+    assert 'table "public.orders" cannot be read as of' in " ".join(refused.split())
     code, refused = shop.cli("read", "one", "public.orders")
     assert code == 2
     assert "did you mean" not in refused

@@ -208,6 +208,47 @@ def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters, *, i
     assert [counters.n(lsn) for lsn in (again, later)] == [3, 4]
 
 
+def test_a_table_that_a_later_cut_lacks_is_read_or_refused(counters: Counters) -> None:
+    """The run that finds out that a table has to be copied again writes a cut without it, perhaps at the same LSN."""
+    database, subscription, lake = counters.database, counters.subscription, counters.lake
+    database.execute("create table u (id int primary key, n int); alter publication p add table u")
+    counters.run()
+    within = counters.add()
+    counters.add()
+    counters.run()
+    at_cut = Cuts(lake, "sub").read_all()[-1].lsn
+    states, name = TableStates(lake, "sub"), ("public", "t")
+    states.leave_to_next_copy([name], "it has other columns")
+    apply(subscription, lake, _quiet)
+    *_, former, cut = Cuts(lake, "sub").read_all()
+    assert (former.lsn, cut.lsn, set(former.tables) - set(cut.tables)) == (at_cut, at_cut, {name})
+
+    def n(lsn: int) -> object:
+        (table,) = find_tables(Moment(lake, "sub", lsn), only_table=name)
+        return query_table(table.open_table(), "select * from t order by id").to_pylist()[0]["n"]
+
+    assert [n(within), n(at_cut)] == [1, 2]
+    assert {table.name for table in find_tables(Moment(lake, "sub", at_cut))} == {name, ("public", "u")}
+    missed = counters.add()
+    database.execute("insert into u values (1, 1)")
+    drain_slot(subscription.slot_stream, lake, [subscription], _quiet)
+    transform(subscription, lake, _quiet)
+    apply(subscription, lake, _quiet)
+    later = Cuts(lake, "sub").read_all()[-1].lsn
+    for lsn in (missed, later):
+        refusal = counters.refusal(lsn)
+        assert "it had to be copied again (it has other columns); it has not been copied" in refusal
+    counters.run()
+    again = states.read_newest()[name].lsn
+    assert [n(within), n(at_cut), n(again)] == [1, 2, 3]
+    assert f"it was copied at {format_lsn(again)}" in counters.refusal(later)
+    # A table that has left the publications is not refused.
+    database.execute("alter publication p drop table t; insert into u values (2, 2)")
+    counters.run()
+    (table,) = find_tables(Moment(lake, "sub", Cuts(lake, "sub").read_all()[-1].lsn))
+    assert table.name == ("public", "u")
+
+
 @pytest.mark.drawn
 @pytest.mark.spark
 def test_the_columns_are_those_of_the_replica_at_that_moment(counters: Counters) -> None:
