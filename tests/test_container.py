@@ -44,3 +44,11 @@ def test_the_workflow_runs_the_same_as_a_developers_machine() -> None:
     assert job["steps"][-1]["run"].endswith(" .ci/run")
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
     assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_the_long_tests_run_each_night() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/nightly.yaml").read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    assert job["steps"][-1]["run"].endswith(" make test-long")
+    # YAML 1.1 reads the key `on` as true.
+    assert len(workflow[True]["schedule"]) == 1

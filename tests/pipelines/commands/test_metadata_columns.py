@@ -63,6 +63,7 @@ def test_metadata_columns_are_enabled_renamed_and_disabled(shop: Shop) -> None:
 
 @pytest.mark.drawn
 def test_metadata_columns_are_refused_where_they_are_impossible(shop: Shop) -> None:
+    """It takes long: ten commands run one after the other, and some copy all tables again."""
     shop.database.execute("create table plain (a int, _op text); alter table plain replica identity full")
     shop.database.execute("alter publication p add table plain; insert into plain values (1, 'x')")
     for names, message in (

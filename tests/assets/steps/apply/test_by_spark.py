@@ -181,6 +181,7 @@ def test_a_slice_of_inserts_counts_those_after_a_truncate(tmp_path: Path) -> Non
 
 @pytest.mark.drawn
 def test_random_changes_of_a_multiset_leave_the_rows_and_counts_of_files(tmp_path: Path) -> None:
+    """It takes long: Spark applies each of the random batches as several jobs."""
     columns = (*COLUMNS, ("f", pa.float64()))
     replicated = Definition(
         (("k", "bigint"), ("t", "string"), ("v", "string"), ("f", "double")), (), Layout(1, (), 4, ())
