@@ -71,8 +71,8 @@ TESTS_19 := tests/replication tests/postgresql_19 tests/properties tests/decodin
 test-19: setup ## replication, random workloads, row filters, values and commands on PostgreSQL 19, publisher and subscriber
 	@PGSIEVE_POSTGRES_VERSION=19 PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-10} $(PYTEST) $(SHARED) -m 'not long' $(TESTS_19) $(ARGS)
 
-# Another Dagster before the packages of .venv: what it brings takes the place of theirs. It is imported before pytest makes
-# errors of warnings: the oldest uses of pydantic what is deprecated by now.
+# Another Dagster is found before the packages of .venv, and its dependencies take the place of theirs. It is imported before
+# pytest makes errors of warnings, because the oldest Dagster uses deprecated functions of pydantic.
 DAGSTER := dagster dagster-dg-cli dagster-graphql dagster-webserver
 DAGSTER_oldest := $(DAGSTER:%=%==1.12.0) dagster-dlt==0.28.0 dagster-pyspark==0.28.0
 DAGSTER_newest := --upgrade $(DAGSTER:%='%<1.14') 'dagster-dlt<0.30' 'dagster-pyspark<0.30'

@@ -47,7 +47,7 @@ EXIT_FAULT = 70
 EXIT_INTERRUPTED = 130
 
 #: The message after Ctrl-C in a command that changes the lake or the server.
-AFTER_INTERRUPTED_CHANGE = "what was committed stays; repeat the command"
+AFTER_INTERRUPTED_CHANGE = "committed work stays; repeat the command"
 
 
 def report_error(ctx: Any, error: Exception) -> None:

@@ -78,7 +78,7 @@ StallLimitOption = Annotated[
 @command(
     "Example: pgsieve run sales",
     panel=_PANEL,
-    after_interrupt="what was committed stays, and the next run continues",
+    after_interrupt="committed work stays, and the next run continues",
 )
 def run(
     ctx: typer.Context,

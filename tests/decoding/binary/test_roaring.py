@@ -1,4 +1,4 @@
-"""Roaring bitmaps: what is written is read again, and equals what CRoaring writes and reads."""
+"""Roaring bitmaps are read as they were written, and have the bytes that CRoaring writes and reads."""
 
 from __future__ import annotations
 

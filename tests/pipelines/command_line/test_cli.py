@@ -254,10 +254,10 @@ def test_an_interrupt_is_130_as_in_a_shell():
     ("arguments", "printed"),
     [
         (["status"], "interrupted\n"),
-        (["resync", "sales"], "interrupted: what was committed stays; repeat the command\n"),
+        (["resync", "sales"], "interrupted: committed work stays; repeat the command\n"),
         (
             ["--log-format", "json", "run"],
-            '"level": "warning", "message": "interrupted: what was committed stays, and the next run continues"}\n',
+            '"level": "warning", "message": "interrupted: committed work stays, and the next run continues"}\n',
         ),
     ],
 )
@@ -292,7 +292,7 @@ def test_an_interrupt_during_the_imports_is_said_as_any_other(tmp_path, signal_n
         [sys.executable, "-m", "pgsieve", "-c", "none.yaml", "run"],
         capture_output=True, text=True, env=environ, check=False, timeout=300,
     )  # fmt: skip
-    expected = (130, "", "interrupted: what was committed stays, and the next run continues\n")
+    expected = (130, "", "interrupted: committed work stays, and the next run continues\n")
     assert (done.returncode, done.stdout, done.stderr) == expected
 
 

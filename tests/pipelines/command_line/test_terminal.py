@@ -1,4 +1,4 @@
-"""Commands that start a JVM, on a terminal: what a person sees there is pgsieve's, and no line of log4j's, Ivy's or the JVM's."""
+"""Commands that start a JVM, on a terminal: all lines there are pgsieve's, and none is log4j's, Ivy's or the JVM's."""
 
 from __future__ import annotations
 

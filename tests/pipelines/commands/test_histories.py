@@ -142,7 +142,7 @@ def test_a_history_that_lacks_the_copied_rows_says_how_to_complete_it(shop: Shop
     assert _output_of(shop, "run")
     assert _operations(shop, "orders")[-1] == ("insert", 9)
 
-    # Off: a copy is in it no more, and what is there stays.
+    # Without `history`, a copy adds no rows to the change history, and its rows stay.
     _configure(shop, None)
     before = _operations(shop, "orders")
     _output_of(shop, "resync", "one", "public.orders")

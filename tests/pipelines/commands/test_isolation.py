@@ -102,7 +102,7 @@ def test_ctrl_c_ends_the_step_in_progress_and_is_no_subscriptions_error(shop: Sh
         process.join()
     assert process.exitcode == 130, log.read_text()
     assert "error: " not in log.read_text()
-    assert log.read_text().endswith("interrupted: what was committed stays, and the next run continues\n")
+    assert log.read_text().endswith("interrupted: committed work stays, and the next run continues\n")
     assert shop.cli("run")[0] == 0
     assert [shop.ids("one", "orders"), shop.ids("two", "stock")] == [[2, 3, 4, 5], [1, 2, 3, 4, 5]]
 
@@ -153,7 +153,7 @@ def test_a_run_says_that_it_was_interrupted_before_its_first_step(
             os.kill(process.pid, signal_number)
             process.join(60)
     assert process.exitcode == 130, errors.read_text()
-    assert errors.read_text().endswith("interrupted: what was committed stays, and the next run continues\n")
+    assert errors.read_text().endswith("interrupted: committed work stays, and the next run continues\n")
 
 
 @pytest.mark.drawn

@@ -276,7 +276,7 @@ def test_superseded_states_are_deleted_and_needed_ones_stay(shop: Shop) -> None:
     assert len(shop.local.rows(path)) > 20
     for _ in range(2):
         shop.maintain()
-        # Of "b" the commit that "a" is in, too, is kept; of "a" the newest commit, and the last one with a definition.
+        # "b" keeps the commit that "a" is in, too; "a" keeps its newest commit, and the last one with a definition.
         assert len(shop.local.rows(path)) == 5
         assert TableStates(shop.lake, "first").read_newest() == before
     assert before["public", "a"].definition == definition
