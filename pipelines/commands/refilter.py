@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.operations.refilter import Refilter, RefilterPlan, find_applied_lsn
+from pgsieve.assets.steps.operations.refilter import Refilter, RefilterPlan
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
@@ -77,7 +77,7 @@ def refilter(
                 for plan in _prepare_refilter(subscription, chosen_sources, lake).make_replicas(names_to_make)
             }
             plans = [plans_by_name.get(plan.name, plan) for plan in plans]
-            lsn = max(find_applied_lsn(lake, source_subscription) for source_subscription in chosen_sources)
+            lsn = max((plan.lsn for plan in plans_by_name.values() if plan.lsn is not None), default=None)
     return RefilterReport(
         subscription.name,
         is_plan_only,

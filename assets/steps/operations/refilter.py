@@ -82,10 +82,11 @@ class _UsableReplica:
     wanted_definition: Definition
 
 
-def find_applied_lsn(lake: Lake, source: Subscription) -> int:
-    """Find the LSN before which the replicas of a subscription have all changes.
+def find_applied_lsn(lake: Lake, source: Subscription, state_lsn: int) -> int:
+    """Find the LSN before which a replica of a subscription has all changes. `state_lsn` is the LSN of its state.
 
-    Raises PgsieveError if there are changes that are not applied yet.
+    A replica that was just made may be ahead of the changes that were decoded and filtered: it has all changes before the
+    LSN of its state. Raises PgsieveError if there are changes that are not applied yet.
     """
     progress = ReplicaProgress(source, lake)
     transformed_lsn = progress.read_transformed_lsn()
@@ -95,7 +96,7 @@ def find_applied_lsn(lake: Lake, source: Subscription) -> int:
             hint=f"`pgsieve run {source.name}` applies them, or says why not",
             sqlstate="55000",
         )
-    return progress.find_complete_lsn(transformed_lsn)
+    return max(state_lsn, progress.find_complete_lsn(transformed_lsn))
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Refilter:
         The caller has applied all changes to the replicas of the other subscriptions.
         """
         plans = []
-        for plan, usable_replica in self._plan_tables(names, lambda _: None):
+        for plan, usable_replica in self._plan_tables(names, lambda *_: None):
             if usable_replica is None:
                 plans.append(plan)
                 continue
@@ -131,14 +132,16 @@ class Refilter:
             plans.append(replace(plan, lsn=lsn, rows=rows))
         return plans
 
-    def _find_planned_lsn(self, source_name: str) -> int | None:
-        """Find the LSN that replicas would have that are made from the replicas of a subscription.
+    def _find_planned_lsn(self, source_name: str, state_lsn: int) -> int | None:
+        """Find the LSN that a replica would have that is made from a replica of a subscription.
+
+        `state_lsn` is the LSN of the existing replica's state.
 
         All changes are applied to the replicas of another subscription first, but none to those of this subscription,
         because its present publications would decide them. Raises PgsieveError if the replicas cannot be made at that LSN.
         """
         lsn = (
-            find_applied_lsn(self.lake, self.subscription)
+            find_applied_lsn(self.lake, self.subscription, state_lsn)
             if source_name == self.subscription.name
             else self.present_lsn
         )
@@ -147,11 +150,11 @@ class Refilter:
         return lsn
 
     def _plan_tables(
-        self, names: Sequence[Name], find_lsn: Callable[[str], int | None]
+        self, names: Sequence[Name], find_lsn: Callable[[str, int], int | None]
     ) -> Iterator[tuple[RefilterPlan, _UsableReplica | None]]:
         """Yields the plan for each table, and the replica from which it is made.
 
-        `find_lsn` returns the LSN of replicas that are made from those of a subscription.
+        `find_lsn` gets a subscription and the LSN of a state, and returns the LSN of a replica that is made from that replica.
         """
         tables = self.subscription.tables(self.catalog)
         states_by_source = {
@@ -163,7 +166,7 @@ class Refilter:
                 state = states_by_source[source.name].get(name)
                 try:
                     usable_replica = self._find_usable_replica(tables.get(name), source, catalog, state)
-                    lsn = find_lsn(source.name)
+                    lsn = find_lsn(source.name, usable_replica.state.lsn)
                 except PgsieveError as error:
                     reasons.append(f"{source.name}: {error.message}")
                     continue
@@ -333,7 +336,7 @@ class Refilter:
             lake.records.head(lake.paths.replica(subscription_name, *name))
             for subscription_name in (source.name, self.subscription.name)
         )
-        lsn = find_applied_lsn(lake, source)
+        lsn = find_applied_lsn(lake, source, usable_replica.state.lsn)
         self._refuse_gap(lsn)
         definition = usable_replica.wanted_definition
         history = former_state.definition.history if former_state.definition else History()

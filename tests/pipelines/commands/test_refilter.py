@@ -247,6 +247,22 @@ def test_the_plan_names_the_lsn_that_the_replica_gets(views: Views) -> None:
     assert TableStates(lake, "emea").read_newest()["public", "orders"].lsn == planned["orders"]
 
 
+def test_an_own_replica_is_filtered_again_before_the_first_run(views: Views) -> None:
+    """No change was decoded for it yet, but it has all changes before the LSN at which it was made."""
+    wanted = {"table": "public.orders", "where": "region = 'EMEA'"}
+    views.change(100)
+    views.define(emea={"tables": [wanted]})
+    first = views.report("emea")
+    views.define(emea={"tables": [{**wanted, "where": "region = 'EMEA' and id > 5"}]})
+    views.change(110)
+    for arguments in (("--plan",), ()):
+        report = views.report("emea", "--from", "emea", *arguments)
+        assert [(table["source"], table["lsn"]) for table in report["tables"]] == [("emea", first["lsn"])]
+    assert report["lsn"] == first["lsn"]
+    views.run("emea")
+    assert views.rows("emea") == views.published("region = 'EMEA' and id > 5")
+
+
 def test_the_plan_refuses_an_own_replica_that_lacks_changes(views: Views) -> None:
     """The former row filter decided these changes; the other replica has all rows."""
     wanted = {"table": "public.orders", "where": "region = 'EMEA'"}
