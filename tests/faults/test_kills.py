@@ -37,7 +37,7 @@ FIRST = (
     Failpoint.SLOT_CREATED,
     Failpoint.TABLE_COPIED,
 )
-#: Failpoints that every run reaches, also the commit of a second replica.
+#: Failpoints that a later run reaches, also the commit of a second replica. For one of them, `alter_for` prepares the run.
 LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REPLICA_COMMITTED}:2")
 
 
@@ -147,16 +147,21 @@ def test_a_run_killed_while_spark_writes_its_lake_on_s3_is_completed_by_the_next
         kill_at_each(pgsieve, database, (*first, *LATER), settled_at=len(first))
 
 
+def alter_for(point: str, database: psycopg.Connection) -> None:
+    """Alter a publication if only a run that finds an alteration reaches the failpoint."""
+    if point == Failpoint.ALTERATION_RECORDED:
+        with database.transaction():
+            database.execute("ALTER PUBLICATION bank DROP TABLE savings")
+            database.execute("ALTER PUBLICATION bank ADD TABLE savings")
+
+
 def kill_at_each(
     pgsieve: Site, database: psycopg.Connection, points: Sequence[str], settled_at: int = 0
 ) -> None:
     """Kill a run at each failpoint in turn. At number `settled_at` and every third one from there, a complete run follows."""
     for number, point in enumerate(points, 1):
         pgsieve.write(database)
-        if point == Failpoint.ALTERATION_RECORDED:
-            with database.transaction():
-                database.execute("ALTER PUBLICATION bank DROP TABLE savings")
-                database.execute("ALTER PUBLICATION bank ADD TABLE savings")
+        alter_for(point, database)
         assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
         pgsieve.write(database)
         if number == len(points) or (number >= settled_at and (number - settled_at) % 3 == 0):

@@ -23,7 +23,7 @@ from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.disk import Disk
 from tests.faults.killable import MARKING, NOT_SMALL, REFUSED, Site, settle, site
-from tests.faults.test_kills import FIRST, LATER
+from tests.faults.test_kills import FIRST, LATER, alter_for
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.tries import budget_seconds, drawn_seed
 
@@ -47,6 +47,7 @@ def powered(
 def cut_at(pgsieve: Site, database: psycopg.Connection, disk: Disk, point: Failpoint | str) -> None:
     """Let a run reach a failpoint, and cut the power there. File names are on disk, bytes only if they were made durable."""
     pgsieve.write(database)
+    alter_for(point, database)
     assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
     disk.cut(names=True)
     disk.restore()
