@@ -109,7 +109,7 @@ class SubscriptionRun:
       each replica; together these versions equal the publisher at one LSN.
     - `changed`: false if nothing was copied or applied
     - `problems`: the reasons why tables are set aside (they get no changes until they are copied again), why tables
-      wait, why sequences cannot be read, and why the subscription is disabled
+      cannot be copied yet, why sequences cannot be read, and why the subscription is disabled
     - `notice`: a sentence that says whether the transaction to skip was skipped
     - `spent`: the cost of all steps except reading the slot
     - `warnings`: partitions whose changes are not sent, and what that means for their rows

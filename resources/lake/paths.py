@@ -125,7 +125,7 @@ class LakePaths:
         return f"{self.uri}/{subscription}/_scd2/{escape(schema)}/{escape(table)}{suffix}"
 
     def corrections(self, subscription: str, schema: str, table: str) -> str:
-        """The changes with which a repair corrects a replica. The repair removes them when it ends."""
+        """The folder of the changes with which repairs correct a replica. A repair removes the folder when it ends."""
         return f"{self.uri}/{subscription}/_corrections/{escape(schema)}/{escape(table)}"
 
     def transformed_slices(self, subscription: str) -> str:

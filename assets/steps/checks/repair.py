@@ -52,6 +52,9 @@ from pgsieve.resources.lake.delta.records import REPAIRED_KEY, Commit, TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import name_jobs
 
+#: If a replica keeps deleted rows, the first correction may also mark a row that equals the publisher's: if another writer has
+#: given its key to another row, too. The second correction inserts the row again.
+_MAX_ROUNDS = 2
 #: The changes of one of Spark's tasks have numbers below this power of 2, above the number of the task.
 _TASK_NUMBER_BITS = 40
 
@@ -125,21 +128,37 @@ def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) 
         subscription_at_lsn.translate_errors(name, "repair"),
         name_jobs(subscription_at_lsn.subscription.name, f"repair of {replicated_table.table.quoted_name}"),
     ):
+        version = subscription_at_lsn.make_sides(name).version
+        counts = _correct_rows(subscription_at_lsn, name)
+        if counts is None:
+            return RepairResult(*name, lsn, problem=REWRITTEN_PROBLEM)
+        path = lake.paths.replica(subscription_at_lsn.subscription.name, *name)
+        head = lake.records.head(path)
+        # If another writer has restored the replica meanwhile, the cut must not name the version after the RESTORE.
+        # Otherwise later checks would not notice the RESTORE.
+        is_intact = head.version == version or not lake.records.is_restored(path, version)
+    cut_version = head.version if is_intact and (head.position or 0) <= lsn else None
+    return RepairResult(*name, lsn, *counts, cut_version)
+
+
+def _correct_rows(subscription_at_lsn: SubscriptionAtLsn, name: Name) -> tuple[int, int] | None:
+    """Correct the rows of one replica; returns how many were inserted and deleted. None if the table was rewritten."""
+    all_inserted, all_deleted = 0, 0
+    for _ in range(_MAX_ROUNDS):
         sides = subscription_at_lsn.make_sides(name)
         rows = _keep(sides.find_differing_rows())
         inserted, deleted = _count_rows(rows)
+        if not (inserted or deleted):
+            break
         # A table that was rewritten meanwhile may have been read as empty. A repair would then remove all rows of the
         # replica.
-        if (inserted or deleted) and subscription_at_lsn.find_rewritten_tables([name]):
-            return RepairResult(*name, lsn, problem=REWRITTEN_PROBLEM)
-        if inserted or deleted:
-            _ReplicaRepair.make(subscription_at_lsn, name, sides, inserted, deleted).correct(rows)
-        head = lake.records.head(sides.path)
-        # If another writer has restored the replica meanwhile, the cut must not name the version after the RESTORE.
-        # Otherwise later checks would not notice the RESTORE.
-        is_intact = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
-    version = head.version if is_intact and (head.position or 0) <= lsn else None
-    return RepairResult(*name, lsn, inserted, deleted, version)
+        if subscription_at_lsn.find_rewritten_tables([name]):
+            return None
+        _ReplicaRepair.make(subscription_at_lsn, name, sides, inserted, deleted).correct(rows)
+        all_inserted, all_deleted = all_inserted + inserted, all_deleted + deleted
+        if not sides.soft_delete_columns:
+            break
+    return all_inserted, all_deleted
 
 
 def _keep(rows: pa.Table | DataFrame) -> pa.Table | DataFrame:
@@ -164,7 +183,7 @@ class _ReplicaRepair:
     """Corrects one replica by changes, which are applied as those of the slot are.
 
     - `path`: the replica
-    - `changes_path`: where the changes are, if this process can write them
+    - `changes_folder`: the folder for the changes, if this process can write them
     - `definition`: has a key only if the replica keeps deleted rows. All other rows are deleted by their values: a row
       that another writer has added may have the key of an equal row.
     - `version`: the Delta version of the replica that was compared
@@ -174,7 +193,7 @@ class _ReplicaRepair:
     lake: Lake
     name: Name
     path: str
-    changes_path: str
+    changes_folder: str
     definition: Definition
     version: int
     sent_counts: Mapping[str, int]
@@ -227,7 +246,7 @@ class _ReplicaRepair:
             )
             return self._apply_stored_changes(size_bytes)
         finally:
-            self.lake.remove(self.changes_path)
+            self.lake.remove(self.changes_folder)
 
     def _store_changes(self, delta_rs: DeltaRsRecords, rows: pa.Table | DataFrame) -> None:
         commit = Commit(overwrite=True, properties=CHANGES_PROPERTIES)
@@ -237,9 +256,17 @@ class _ReplicaRepair:
             else:
                 self.lake.write(self._make_changes_by_spark(rows), self.changes_path, commit)
 
+    @property
+    def changes_path(self) -> str:
+        """Where the changes are. A process that has lost its lock may repair the same replica, but at another LSN."""
+        return f"{self.changes_folder}/{self.corrections.lsn:X}"
+
     def _make_few_changes(self, rows: pa.Table) -> pa.Table:
-        batches = rows.combine_chunks().to_batches()
-        return pa.Table.from_batches([self.corrections.to_changes(batch, 0) for batch in batches])
+        batches = list[pa.RecordBatch]()
+        for batch in rows.to_batches():
+            first_number = sum(earlier_batch.num_rows for earlier_batch in batches)
+            batches.append(self.corrections.to_changes(batch, first_number))
+        return pa.Table.from_batches(batches)
 
     def _make_changes_by_spark(self, rows: DataFrame) -> DataFrame:
         ddl = format_changes_ddl(self.definition.columns)

@@ -124,7 +124,7 @@ def find_endpoint_problem(endpoint: str) -> tuple[str, str] | None:
     hint = "write it as http://HOST:PORT or https://HOST"
     if "@" in endpoint:
         return (
-            "has a user or a password before the host, which messages and names of objects would show",
+            "has a user or a password before the host, which messages would show",
             f"{hint}; credentials belong into `access_key_id` and `secret_access_key`, the environment or a profile",
         )
     if not re.match(r"(?i)https?://", endpoint):

@@ -267,11 +267,11 @@ PAIR = (
 NAMES = [("public", "keyed"), ("public", "keyless")]
 
 
-def corrupt(replicated: Replicated) -> None:
-    """Damage three rows of one table. Remove 200 equal rows of another, and change 200 of them."""
+def corrupt(replicated: Replicated, new_id: int = 8) -> None:
+    """Damage three rows of one table; one gets the key `new_id`. Remove 200 equal rows of another, and change 200."""
     keyed, keyless = (replicated.replica(name) for _, name in NAMES)
     keyed.update(updates={"a": "a + 1"}, predicate="id in (5, 6)")
-    keyed.update(updates={"id": "8"}, predicate="id = 9")
+    keyed.update(updates={"id": str(new_id)}, predicate="id = 9")
     keyless.delete("a = 3")
     keyless.update(updates={"t": "'changed'"}, predicate="a = 4")
 
@@ -352,6 +352,48 @@ def test_a_repair_of_few_rows_needs_no_spark(
         assert kinds["insert"] + kinds["update_postimage"] == 3
     replicated.database.execute("update keyed set a = -1; delete from keyless where a = 5")
     assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
+
+
+def soft_layout(*, keeps_deleted: bool) -> SubscriptionLayout:
+    return SubscriptionLayout(layout_by_table={NAMES[0]: TableLayout(keeps_deleted=keeps_deleted)})
+
+
+@pytest.mark.drawn
+@pytest.mark.spark
+@pytest.mark.parametrize("keeps_deleted", [False, True], ids=["", "soft deletes"])
+@pytest.mark.parametrize("small", [10**9, 0], ids=["few rows", "many rows"])
+def test_spark_repairs_a_replica_with_a_constraint(
+    replicated: Replicated, keeps_deleted: bool, small: int
+) -> None:
+    """A user has added the constraints, so only a MERGE may change rows. It takes long because Spark starts."""
+    layout = soft_layout(keeps_deleted=keeps_deleted)
+    replicated.subscription = replace(replicated.subscription, layout=layout)
+    replicated.publish(*PAIR)
+    corrupt(replicated, new_id=-9)
+    for _, name in NAMES:
+        replicated.replica(name).alter.add_constraint({"any": "a is null or a < 100000"})
+    lake = replicated.lake(small, lambda: engine().session)
+    done = repair(replicated.subscription, lake, NAMES, _quiet)
+    assert [(r.inserted, r.deleted, r.problem) for r in done] == [(3, 3, None), (400, 200, None)]
+    assert all(c.equal for c in check_consistency(replicated.subscription, lake, _quiet))
+    rows = replicated.replica("keyed").to_pyarrow_table()
+    deleted_keys = rows.filter(rows["_deleted"])["id"].to_pylist() if keeps_deleted else [-9]
+    assert (rows.num_rows - keeps_deleted, deleted_keys) == (2000, [-9])
+
+
+def test_a_repair_leaves_one_living_row_of_a_key_that_another_writer_has_given_twice(
+    replicated: Replicated,
+) -> None:
+    """The replica keeps deleted rows, which are marked by their key."""
+    replicated.subscription = replace(replicated.subscription, layout=soft_layout(keeps_deleted=True))
+    replicated.publish(*PAIR)
+    corrupt(replicated, new_id=8)
+    lake = replicated.lake(10**9)
+    done, _ = repair(replicated.subscription, lake, NAMES, _quiet)
+    # The row with the key 8 equals the publisher's. It is marked as deleted, too, and then inserted again.
+    assert (done.inserted, done.deleted, done.problem) == (4, 3, None)
+    assert all(c.equal for c in check_consistency(replicated.subscription, lake, _quiet))
+    assert replicated.replica("keyed").to_pyarrow_table().num_rows == 2000
 
 
 def test_operations_that_are_not_published_explain_a_difference(replicated: Replicated) -> None:
