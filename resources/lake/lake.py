@@ -503,7 +503,7 @@ class Lake:
             add_costs(DRIVER, 1, new_rows.nbytes)
             committer.write(target, new_rows, commit)
             return
-        if self._rewrite_files(path, target, change, commit):
+        if self._rewrite_files(path, target, change, commit, byte_count):
             return
         names, change_batch = list(change.columns), change.change_batch
         rows = number_columns(self.read_table(path).select(*map(quote_name, names)))
@@ -512,8 +512,13 @@ class Lake:
         )
         self.write(changed_rows, target, commit)
 
-    def _rewrite_files(self, path: str, target: str, change: RowChange, commit: Commit) -> bool:
-        """Do what `rewrite` does, but let the runner write files. False if delta-rs cannot read or write one of the tables."""
+    def _rewrite_files(
+        self, path: str, target: str, change: RowChange, commit: Commit, byte_count: int | None
+    ) -> bool:
+        """Do what `rewrite` does, but let the runner of `byte_count` bytes write files.
+
+        False if delta-rs cannot read or write one of the tables.
+        """
         committer = self.policy.choose_file_committer(
             target, change.schema, overwrite=True, can_replace_columns=True
         )
@@ -526,7 +531,9 @@ class Lake:
             parts = [[rows] for rows in list_file_rows(delta_rs, path, columns, change.change_batch)]
         file_bytes = committer.find_target_file_bytes(target, {})
         writer = RowWriter(delta_rs.store, target, change.schema, file_bytes, parts)
-        committer.commit(lambda: writer.write_on(self.runner), target, change.schema, commit)
+        committer.commit(
+            lambda: writer.write_on(self.policy.choose_runner(byte_count)), target, change.schema, commit
+        )
         return True
 
     def idempotent_writes(

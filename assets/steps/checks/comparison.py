@@ -41,7 +41,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
     read_rows_by_spark,
 )
 from pgsieve.decoding.changes.deleted_rows import DELETED
-from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, keep_living_rows
+from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column
 from pgsieve.decoding.checksums.segments import (
     SEGMENT_COUNT,
     Checksums,
@@ -54,7 +54,7 @@ from pgsieve.decoding.checksums.segments import (
 )
 from pgsieve.decoding.values.replica_output import list_texts
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
-from pgsieve.resources.lake.derived_rows import TableReduction
+from pgsieve.resources.lake.derived_rows import FileRows, TableReduction
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
@@ -215,20 +215,24 @@ class TableSides:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
 
     def _compute_replica_checksums(self, row_hash: RowHash) -> Checksums:
-        policy, schema = self.lake.policy, make_replica_schema(self.columns)
+        policy = self.lake.policy
         if (reader := policy.find_reader(self.path)) is None:
             return compute_replica_checksums(self._read_replica(), row_hash)
         with self.lake.access.translate_errors(self.path):
-            file_rows = list_living_rows(reader, self.path, self.version, schema, self._deleted_column)
-            reduction = TableReduction(file_rows, partial(sum_hashes, row_hash), CHECKSUM_SCHEMA)
+            reduction = TableReduction(
+                self._list_replica_rows(reader), partial(sum_hashes, row_hash), CHECKSUM_SCHEMA
+            )
             runner = policy.choose_runner(self.lake.records.size_bytes(self.path))
             return add_task_checksums(reduction.run_on(runner))
 
     def _read_replica_batches(self, reader: DeltaRsRecords) -> Iterator[pa.RecordBatch]:
-        schema = make_replica_schema(self.columns)
         with self.lake.access.translate_errors(self.path):
-            for batch in reader.read_version_batches(self.path, self.version):
-                yield keep_living_rows(batch, schema, self._deleted_column)
+            for read_rows in self._list_replica_rows(reader):
+                yield from read_rows()
+
+    def _list_replica_rows(self, reader: DeltaRsRecords) -> list[FileRows]:
+        schema = make_replica_schema(self.columns)
+        return list_living_rows(reader, self.path, self.version, schema, self._deleted_column)
 
     def _make_queries(self, segments: SegmentSelection | None) -> list[str]:
         if segments is None:

@@ -128,11 +128,11 @@ def _repair_table(subscription_at_lsn: SubscriptionAtLsn, name: Name, log: Log) 
         subscription_at_lsn.translate_errors(name, "repair"),
         name_jobs(subscription_at_lsn.subscription.name, f"repair of {replicated_table.table.quoted_name}"),
     ):
-        version = subscription_at_lsn.make_sides(name).version
+        path = lake.paths.replica(subscription_at_lsn.subscription.name, *name)
+        version = lake.records.version(path)
         counts = _correct_rows(subscription_at_lsn, name)
         if counts is None:
             return RepairResult(*name, lsn, problem=REWRITTEN_PROBLEM)
-        path = lake.paths.replica(subscription_at_lsn.subscription.name, *name)
         head = lake.records.head(path)
         # If another writer has restored the replica meanwhile, the cut must not name the version after the RESTORE.
         # Otherwise later checks would not notice the RESTORE.
@@ -156,7 +156,7 @@ def _correct_rows(subscription_at_lsn: SubscriptionAtLsn, name: Name) -> tuple[i
             return None
         _ReplicaRepair.make(subscription_at_lsn, name, sides, inserted, deleted).correct(rows)
         all_inserted, all_deleted = all_inserted + inserted, all_deleted + deleted
-        if not sides.soft_delete_columns:
+        if not (sides.soft_delete_columns and deleted):
             break
     return all_inserted, all_deleted
 

@@ -14,22 +14,11 @@ from pgsieve.resources.postgres import waits
 from tests.fixtures.shop import Shop
 
 
-def _rows(shop: Shop, subscription: str, table: str) -> list[tuple[int, int]]:
-    rows = shop.table(subscription, table).to_pyarrow_table()
-    return sorted(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True))
-
-
-def _run(shop: Shop, code: int) -> str:
-    result, output = shop.cli("run")
-    assert result == code, output
-    return output
-
-
 def test_no_change_is_lost_while_a_user_alters_a_capture_publication(shop: Shop) -> None:
     """The user takes each alteration back. A transaction that is open meanwhile commits only after the next run."""
     name, execute = shop.written["sources"]["shop"]["slot"], shop.database.execute
     everything = "publish = 'insert, update, delete, truncate'"
-    _run(shop, 0)
+    shop.run_command(0)
     execute(f"alter publication {name} drop table notes; insert into notes values (5, 5)")
     with psycopg.connect(shop.database.info.dsn) as open_session:
         open_session.execute("insert into notes values (6, 6)")
@@ -37,13 +26,13 @@ def test_no_change_is_lost_while_a_user_alters_a_capture_publication(shop: Shop)
         execute(f"alter publication {name} drop table notes; alter publication {name} add table notes")
         execute(f"alter publication {name} set (publish = 'insert'); update orders set n = 9 where id = 2")
         execute(f"alter publication {name} set ({everything})")
-        _run(shop, 0)
+        shop.run_command(0)
     execute(f"alter publication {name} drop table orders; delete from orders where id = 4")
-    _run(shop, 0)
+    shop.run_command(0)
     execute("insert into orders values (5, 5)")
-    _run(shop, 0)
-    assert _rows(shop, "one", "notes") == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7)]
-    assert _rows(shop, "one", "orders") == [(2, 9), (3, 3), (5, 5)]
+    shop.run_command(0)
+    assert shop.pairs("one", "notes") == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7)]
+    assert shop.pairs("one", "orders") == [(2, 9), (3, 3), (5, 5)]
 
 
 def _publish_in_configuration(shop: Shop, *tables: str) -> str:
@@ -54,7 +43,7 @@ def _publish_in_configuration(shop: Shop, *tables: str) -> str:
         sources={"shop": {**source, "publications": {"own": own}}},
         subscriptions={"two": {"source": "shop", "publications": ["own"]}},
     )
-    _run(shop, 0)
+    shop.run_command(0)
     return str(source["slot"])
 
 
@@ -78,7 +67,7 @@ def test_a_table_of_a_publication_in_the_configuration_is_copied_that_a_user_too
         execute(f"insert into notes values ({number}, 0); insert into stock values ({number}, 0)")
         if undoing is not None:
             execute(undoing)
-        _run(shop, 0)
+        shop.run_command(0)
         assert shop.ids("two", "notes") == shop.ids("two", "stock") == list(range(1, number + 1)), undoing
 
 
@@ -88,11 +77,11 @@ def test_such_a_table_is_copied_if_an_older_transaction_puts_it_back(shop: Shop)
     with psycopg.connect(shop.database.info.dsn) as older_session:
         older_session.execute("select pg_current_xact_id()")
         execute("alter table notes replica identity full")
-        _run(shop, 0)
+        shop.run_command(0)
         execute(f"alter publication {name} drop table notes; insert into notes values (5, 5)")
         older_session.execute(f"alter publication {name} add table notes")
     execute("insert into notes values (6, 6)")
-    _run(shop, 0)
+    shop.run_command(0)
     assert shop.ids("two", "notes") == [1, 2, 3, 4, 5, 6]
 
 
@@ -113,7 +102,7 @@ def test_such_a_table_is_copied_at_once_if_it_was_taken_out_during_a_run(
         return prepared
 
     monkeypatch.setattr(drain, "prepare_slot", prepare_and_alter)
-    _run(shop, 0)
+    shop.run_command(0)
     assert shop.ids("two", "notes") == [1, 2, 3, 4, 5, 6]
 
 
@@ -126,18 +115,18 @@ def test_a_table_that_a_user_took_out_is_copied_if_prepared_transactions_arrive(
     name, execute = shop.written["sources"]["shop"]["slot"], shop.database.execute
     one = {**shop.written["subscriptions"]["one"], "two_phase": True}
     shop.configure(subscriptions={"one": one})
-    _run(shop, 0)
+    shop.run_command(0)
     with psycopg.connect(shop.database.info.dsn) as session:
         session.execute("insert into orders values (5, 5)")
         session.execute(f"prepare transaction '{name}'")
     execute("insert into notes values (5, 5)")
-    _run(shop, 0)
+    shop.run_command(0)
     execute(f"alter publication {name} drop table notes; insert into notes values (6, 6)")
     execute(f"alter publication {name} add table notes")
     shop.cli("run")
     execute(f"commit prepared '{name}'")
     execute("insert into notes values (7, 7)")
-    _run(shop, 0)
+    shop.run_command(0)
     assert (shop.ids("one", "notes"), shop.ids("one", "orders")) == ([1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 5])
 
 
@@ -150,18 +139,18 @@ def test_a_run_goes_on_while_another_session_alters_a_capture_publication(
         monkeypatch.setattr(module, "BRIEF_SECONDS", 0.5)
     monkeypatch.setattr(materializer, "PATIENT_SECONDS", 0.5)
     monkeypatch.setattr(waits, "POLL_SECONDS", 0.2)
-    _run(shop, 0)
+    shop.run_command(0)
     with psycopg.connect(shop.database.info.dsn) as altering_session:
         altering_session.execute(f"alter publication {name} drop table orders")
         execute("create table added (id int primary key, n int); alter publication p add table added")
         execute("insert into added values (1, 1); insert into notes values (5, 5)")
-        output = _run(shop, 1)
+        output = shop.run_command(1)
         assert f"waits for open transactions: server process {altering_session.info.backend_pid}" in " ".join(
             output.split()
         )
         assert shop.ids("one", "notes") == [1, 2, 3, 4, 5]
     execute("insert into orders values (6, 6)")
-    _run(shop, 0)
+    shop.run_command(0)
     assert (shop.ids("one", "added"), shop.ids("one", "orders")) == ([1], [2, 3, 4, 6])
 
 
@@ -174,15 +163,15 @@ def test_two_lakes_take_their_tables_out_of_the_same_capture_publications(shop: 
     shop.configure(subscriptions={"one": subscriptions["one"]})
     other.configure(sources={"shop": other_source}, subscriptions={"two": subscriptions["two"]})
     for number, lake in enumerate((shop, other, shop, other, other, shop, other), 5):
-        _run(lake, 0)
+        lake.run_command(0)
         for table in ("notes", "stock"):
             shop.database.execute(f"insert into {table} values ({number}, 0)")
-    _run(other, 0)
+    other.run_command(0)
     assert other.ids("two", "stock") == list(range(1, 12))
     # The capture publications are dropped, too.
     other.drop("two")
     shop.database.execute("insert into notes values (12, 0)")
-    _run(shop, 0)
+    shop.run_command(0)
     assert shop.ids("one", "notes") == list(range(1, 13))
 
 
@@ -192,17 +181,17 @@ def test_a_tree_whose_root_is_locked_names_the_lock_and_not_a_missing_right(shop
     execute("create table low partition of tree for values from (0) to (100)")
     execute("create publication r for table tree with (publish_via_partition_root)")
     shop.configure(subscriptions={"root": {"source": "shop", "publications": ["r"]}})
-    _run(shop, 0)
+    shop.run_command(0)
     execute("alter publication r set (publish_via_partition_root = false)")
     with psycopg.connect(shop.written["sources"]["shop"]["conninfo"]) as other:
         # Such a lock prevents ALTER PUBLICATION.
         other.execute("lock table only tree in share update exclusive mode")
-        output = _run(shop, 1)
+        output = shop.run_command(1)
         assert (
             "another session locks a table that has to leave a capture publication; each run tries again"
             in output
         )
         assert "may not alter" not in output
     execute("insert into tree values (1, 1)")
-    _run(shop, 0)
-    assert _rows(shop, "root", "low") == [(1, 1)]
+    shop.run_command(0)
+    assert shop.pairs("root", "low") == [(1, 1)]

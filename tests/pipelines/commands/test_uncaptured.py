@@ -70,21 +70,10 @@ def _sql(shop: Shop, subscription: str, table: str) -> str:
     return match[1]
 
 
-def _rows(shop: Shop, subscription: str, table: str) -> list[tuple[int, int]]:
-    rows = shop.table(subscription, table).to_pyarrow_table()
-    return sorted(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True))
-
-
-def _run(shop: Shop, code: int) -> str:
-    result, output = shop.cli("run")
-    assert result == code, output
-    return output
-
-
 def test_a_table_waits_for_the_owner_and_no_other_does(reader: Shop, subscriber: psycopg.Connection) -> None:
     """The rows are those of a built-in subscription. A run without Dagster's would take as long."""
     _capture(reader)
-    _run(reader, 0)
+    reader.run_command(0)
     execute = reader.database.execute
     execute("create table added (id int primary key, n int); insert into added values (1, 1)")
     execute("alter publication q add table added")
@@ -92,7 +81,7 @@ def test_a_table_waits_for_the_owner_and_no_other_does(reader: Shop, subscriber:
     for number in (10, 11):
         for table in ("orders", "notes", "stock", "added"):
             execute(f"insert into {table} values ({number}, 0)")
-        output = _run(reader, 1)
+        output = reader.run_command(1)
         assert _sql(reader, "two", "added") in output
         assert [reader.ids("one", table)[-1] for table in ("orders", "notes")] == [number, number]
         assert reader.ids("two", "stock")[-1] == number
@@ -102,9 +91,9 @@ def test_a_table_waits_for_the_owner_and_no_other_does(reader: Shop, subscriber:
     execute("insert into added values (12, 0)")
     execute(sql)
     execute("insert into added values (13, 0); insert into stock values (13, 0)")
-    _run(reader, 0)
+    reader.run_command(0)
     execute("insert into added values (14, 0)")
-    _run(reader, 0)
+    reader.run_command(0)
     for table in ("stock", "added"):
         rows = execute(f"select id, n from {table} order by id").fetchall()
         wait_until(
@@ -113,13 +102,13 @@ def test_a_table_waits_for_the_owner_and_no_other_does(reader: Shop, subscriber:
             ),
             lambda table=table: f"the built-in subscription lacks rows of {table}",
         )
-        assert _rows(reader, "two", table) == rows
+        assert reader.pairs("two", table) == rows
 
 
 def test_a_ready_table_waits_before_the_slot_lacks_its_changes(reader: Shop) -> None:
     """The run that finds it dies after it has read the slot. The owner acts before the next one."""
     _capture(reader)
-    _run(reader, 0)
+    reader.run_command(0)
     execute = reader.database.execute
     execute("alter publication q set (publish = 'insert, update')")
     project = build_project(load_config(reader.path))
@@ -129,11 +118,11 @@ def test_a_ready_table_waits_before_the_slot_lacks_its_changes(reader: Shop) -> 
     drain_slot(stream, project.lake.open(), (), lambda _: None)
     execute(_sql(reader, "two", "stock"))
     execute("update stock set n = 8 where id = 2")
-    _run(reader, 0)
+    reader.run_command(0)
     execute("update stock set n = 9 where id = 3")
-    _run(reader, 0)
-    assert _rows(reader, "two", "stock") == [(1, 7), (2, 8), (3, 9), (4, 4)]
-    assert _rows(reader, "one", "notes") == [(1, 7), (2, 2), (3, 3), (4, 4)]
+    reader.run_command(0)
+    assert reader.pairs("two", "stock") == [(1, 7), (2, 8), (3, 9), (4, 4)]
+    assert reader.pairs("one", "notes") == [(1, 7), (2, 2), (3, 3), (4, 4)]
 
 
 def test_a_root_goes_on_while_its_leaf_waits_for_another_subscription(reader: Shop) -> None:
@@ -148,24 +137,24 @@ def test_a_root_goes_on_while_its_leaf_waits_for_another_subscription(reader: Sh
     reader.configure(subscriptions=subscriptions)
     _capture(reader)
     execute("insert into tree values (1, 1), (101, 1)")
-    _run(reader, 0)
+    reader.run_command(0)
     # None of the tables of the new subscription is captured.
     reader.configure(subscriptions=subscriptions | {"leaf": {"source": "shop", "publications": ["l"]}})
     execute("insert into tree values (2, 1), (102, 1)")
-    _run(reader, 1)
+    reader.run_command(1)
     execute("insert into tree values (3, 1), (103, 1); update tree set n = 2 where id = 1")
-    _run(reader, 1)
-    assert _rows(reader, "root", "tree") == [(1, 2), (2, 1), (3, 1), (101, 1), (102, 1), (103, 1)]
+    reader.run_command(1)
+    assert reader.pairs("root", "tree") == [(1, 2), (2, 1), (3, 1), (101, 1), (102, 1), (103, 1)]
     assert _state(reader, "root", "tree").state == SyncState.READY
     # One statement creates the publication that lacks both tables. The root leaves the other one.
     assert _sql(reader, "leaf", "low").startswith(_sql(reader, "leaf", "stock"))
     execute(_sql(reader, "leaf", "low"))
     execute("insert into tree values (4, 1); insert into stock values (5, 5)")
-    _run(reader, 0)
+    reader.run_command(0)
     execute("update tree set n = 3 where id in (1, 103)")
-    _run(reader, 0)
-    assert _rows(reader, "root", "tree") == [(1, 3), (2, 1), (3, 1), (4, 1), (101, 1), (102, 1), (103, 3)]
-    assert _rows(reader, "leaf", "low") == [(1, 3), (2, 1), (3, 1), (4, 1)]
+    reader.run_command(0)
+    assert reader.pairs("root", "tree") == [(1, 3), (2, 1), (3, 1), (4, 1), (101, 1), (102, 1), (103, 3)]
+    assert reader.pairs("leaf", "low") == [(1, 3), (2, 1), (3, 1), (4, 1)]
     assert reader.ids("leaf", "stock") == [1, 2, 3, 4, 5]
 
 
@@ -180,7 +169,7 @@ def test_a_table_of_a_publication_in_the_configuration_waits(reader: Shop) -> No
         },
     )
     _capture(reader)
-    _run(reader, 0)
+    reader.run_command(0)
     reader.configure(
         sources={
             "shop": {
@@ -194,22 +183,22 @@ def test_a_table_of_a_publication_in_the_configuration_waits(reader: Shop) -> No
     reader.database.execute(
         "create table notes_two (id int primary key, n int); insert into notes_two values (1, 1)"
     )
-    _run(reader, 1)
+    reader.run_command(1)
     reader.database.execute("insert into notes_two values (2, 2); insert into stock values (5, 5)")
-    _run(reader, 1)
+    reader.run_command(1)
     assert reader.ids("three", "stock") == reader.ids("two", "stock") == [1, 2, 3, 4, 5]
     reader.database.execute(_sql(reader, "three", "notes_two"))
     reader.database.execute("insert into notes_two values (3, 3)")
-    _run(reader, 0)
+    reader.run_command(0)
     reader.database.execute("update notes_two set n = 9")
-    _run(reader, 0)
-    assert _rows(reader, "three", "notes_two") == [(1, 9), (2, 9), (3, 9)]
+    reader.run_command(0)
+    assert reader.pairs("three", "notes_two") == [(1, 9), (2, 9), (3, 9)]
 
 
 def test_a_follower_goes_on_and_copies_the_table_when_the_owner_has_acted(reader: Shop) -> None:
     """It takes long: after each change of a publication, the follower ends its stream and begins again."""
     _capture(reader)
-    _run(reader, 0)
+    reader.run_command(0)
     execute = reader.database.execute
     execute("create table added (id int primary key, n int); insert into added values (1, 1)")
     steps = iter(
@@ -239,13 +228,13 @@ def test_a_follower_goes_on_and_copies_the_table_when_the_owner_has_acted(reader
     finally:
         late.cancel()
     assert any("have their owner run" in problem for problem in problems)
-    _run(reader, 0)
-    assert _rows(reader, "two", "added") == [(1, 1), (2, 2), (3, 3)]
+    reader.run_command(0)
+    assert reader.pairs("two", "added") == [(1, 1), (2, 2), (3, 3)]
     assert reader.ids("two", "stock") == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_without_any_capture_publication_nothing_is_read(reader: Shop) -> None:
-    output = _run(reader, 2)
+    output = reader.run_command(2)
     assert "cannot prepare the capture publication" in output
     assert "permission denied for database" in output
 
@@ -258,14 +247,14 @@ def test_a_table_of_another_owner_stops_no_table_of_the_roles_own(reader: Shop) 
     execute("create table a (id int primary key); create table b (id int primary key)")
     for table in ("orders", "notes", "stock", "b"):
         execute(f"alter table {table} owner to {role}")
-    _run(reader, 0)
+    reader.run_command(0)
     execute("alter publication q add table a, b")
     execute("insert into a values (1); insert into b values (1); insert into stock values (5, 5)")
-    _run(reader, 1)
+    reader.run_command(1)
     assert (reader.ids("two", "b"), reader.ids("two", "stock")) == ([1], [1, 2, 3, 4, 5])
     assert _sql(reader, "two", "a") == f'alter publication "{name}_i" add table only "public"."a"'
     execute(_sql(reader, "two", "a"))
-    _run(reader, 0)
+    reader.run_command(0)
     assert reader.ids("two", "a") == [1]
 
 
@@ -287,7 +276,7 @@ def test_a_root_and_its_leaf_have_all_rows_whichever_is_captured_first(
     execute("insert into tree values (1, 1), (101, 1)")
     reader.configure(subscriptions={first: every[first]})
     _capture(reader)
-    _run(reader, 0)
+    reader.run_command(0)
     reader.configure(subscriptions=every)
     _capture(reader, drops=drops)
     rows = [(1, 1), (101, 1)]
@@ -296,7 +285,7 @@ def test_a_root_and_its_leaf_have_all_rows_whichever_is_captured_first(
         rows += [(number, number), (number + 100, number)]
         code, _ = reader.cli("run")
         present = {
-            name: _rows(reader, name, table)
+            name: reader.pairs(name, table)
             for name, table in (("root", "tree"), ("leaf", "low"))
             if _state(reader, name, table).state == SyncState.READY
         }
@@ -306,8 +295,8 @@ def test_a_root_and_its_leaf_have_all_rows_whichever_is_captured_first(
     if not drops:
         execute(_sql(reader, "leaf", "low"))
     execute("insert into tree values (4, 4); update tree set n = 9 where id in (1, 101)")
-    _run(reader, 0)
+    reader.run_command(0)
     execute("delete from tree where id = 2")
-    _run(reader, 0)
-    assert _rows(reader, "root", "tree") == [(1, 9), (3, 3), (4, 4), (101, 9), (102, 2), (103, 3)]
-    assert _rows(reader, "leaf", "low") == [(1, 9), (3, 3), (4, 4)]
+    reader.run_command(0)
+    assert reader.pairs("root", "tree") == [(1, 9), (3, 3), (4, 4), (101, 9), (102, 2), (103, 3)]
+    assert reader.pairs("leaf", "low") == [(1, 9), (3, 3), (4, 4)]
