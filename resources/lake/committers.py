@@ -109,7 +109,8 @@ class FileCommitter:
     ) -> list[dict[str, Any]]:
         """Call `write`, which writes files. Commit these files, and mark the rows of `marked_files` as deleted.
 
-        `metadata` is added to the user metadata of the commit. Returns a row for each file (`parquet_files.FILE_SCHEMA`). Raises OvertakenError if the table is no longer at
+        `metadata` is added to the user metadata of the commit. Returns a row for each file
+        (`parquet_files.FILE_SCHEMA`). Raises OvertakenError if the table is no longer at
         `expected_version`.
         """
         with self.access.translate_errors(path):

@@ -418,7 +418,9 @@ class _Maintainer:
 def _open_maintainer(
     slot_stream: SlotStream, owner: str, lake: Lake, retention: Retention
 ) -> Iterator[_Maintainer]:
-    """Yield a maintainer of the tables of `owner`, a slot or a subscription. During the `with` block, a lock keeps other processes from doing the same work.
+    """Yield a maintainer of the tables of `owner`, a slot or a subscription.
+
+    During the `with` block, a lock keeps other processes from doing the same work.
 
     If the source does not answer, there is no lock. Raises the errors of `refuse_other_publisher`.
     """
