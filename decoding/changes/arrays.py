@@ -42,3 +42,12 @@ def are_distinct(keys: Numbers, count: int) -> bool:
 def fill_none(count: int) -> Numbers:
     """Return an array with `count` times `NONE`."""
     return np.full(count, NONE, np.int64)
+
+
+def is_in(numbers: Numbers, sorted_numbers: Numbers) -> Mask:
+    """Return the mask of those elements of `numbers` that are among `sorted_numbers`, which ascend."""
+    if not len(sorted_numbers):
+        return np.zeros(len(numbers), np.bool_)
+    indexes = np.minimum(np.searchsorted(sorted_numbers, numbers), len(sorted_numbers) - 1)
+    is_member: Mask = sorted_numbers[indexes] == numbers
+    return is_member

@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers, fill_none, mask_new_numbers
 from pgsieve.decoding.changes.key_changes import DELETE, INSERT, LEAVE, UPDATE, KeyChanges
+from pgsieve.decoding.changes.value_sources import ValueSources
 
 #: A change is one event, but a move is two events: `LEAVE` and `_ARRIVE`.
 _ARRIVE = 4
@@ -200,33 +201,30 @@ def _inherit(
         2                done                   done                   a, with the columns of d, c and b
         3                                                              done
     """
-    origins, changes_by_column = tenures.origins.copy(), dict(changes_by_column)
-    base_keys = np.where(origins == REPLICA, tenures.keys, NONE)
-    begin_changes = np.where(origins == INSERT, tenures.first_changes, NONE)
+    origins = tenures.origins
     parents = np.where(origins == _CONTINUED, np.arange(len(origins)) - 1, NONE)
     if (is_arrival := origins == _ARRIVE).any():
         tenure_by_move = fill_none(int(tenures.event_changes.max()) + 1)
         tenure_by_move[tenures.last_changes[tenures.is_left]] = np.flatnonzero(tenures.is_left)
         parents[is_arrival] = tenure_by_move[tenures.first_changes[is_arrival]]
-    while len(children := np.flatnonzero(parents != NONE)):
-        ancestors = parents[children]
-        for name, change_indexes in changes_by_column.items():
-            inherited = change_indexes.copy()
-            inherited[children] = np.where(
-                change_indexes[children] == NONE, change_indexes[ancestors], change_indexes[children]
-            )
-            changes_by_column[name] = inherited
-        origins, base_keys, begin_changes, parents = (
-            _take_from_parent(values, children, ancestors)
-            for values in (origins, base_keys, begin_changes, parents)
-        )
-    return TenureRows(origins, value_changes, base_keys, begin_changes, changes_by_column)
-
-
-def _take_from_parent(values: Numbers, children: Numbers, parents: Numbers) -> Numbers:
-    result = values.copy()
-    result[children] = values[parents]
-    return result
+    sources = ValueSources(
+        changes_by_column,
+        {
+            "origin": origins,
+            "base_key": np.where(origins == REPLICA, tenures.keys, NONE),
+            "begin_change": np.where(origins == INSERT, tenures.first_changes, NONE),
+            "parent": parents,
+        },
+    )
+    while len(children := np.flatnonzero(sources.origins["parent"] != NONE)):
+        sources = sources.inherit(children, sources.take(sources.origins["parent"][children]))
+    return TenureRows(
+        sources.origins["origin"],
+        value_changes,
+        sources.origins["base_key"],
+        sources.origins["begin_change"],
+        sources.changes_by_column,
+    )
 
 
 def replace_lost_moves(changes: KeyChanges, has_row_before: Mask) -> KeyChanges:

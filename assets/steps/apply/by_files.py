@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.change_feed import ChangeFeed, FilesTaskWithFeed
-from pgsieve.assets.steps.apply.completion import Completion, MissingValues, NetRows, find_net_rows
+from pgsieve.assets.steps.apply.completion import MissingValues
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, RowEndings
 from pgsieve.assets.steps.apply.files_task import FilesTask
 from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, KeyedChanges
@@ -40,6 +40,8 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
+from pgsieve.decoding.changes.net_rows import NetRows, find_net_rows
+from pgsieve.decoding.changes.value_sources import Completion
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.change_data import is_change_file
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile

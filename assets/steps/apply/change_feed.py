@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.completion import NetRows
 from pgsieve.assets.steps.apply.files_task import FilesTask
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
-from pgsieve.assets.steps.apply.row_selection import is_in
-from pgsieve.decoding.changes.arrays import Mask, Numbers
+from pgsieve.decoding.changes.arrays import Mask, Numbers, is_in
+from pgsieve.decoding.changes.net_rows import NetRows
 from pgsieve.resources.lake.delta.change_data import (
     CHANGE_TYPE_SCHEMA,
     DELETE,

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.completion import Completion
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import NetChange
+from pgsieve.decoding.changes.value_sources import Completion, NumberedValues
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.derived_rows import read_rows
@@ -146,7 +146,10 @@ class RowEndings:
 def make_completions(places: Numbers, metadata: pa.Table, schema: pa.Schema) -> list[Completion]:
     """Make the values of metadata columns for the new rows at `places`; `schema` has the replica's columns."""
     metadata = conform(metadata, pa.schema([schema.field(name) for name in metadata.column_names]))
-    return [Completion(name, places, _join_chunks(metadata[name])) for name in metadata.column_names]
+    return [
+        Completion(name, NumberedValues(places, _join_chunks(metadata[name])))
+        for name in metadata.column_names
+    ]
 
 
 def _merge_matches(

@@ -21,14 +21,13 @@ from pgsieve.assets.steps.apply.part_messages import (
     number_key_columns,
     pack,
 )
-from pgsieve.assets.steps.apply.row_selection import is_in
 from pgsieve.assets.steps.apply.unordered_changes import (
     UnorderedChanges,
     extract_changes,
     list_change_columns,
     split_moves,
 )
-from pgsieve.decoding.changes.arrays import Mask, Numbers
+from pgsieve.decoding.changes.arrays import Mask, Numbers, is_in
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.digests import compute_row_digests, find_marks
 from pgsieve.decoding.changes.extent import Extent

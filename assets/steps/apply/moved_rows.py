@@ -39,7 +39,8 @@ import pyarrow.compute as pc
 from pgsieve.assets.steps.apply.key_reader import BatchParts
 from pgsieve.assets.steps.apply.part_deciders import PartDecider
 from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, LEFT_ROWS, ROWS, pack, unpack_rows
-from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
+from pgsieve.decoding.changes.arrays import NONE, Numbers
+from pgsieve.decoding.changes.value_sources import ValueSources, mask_unsent
 from pgsieve.resources.parts import Guard, Message, make_message
 
 #: The kinds of messages to writers.
@@ -170,17 +171,26 @@ class SourceResolver:
         """
         left_places, links = np.asarray(left_rows["place"]), np.asarray(sources["link"])
         left_indices = np.minimum(np.searchsorted(left_places, links), len(left_places) - 1)
-        is_found, lacks_value = left_places[left_indices] == links, np.zeros(len(links), np.bool_)
-        for column_number in range(len(self.batch_parts.unsent_columns)):
-            name = f"sent{column_number}"
-            places = np.asarray(sources[name])
-            places = np.where(places == NONE, np.asarray(left_rows[name])[left_indices], places)
-            lacks_value |= places == NONE
-            sources = _replace_column(sources, name, places, is_found)
-        for name in ("file", "row"):
-            sources = _replace_column(sources, name, np.asarray(left_rows[name])[left_indices], is_found)
-        next_links = np.where(lacks_value, np.asarray(left_rows["link"])[left_indices], NONE)
-        return _replace_column(sources, "link", next_links, is_found)
+        linked_rows = np.flatnonzero(left_places[left_indices] == links)
+        present_sources = self._extract_sources(sources).inherit(
+            linked_rows, self._extract_sources(left_rows).take(left_indices[linked_rows])
+        )
+        is_unsent = mask_unsent(present_sources.changes_by_column, len(links))
+        columns = {**present_sources.changes_by_column, **present_sources.origins}
+        columns["link"] = np.where(is_unsent, columns["link"], NONE)
+        for name, numbers in columns.items():
+            sources = sources.set_column(sources.schema.get_field_index(name), name, pa.array(numbers))
+        return sources
+
+    def _extract_sources(self, rows: pa.Table) -> ValueSources:
+        """Extract where the values of rows are from the columns that `find_sources` has made."""
+        places_by_column = {
+            f"sent{number}": np.asarray(rows[f"sent{number}"])
+            for number in range(len(self.batch_parts.unsent_columns))
+        }
+        return ValueSources(
+            places_by_column, {name: np.asarray(rows[name]) for name in ("file", "row", "link")}
+        )
 
     def _send(self, router: _Router, kind: int, sources: pa.Table) -> Iterator[pa.RecordBatch]:
         """Send rows without a link to the writers, and the others to the next stage."""
@@ -201,9 +211,3 @@ class SourceResolver:
 
 def _mask_linked(sources: pa.Table) -> pa.ChunkedArray:
     return pc.not_equal(sources["link"], NONE)
-
-
-def _replace_column(rows: pa.Table, name: str, values: Numbers, is_replaced: Mask) -> pa.Table:
-    """Replace the values of a column of integers in some rows."""
-    column = np.where(is_replaced, values, np.asarray(rows[name]))
-    return rows.set_column(rows.schema.get_field_index(name), name, pa.array(column))

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.apply.completion import NetRows, describe_left_rows, find_net_rows
 from pgsieve.assets.steps.apply.ended_rows import RowEndings
 from pgsieve.assets.steps.apply.key_reader import BatchParts
 from pgsieve.assets.steps.apply.keyed_changes import ChangesOutcome, KeyedChanges
@@ -44,6 +43,7 @@ from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.decoding.changes.key_changes import LEAVE
 from pgsieve.decoding.changes.multiset import compute_multiset_change, mask_first_occurrences
 from pgsieve.decoding.changes.net_change import find_left_rows
+from pgsieve.decoding.changes.net_rows import NetRows, describe_left_rows, find_net_rows
 from pgsieve.decoding.changes.tenures import find_moves_without_row
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.parts import Guard, Message, make_message
@@ -289,8 +289,7 @@ def find_sources(batch_parts: BatchParts, rows: NetRows, matches: Mapping[int, P
     for number, name in enumerate(batch_parts.unsent_columns):
         columns[f"sent{number}"] = rows.sent_places[name]
     if batch_parts.has_unsent_moves:
-        lacks_value = np.any([places == NONE for places in rows.sent_places.values()], axis=0)
-        columns["link"] = np.where(lacks_value, rows.begin_places, NONE)
+        columns["link"] = np.where(rows.is_unsent, rows.begin_places, NONE)
     files, base_rows = np.full(len(rows), NONE), np.full(len(rows), NONE)
     for sender, match in matches.items():
         greatest_key = int(max(match.key_numbers.max(initial=NONE), rows.base_keys.max(initial=NONE)))

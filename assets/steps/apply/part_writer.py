@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.change_feed import ChangeFeed, FilesTaskWithFeed, NewRowTypes
-from pgsieve.assets.steps.apply.completion import MissingValues, NetRows
+from pgsieve.assets.steps.apply.completion import MissingValues
 from pgsieve.assets.steps.apply.ended_rows import EndedRows, make_completions
 from pgsieve.assets.steps.apply.files_task import FilesTask
 from pgsieve.assets.steps.apply.key_reader import BatchParts, ReplicaFile
@@ -25,6 +25,7 @@ from pgsieve.assets.steps.apply.part_deciders import RESULT_SCHEMA, make_result
 from pgsieve.assets.steps.apply.part_messages import ENDED_ROWS, IS_UPDATE, ROWS, unpack_rows
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.decoding.changes.arrays import NONE, Numbers
+from pgsieve.decoding.changes.net_rows import NetRows
 from pgsieve.resources.lake.delta.deletion_vectors import read_vector, write_vector
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.stores.store import RowGroup

@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.completion import Completion, MissingValues
+from pgsieve.assets.steps.apply.completion import MissingValues
 from pgsieve.assets.steps.history.shared_rows import SharedRows
-from pgsieve.decoding.changes.arrays import Mask, Numbers
+from pgsieve.decoding.changes.arrays import Mask, Numbers, is_in
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, compute_places
 from pgsieve.decoding.changes.metadata_columns import Stamp
+from pgsieve.decoding.changes.value_sources import Completion
 from pgsieve.decoding.changes.versions import VALIDITY_SCHEMA, Commits, add_validity
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store
@@ -144,12 +145,3 @@ class RowSelection:
             pc.equal(changes["operation"], "insert")
         )
         return is_insert
-
-
-def is_in(numbers: Numbers, sorted_numbers: Numbers) -> Mask:
-    """Return a mask of `numbers`: those that are among `sorted_numbers`, which ascend."""
-    if not len(sorted_numbers):
-        return np.zeros(len(numbers), np.bool_)
-    indexes = np.minimum(np.searchsorted(sorted_numbers, numbers), len(sorted_numbers) - 1)
-    is_member: Mask = sorted_numbers[indexes] == numbers
-    return is_member

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pgsieve.assets.steps.apply.completion import NetRows, describe_left_rows, find_places
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.row_selection import Validity
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.key_changes import DELETE, LEAVE, insert_deletes
 from pgsieve.decoding.changes.net_change import find_left_rows
+from pgsieve.decoding.changes.net_rows import NetRows, describe_left_rows, find_places
 from pgsieve.decoding.changes.row_versions import RowVersions, compute_row_versions
 from pgsieve.decoding.changes.tenures import find_moves_without_row
 from pgsieve.decoding.changes.versions import Commits
