@@ -170,6 +170,10 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
     options = parser.parse_args()
+    if any(KINDS[kind].change == _DELETE for kind in options.kinds):
+        rounds = options.times + 1
+        if options.changes * rounds > options.rows:
+            parser.error(f"{rounds} times {options.changes} deleted rows are more than {options.rows} rows")
     shown = Table("what", "slot", "transformation", "apply", "seconds", "ratio", "applied by")
     with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
         folder = Path(name)

@@ -8,8 +8,8 @@ subscription is CREATE SUBSCRIPTION with default options on a second embedded se
 seconds, and their ratio to the built-in subscription's. Needs about 3 GB of disk at the full 2,000,000 rows.
 
 `--master` is Spark's, as in pgsieve.yaml: local, or a standalone cluster that runs already. With `--engine
-start` the runs use a warm engine. `threads[N]` is for comparison: the same functions in threads of the
-process, without Spark.
+start` the runs use a warm engine, and its memory is printed, too. `threads[N]` is for comparison: the same
+functions in threads of the process, without Spark.
 
     python benchmarks/replication.py --rows 2000000 --master local[*] --engine start
 """
@@ -37,6 +37,7 @@ from pgsieve.assets.steps.slot_consumption.appending import make_peek_options
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.pipelines.commands.engine import status, stop
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -235,6 +236,11 @@ def main() -> None:
                 if options.master.startswith("spark:"):  # Its executors have all of the cluster's cores.
                     SparkSession.active().stop()
                 cold(folder, publisher, options.rows, results, spark)
+            if options.engine == "start":
+                config = load_config(configuration(folder, publisher, "warm", spark))
+                engine_bytes = status(config).resident_bytes
+                print(f"the warm engine and its Python workers: {engine_bytes // 1024**2:,} MiB of memory")
+                stop(config)
     table = Table("what", "seconds", "ratio to the built-in subscription")
     for what, seconds in results.items():
         peer = results.get("built-in: " + what.rpartition(": ")[2].strip())

@@ -9,6 +9,7 @@ Out: an `EngineReport`. Raises PgsieveError if the configuration has no engine, 
 import os
 import sys
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +37,7 @@ def start(config: Config, progress: Progress) -> EngineReport:
 def status(config: Config) -> EngineReport:
     """Describe the engine: whether it serves, its address, uptime and memory.
 
-    `current` says whether it has the settings of the configuration, and `used` whether a process uses it.
+    The memory includes that of Spark's Python workers. `current` says whether it has the settings of the configuration, and `used` whether a process uses it.
     """
     engine = _find_engine(config)
     record = engine.folder.read_record()
@@ -50,7 +51,7 @@ def status(config: Config) -> EngineReport:
         current=record.fingerprint == control.compute_fingerprint(engine.settings),
         used=control.is_used(engine.folder),
         seconds=int(time.time() - record.since),
-        resident_bytes=sum(map(_measure_resident_bytes, (record.pid, record.spark_pid))),
+        resident_bytes=_measure_resident_bytes({record.pid, record.spark_pid}),
     )
 
 
@@ -88,9 +89,20 @@ def _find_engine(config: Config) -> SparkEngine:
     return engine
 
 
-def _measure_resident_bytes(pid: int) -> int:
-    """The resident memory of a process in bytes; 0 if the system does not tell."""
-    with suppress(OSError, ValueError, IndexError):
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return 0
+def _measure_resident_bytes(pids: Collection[int]) -> int:
+    """The resident memory in bytes of some processes, and of the Python workers of Spark that descend from them.
+
+    Memory that n of these processes share counts once in all (`Pss` in the Linux manual page proc_pid_smaps(5)). A
+    process about which the system does not tell counts nothing.
+    """
+    resident_bytes, seen, waiting = 0, set[int](), list(pids)
+    while waiting:
+        if (pid := waiting.pop()) in seen:
+            continue
+        seen.add(pid)
+        with suppress(OSError, ValueError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+            resident_bytes += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                waiting += map(int, (thread / "children").read_text(encoding="ascii").split())
+    return resident_bytes
