@@ -49,10 +49,12 @@ def measure(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     started = time.monotonic()
-    yield
-    seconds = time.monotonic() - started
-    ended.set()
-    watcher.join()
+    try:
+        yield
+    finally:
+        seconds = time.monotonic() - started
+        ended.set()
+        watcher.join()
     results[name] = seconds, peak[0]
     print(f"{name}: {seconds:.1f} s, {peak[0] / 2**20:.0f} MiB", flush=True)
 
