@@ -71,6 +71,10 @@ _TRANSIENT_SQLSTATES = ("08", "53", "57", "25P03", "25P04", "40001", "40P01", "5
 _CONNECTION_SQLSTATES = ("08", "HV00N")
 #: The SQLSTATE of lock_timeout.
 LOCK_TIMEOUT_SQLSTATE = "55P03"
+#: The setting that limits the size of a session's temporary files. The server's message names it in all languages.
+_TEMPORARY_FILES_SETTING = "temp_file_limit"
+#: The hint if a session exceeds that limit. The server writes what a peek of the slot returns to a temporary file.
+_TEMPORARY_FILES_HINT = "raise the limit, then run again: nothing is lost; a superuser can: ALTER ROLE ... SET temp_file_limit = -1"
 #: The hint of a ForeignServerError.
 FOREIGN_SERVER_HINT = (
     "make sure that the other server answers, or detach the partition that is its foreign table"
@@ -105,13 +109,20 @@ def is_of_foreign_server(error: BaseException) -> bool:
     return (b"PG_DIAG_SEVERITY_NONLOCALIZED", b"ERROR") in (getattr(error, "details", None) or ())
 
 
+def is_of_statement(error: psycopg.Error) -> bool:
+    """True if a statement of an open session failed, and not the session itself."""
+    return error.diag.severity_nonlocalized == "ERROR"
+
+
 def convert_source_error(error: BaseException, message: str) -> SourceError:
     """Make the error of pgsieve that fits the SQLSTATE of a driver's error."""
     sqlstate = getattr(error, "sqlstate", None)
     if is_of_foreign_server(error):
         return ForeignServerError(message, hint=FOREIGN_SERVER_HINT, sqlstate=sqlstate)
     if is_transient(error):
-        return TransientError(message, hint="run again: nothing is lost", sqlstate=sqlstate)
+        exceeds_limit = _TEMPORARY_FILES_SETTING in str(error)
+        hint = _TEMPORARY_FILES_HINT if exceeds_limit else "run again: nothing is lost"
+        return TransientError(message, hint=hint, sqlstate=sqlstate)
     return SourceError(message, sqlstate=sqlstate)
 
 

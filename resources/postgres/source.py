@@ -32,6 +32,7 @@ from pgsieve.resources.postgres.errors import (
     UntestedServerError,
     convert_source_error,
     find_connection_sqlstate,
+    is_of_statement,
     join_lines,
     remove_values_from_cause,
     remove_values_from_message,
@@ -125,6 +126,9 @@ class Source:
             raise SourceUnreachableError(f'source "{self.name}": {error.message}', hint=error.hint) from None
         except psycopg.Error as error:
             pooler = find_pooler(self._full_conninfo.host, str(error))
+            if pooler is None and is_of_statement(error):
+                message = f'source "{self.name}": cannot set up a session ({join_lines(error)})'
+                raise convert_source_error(error, message) from None
             pooler_text = f" through {pooler.name}" if pooler else ""
             is_silent = isinstance(error, psycopg.errors.ConnectionTimeout) or "timed out" in str(error)
             raise (SourceSilentError if is_silent else SourceUnreachableError)(

@@ -72,6 +72,22 @@ def test_a_role_that_may_not_replicate_is_told_which_attribute_it_lacks(
             connection.execute("drop role reading")
 
 
+@pytest.mark.parametrize("work_mem", ["64kB", "4MB"], ids=["first statement of a session", "later statement"])
+def test_too_large_temporary_files_are_no_lost_connection(
+    publisher_server: EmbeddedServer, work_mem: str
+) -> None:
+    """The advice to run again, or to look at host and port, would not help."""
+    options = f"-c work_mem={work_mem} -c temp_file_limit=64kB"
+    source = Source("shop", publisher_server.conninfo(options=options))
+    with pytest.raises(TransientError) as refused, source.connect() as connection:
+        connection.execute("select * from generate_series(1, 1000000)")
+    assert refused.value.sqlstate == "53400"
+    assert "no connection" not in refused.value.message
+    hint = refused.value.hint
+    assert hint is not None
+    assert "ALTER ROLE ... SET temp_file_limit = -1" in hint
+
+
 @pytest.mark.parametrize("sqlstate", ["08000", "08001", "08003", "08006", "08P01", "HV00N"])
 def test_a_lost_connection_is_another_servers_if_the_session_continues(
     publisher_server: EmbeddedServer, sqlstate: str
