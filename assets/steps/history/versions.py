@@ -44,6 +44,7 @@ from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.added_columns import add_missing_columns
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
+from pgsieve.resources.lake.delta.feed_property import FEED_PROPERTY
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -269,10 +270,11 @@ def describe_versions_failure(lake: Lake, error: Exception, name: Name, path: st
     return f"{problem}; {_MOVE_HINT}" if is_about_versions else problem
 
 
-def _make_altered_table_error(path: str) -> LakeError:
+def _make_altered_table_error(path: str, *, has_feed: bool = False) -> LakeError:
+    """Make the error for a table that pgsieve cannot write; `has_feed` says whether it has a change data feed."""
     return LakeError(
         f'Delta table "{path}": another writer has altered it, so pgsieve cannot write it any more',
-        hint=_MOVE_HINT,
+        hint=f"set its property {FEED_PROPERTY} to false" if has_feed else _MOVE_HINT,
         sqlstate="55000",
     )
 
@@ -407,7 +409,9 @@ class VersionChange:
         deleted_rows = deletion.decide(matches)
         if deleted_rows is None:
             if not table.committer.can_rewrite_files(table.path, deletion.columns):
-                raise _make_altered_table_error(table.path)
+                raise _make_altered_table_error(
+                    table.path, has_feed=table.committer.has_change_feed(table.path)
+                )
             deleted_rows = DeletedRows(matches)
         return cls(deleted_rows, ending_commits, commits)
 

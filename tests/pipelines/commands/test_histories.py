@@ -149,3 +149,24 @@ def test_a_history_that_lacks_the_copied_rows_says_how_to_complete_it(shop: Shop
     _output_of(shop, "run")
     assert _operations(shop, "orders") == before
     assert "the change history begins with the copied rows" not in _output_of(shop, "validate")
+
+
+def test_a_feed_of_the_versions_ends_no_history(shop: Shop) -> None:
+    """Not pgsieve but a user gives the table of versions a change data feed."""
+    _configure(shop, "scd2")
+    _output_of(shop, "run")
+    shop.database.execute("update orders set n = 20 where id = 2")
+    _output_of(shop, "run")
+    feed = "delta.enableChangeDataFeed"
+    versions = DeltaTable(str(Path(shop.lake.uri) / "one" / "_scd2" / "public" / "orders"))
+    versions.alter.set_table_properties({feed: "true"})
+    shop.database.execute("update orders set n = 21 where id = 2")
+    code, output = shop.cli("run")
+    assert code == 1, output
+    assert f"set its property {feed} to false; `pgsieve resync one public.orders`" in " ".join(output.split())
+    versions.alter.set_table_properties({feed: "false"})
+    _output_of(shop, "resync", "one", "public.orders")
+    shop.database.execute("update orders set n = 22 where id = 2")
+    _output_of(shop, "run")
+    values = [n for i, n, _ in _versions(shop, "orders") if i == 2]
+    assert sorted(values) == [2, 20, 21, 22]
