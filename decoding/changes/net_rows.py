@@ -16,7 +16,7 @@ import numpy as np
 
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.net_change import LeftRows, NetChange
-from pgsieve.decoding.changes.value_sources import ColumnSources, mask_unsent
+from pgsieve.decoding.changes.value_sources import ColumnSources, Completion, NumberedValues, mask_unsent
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,15 @@ class NetRows:
         return self.places[is_incomplete], ColumnSources(
             self.sent_places[name][is_incomplete], self.base_keys[is_incomplete]
         )
+
+    def complete(self, name: str, sent_values: NumberedValues, base_values: NumberedValues) -> Completion:
+        """Return the values of a column for the rows whose own change did not send it.
+
+        `sent_values` are the values of other changes, by their places. `base_values` are those of the replica's rows, by the
+        numbers of their keys.
+        """
+        places, sources = self.find_column_sources(name)
+        return Completion(name, NumberedValues(places, sources.take_values(sent_values, base_values)))
 
 
 def find_net_rows(places: Numbers, net: NetChange, has_row: Mask) -> NetRows:

@@ -127,15 +127,16 @@ class _TableExplainer:
         schema, policy = self._make_replica_schema(replicated_table), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
         types_by_column = self.subscription.column_types(replicated_table)
-        if policy.choose_file_committer(path, schema, translates_names=True) is not None:
-            reason = "its files are written anew, and this process commits them"
-            return self._make_apply_entry(name, reason, DRIVER, self.engine)
         key_types = [types_by_column[column].spark_type for column in replicated_table.key]
-        _, reason = policy.choose_committer_with_reason(path, schema.names, 0, key_types=key_types)
-        if policy.choose_in_process_committer(path, schema.names, 0, key_types=key_types) is not None:
-            reason = "rows are merged, because pgsieve cannot add files to the table"
-            return self._make_apply_entry(name, reason, DRIVER if key_types else _SPARK, _SPARK)
-        return self._make_apply_entry(name, f"Delta in Spark merges rows: {reason}", _SPARK, _SPARK)
+        committer, reason = policy.choose_apply_committer(path, schema, 0, key_types=key_types)
+        match committer:
+            case FileCommitter():
+                engines = DRIVER, self.engine
+            case InProcessCommitter():
+                engines = DRIVER if key_types else _SPARK, _SPARK
+            case SparkCommitter():
+                engines = _SPARK, _SPARK
+        return self._make_apply_entry(name, reason, *engines)
 
     def _make_apply_entry(
         self, name: Name, reason: str, engine_for_few: str, engine_for_many: str

@@ -492,9 +492,9 @@ class Lake:
         """
         byte_count, target = (self.records.size_bytes(path) if self.delta_rs else None), target_path or path
         commit = Commit(position, overwrite=True, expected_version=expected_version)
-        committer = self.policy.choose_in_process_committer(target, change.schema.names, byte_count)
+        committer = self.policy.choose_committer(target, change.schema.names, byte_count)
         delta_rs = self.policy.find_reader(path, byte_count)
-        if committer is not None and delta_rs is not None:
+        if isinstance(committer, InProcessCommitter) and delta_rs is not None:
             with self.access.translate_errors(path):
                 batches = delta_rs.read_all_rows(path).select(list(change.columns)).to_batches()
                 new_rows = make_writable(

@@ -46,6 +46,9 @@ _RESERVED_PREFIX = "__delta_rs_"
 #: -0.0 as equal, but PostgreSQL does. Only Spark supports arrays as keys.
 _INEXACT_TYPES = ("float", "double", "array<")
 
+#: Why changes are merged, if no committer adds files to a table.
+CANNOT_ADD_FILES = "pgsieve cannot add files to the table"
+
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -212,7 +215,32 @@ class Policy:
         )
         return (SparkCommitter(self.access) if file_committer is None else file_committer), reason
 
-    def choose_in_process_committer(
+    def choose_apply_committer(
+        self,
+        path: str,
+        schema: pa.Schema,
+        byte_count: int | None,
+        *,
+        overwrite: bool = False,
+        key_types: Iterable[str] = (),
+    ) -> tuple[Committer, str]:
+        """The committer that applies changes to a table, and the reason.
+
+        It is a `FileCommitter` for any number of changes if this process can write the table's files, and otherwise that of
+        `choose_merge_committer`. `schema` has the columns of the rows. The other parameters are those of
+        `choose_committer_with_reason`.
+        """
+        file_committer = self.choose_file_committer(path, schema, overwrite=overwrite, translates_names=True)
+        if file_committer is not None:
+            return file_committer, "its files are written anew, and this process commits them"
+        committer, reason = self.choose_merge_committer(
+            path, schema.names, byte_count, overwrite=overwrite, key_types=key_types
+        )
+        if isinstance(committer, SparkCommitter):
+            return committer, f"Delta in Spark merges rows: {reason}"
+        return committer, f"rows are merged, because {CANNOT_ADD_FILES}"
+
+    def choose_merge_committer(
         self,
         path: str,
         columns: Sequence[str],
@@ -220,14 +248,18 @@ class Policy:
         *,
         overwrite: bool = False,
         key_types: Iterable[str] = (),
-    ) -> InProcessCommitter | None:
-        """The committer of rows that pass through this process.
+    ) -> tuple[InProcessCommitter | SparkCommitter, str]:
+        """The committer that merges changes into a table, and the reason.
 
-        None if the rows are too many, or if the table needs another committer. The parameters are those of
-        `choose_committer_with_reason`.
+        The parameters are those of `choose_committer_with_reason`. `byte_count` is the size of the MERGE
+        (`estimate_merge_bytes`).
         """
-        committer = self.choose_committer(path, columns, byte_count, overwrite=overwrite, key_types=key_types)
-        return committer if isinstance(committer, InProcessCommitter) else None
+        committer, reason = self.choose_committer_with_reason(
+            path, columns, byte_count, overwrite=overwrite, key_types=key_types
+        )
+        return (
+            committer if isinstance(committer, InProcessCommitter) else SparkCommitter(self.access)
+        ), reason
 
     def choose_file_committer(
         self,

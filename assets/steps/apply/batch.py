@@ -14,22 +14,24 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from pgsieve.assets.steps.apply.by_files import (
     KEY_BYTES,
     FilesWriter,
     ManyChanges,
+    StoredChanges,
     add_net_change,
-    find_stored_changes,
 )
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
+from pgsieve.assets.steps.apply.choice import ApplyChoice, apply_by_ways
 from pgsieve.assets.steps.apply.damaged_tables import describe_missing_columns
-from pgsieve.assets.steps.apply.in_process import FewChangesWriter, read_few_changes
+from pgsieve.assets.steps.apply.in_process import FewChanges, read_few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
-from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, read_heads
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableBatch, TableResult, read_heads
+from pgsieve.assets.steps.apply.ways import Way
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.history.shared_rows import SHARED_BYTES, SharedRows
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error_fully, is_damage
@@ -72,6 +74,16 @@ class Plan:
     state: TableState
     is_examined: bool = False
     examined_changes: ManyChanges | None = None
+
+
+@dataclass(frozen=True)
+class _LeftToSpark:
+    """Says that a plan was not applied, because only Spark can merge its changes."""
+
+    plan: Plan
+
+
+_Outcome = TypeVar("_Outcome")
 
 
 @dataclass(frozen=True)
@@ -184,15 +196,14 @@ class Batch:
             ]
             outcomes = lake.map_in_parallel(self._apply_in_process, plans_of_size)
             results += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
-            plans_for_spark = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
+            plans_for_spark = [outcome.plan for outcome in outcomes if isinstance(outcome, _LeftToSpark)]
             if plans_for_spark and is_large:
                 for plan in plans_for_spark:
                     lake.enable_deletion_vectors(path_by_table[plan.pending.name])
                 plans_for_spark, _, _ = self.plan([p.pending.name for p in plans_for_spark])
             if plans_for_spark:
                 with lake.idempotent_writes(self.end, can_mark_rows=is_large):
-                    outcomes = lake.map_in_parallel(self._apply_in_process_or_by_spark, plans_for_spark)
-                    results += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
+                    results += lake.map_in_parallel(self._apply_by_spark, plans_for_spark)
         return [*self._apply_before_conflicts(results), *results]
 
     def _apply_before_conflicts(self, results: Sequence[TableResult]) -> list[TableResult]:
@@ -249,43 +260,48 @@ class Batch:
     def _examine_changes(self, search: ConflictSearch) -> ManyChanges | None:
         """Raise KeyConflictError if there is a conflict.
 
-        Otherwise return the changes with their net change. None if tasks apply them, each task for a part of the keys, or
-        if they cannot be applied by writing files.
+        Otherwise return the changes with their net change. None if tasks decide them, each task for a part of the keys, or if
+        they are merged.
         """
-        arguments = (search.lake, search.path, search.changes_path, search.definition, search.pending)
-        changes: ManyChanges | None = None
-        with _large_apply_lock(search):
-            if (stored_changes := find_stored_changes(*arguments)) is not None:
-                if KeyPartsWriter(*arguments, self.end).can_apply(stored_changes):
-                    return None
-                changes = add_net_change(*arguments, stored_changes)
-        if changes is not None and changes.net_change is not None:
-            search.refuse_change(changes.net_change.conflict)
-        else:
-            search.refuse()
-        return changes
+        batch = search.batch
 
-    def _apply_in_process(self, plan: Plan) -> TableResult | Plan:
-        """Apply a plan by a commit of this process; returns the plan if only Spark can apply it."""
+        def examine_by(choice: ApplyChoice) -> ManyChanges | None:
+            with _large_apply_lock(batch, choice):
+                match choice.way:
+                    case Way.KEY_PARTS:
+                        KeyPartsWriter(batch, self.end).examine(_get_stored_changes(choice))
+                    case Way.FILES:
+                        changes = add_net_change(batch, _get_stored_changes(choice))
+                        if changes.net_change is not None:
+                            search.refuse_change(changes.net_change.conflict)
+                        return changes
+                    case Way.MERGE_IN_PROCESS:
+                        search.refuse(_read_few_changes(batch, choice))
+                    case Way.MERGE_BY_SPARK:
+                        search.refuse(SparkChanges.of_history(batch))
+            return None
+
+        return apply_by_ways(batch, examine_by)
+
+    def _apply_in_process(self, plan: Plan) -> TableResult | _LeftToSpark:
+        """Apply a plan by a commit of this process. If only Spark can merge the changes, return that."""
         return self._apply_plan(plan, self._commit)
 
-    def _apply_in_process_or_by_spark(self, plan: Plan) -> TableResult | Plan:
-        """Apply a plan by a commit of this process. If this process cannot commit, Spark does."""
-        return self._apply_plan(
-            plan, lambda *arguments: self._commit(*arguments) or _commit_by_spark(*arguments)
-        )
+    def _apply_by_spark(self, plan: Plan) -> TableResult:
+        """Apply a plan by a commit of Spark."""
+        return self._apply_plan(plan, _commit_by_spark)
 
     def _apply_plan(
-        self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], TableResult | None]
-    ) -> TableResult | Plan:
-        """Apply a plan by the function `commit`. If that function returns None, this returns the plan.
+        self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], _Outcome]
+    ) -> TableResult | _Outcome:
+        """Apply a plan by the function `commit`, and return what it returns. If the table fails, return the problem.
 
         If another process commits to the replica first, the changes that the replica still lacks are planned again.
         """
         name, path = plan.pending.name, self.lake.paths.replica(self.subscription, *plan.pending.name)
         plans, definition = [plan], plan.state.definition
 
-        def attempt() -> TableResult | Plan:
+        def attempt() -> TableResult | _Outcome:
             if not plans:
                 plans.extend(self.plan([name])[0])
             if not plans:
@@ -295,7 +311,7 @@ class Batch:
             present_plan = plans.pop()
             try:
                 search = _make_conflict_search(self.subscription, self.lake, present_plan)
-                return commit(search, present_plan, self.end) or present_plan
+                return commit(search, present_plan, self.end)
             except TABLE_ERRORS as error:
                 if is_overtaken(self.lake, path, present_plan.pending.head):
                     raise OvertakenError(path) from error
@@ -317,37 +333,41 @@ class Batch:
                 problem, is_damaged = altered, True
             return TableResult(*name, problem=problem, damaged=is_damaged)
 
-    def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> TableResult | None:
-        """Apply a plan by a commit of this process: as files, or as a MERGE of few changes; None if neither is possible."""
-        lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
-        arguments, changes = (lake, path, search.changes_path, definition, pending), plan.examined_changes
-        with _large_apply_lock(search):
-            if changes is None and (stored_changes := find_stored_changes(*arguments)) is not None:
-                result = KeyPartsWriter(*arguments, end).apply(stored_changes)
-                if result is not None:
-                    reach(Failpoint.REPLICA_COMMITTED)
-                    return result
-                changes = add_net_change(*arguments, stored_changes)
-            if changes is not None:
-                if changes.net_change is not None and not plan.is_examined:
-                    search.refuse_change(changes.net_change.conflict)
-                with lake.access.translate_errors(path):
-                    shared_rows = self._make_row_store(pending, changes)
-                    if (
-                        result := FilesWriter(lake, path, pending, end, shared_rows).apply(changes)
-                    ) is not None:
-                        reach(Failpoint.REPLICA_COMMITTED)
-                        self._keep_applied_changes(pending, changes, shared_rows)
-        if changes is None or result is None:
-            with lake.consistent_read(path, search.changes_path):
-                few_changes = read_few_changes(lake, path, search.changes_path, definition, pending)
-            if few_changes is None:
-                return None
-            if not plan.is_examined:
-                search.refuse(few_changes)
-            with lake.access.translate_errors(path):
-                result = FewChangesWriter(lake, few_changes, path, definition, pending, end).apply()
-                reach(Failpoint.REPLICA_COMMITTED)
+    def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> TableResult | _LeftToSpark:
+        """Apply a plan by a commit of this process: as files, or as a MERGE of few changes."""
+        batch = search.batch
+
+        def commit_by(choice: ApplyChoice) -> TableResult | _LeftToSpark:
+            with _large_apply_lock(batch, choice):
+                match choice.way:
+                    case Way.KEY_PARTS:
+                        result = KeyPartsWriter(batch, end).apply(_get_stored_changes(choice))
+                    case Way.FILES:
+                        result = self._commit_files(search, plan, _get_stored_changes(choice))
+                    case Way.MERGE_IN_PROCESS:
+                        changes = _read_few_changes(batch, choice)
+                        writer = _make_replica_writer(search, plan, end)
+                        with batch.lake.access.translate_errors(batch.path):
+                            result = writer.apply_by_key(changes)
+                    case Way.MERGE_BY_SPARK:
+                        return _LeftToSpark(plan)
+            reach(Failpoint.REPLICA_COMMITTED)
+            return result
+
+        # If the driver has decided the changes already, tasks need not.
+        unsuited_ways = {} if plan.examined_changes is None else {Way.KEY_PARTS: "the driver has decided"}
+        return apply_by_ways(batch, commit_by, unsuited_ways)
+
+    def _commit_files(self, search: ConflictSearch, plan: Plan, stored_changes: StoredChanges) -> TableResult:
+        """Apply a plan by writing files. Raises UnsuitedWayError if that is not possible."""
+        batch, changes = search.batch, plan.examined_changes or add_net_change(search.batch, stored_changes)
+        if changes.net_change is not None and not plan.is_examined:
+            search.refuse_change(changes.net_change.conflict)
+        with batch.lake.access.translate_errors(batch.path):
+            shared_rows = self._make_row_store(batch.pending, changes)
+            writer = FilesWriter(batch.lake, batch.path, batch.pending, self.end, shared_rows)
+            result = writer.apply(changes)
+            self._keep_applied_changes(batch.pending, changes, shared_rows)
         return result
 
     def _make_row_store(self, pending: PendingChanges, changes: ManyChanges) -> SharedRows | None:
@@ -368,7 +388,7 @@ class Batch:
             self.applied_changes.add(
                 pending.name,
                 AppliedChanges(
-                    pending.slice_ends, pending.since_lsn, changes.groups, keyed_changes, shared_rows
+                    pending.slice_ends, pending.since_lsn, changes.stored.groups, keyed_changes, shared_rows
                 ),
             )
 
@@ -389,7 +409,7 @@ def _make_conflict_search(subscription: str, lake: Lake, plan: Plan) -> Conflict
     assert definition is not None
     path = lake.paths.replica(subscription, *pending.name)
     changes_path = lake.paths.change_history(subscription, *pending.name, definition.history.generation)
-    return ConflictSearch(lake, path, changes_path, definition, pending)
+    return ConflictSearch(TableBatch(lake, path, changes_path, definition, pending))
 
 
 def is_overtaken(lake: Lake, path: str, head: TableHead) -> bool:
@@ -400,18 +420,34 @@ def is_overtaken(lake: Lake, path: str, head: TableHead) -> bool:
         return False
 
 
-def _large_apply_lock(search: ConflictSearch) -> AbstractContextManager[Any]:
-    """Return `_LARGE_APPLY`, or for few changes a context manager that does nothing."""
-    return nullcontext() if search.lake.policy.is_small(search.pending.size_bytes) else _LARGE_APPLY
+def _large_apply_lock(batch: TableBatch, choice: ApplyChoice) -> AbstractContextManager[Any]:
+    """Return `_LARGE_APPLY` if files are written for many changes, otherwise a context manager that does nothing."""
+    is_small = choice.stored_changes is None or batch.lake.policy.is_small(batch.pending.size_bytes)
+    return nullcontext() if is_small else _LARGE_APPLY
+
+
+def _get_stored_changes(choice: ApplyChoice) -> StoredChanges:
+    assert choice.stored_changes is not None
+    return choice.stored_changes
+
+
+def _read_few_changes(batch: TableBatch, choice: ApplyChoice) -> FewChanges:
+    assert choice.committer is not None
+    return read_few_changes(batch, choice.committer)
+
+
+def _make_replica_writer(search: ConflictSearch, plan: Plan, end: int) -> ReplicaWriter:
+    batch = search.batch
+    return ReplicaWriter(
+        batch.lake, batch.path, batch.definition, batch.pending, end, None if plan.is_examined else search
+    )
 
 
 def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> TableResult:
     """Apply a plan by a commit of Spark."""
-    lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
-    changes = SparkChanges.of_history(lake, path, search.changes_path, definition, pending)
-    size = lake.records.size_bytes(path) + pending.size_bytes
-    writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.is_examined else search)
-    with lake.access.translate_errors(path):
-        result = writer.apply_by_key(changes) if definition.key else writer.apply_by_row(changes)
+    batch = search.batch
+    changes, writer = SparkChanges.of_history(batch), _make_replica_writer(search, plan, end)
+    with batch.lake.access.translate_errors(batch.path):
+        result = writer.apply_by_key(changes) if batch.definition.key else writer.apply_by_row(changes)
         reach(Failpoint.REPLICA_COMMITTED)
     return result

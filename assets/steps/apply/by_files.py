@@ -14,7 +14,7 @@ deletion vectors already, the deleted rows are marked in deletion vectors instea
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,16 +30,17 @@ from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, read_dige
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import (
     PendingChanges,
+    TableBatch,
     TableResult,
-    find_key_alteration_lsn,
     make_batch_result,
 )
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
+from pgsieve.assets.steps.apply.ways import UnsuitedWayError
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.arrays import NONE, Numbers
 from pgsieve.decoding.changes.digests import WantedDigests
-from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
+from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_rows import NetRows, find_net_rows
 from pgsieve.decoding.changes.value_sources import Completion
 from pgsieve.resources.lake.committers import FileCommitter
@@ -54,6 +55,7 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
 #: The most memory for the `KeyedChanges` of a batch: the key and a few numbers of each change. If a table's changes need
 #: more, Spark applies them.
 KEY_BYTES = 1024 * 1024 * 1024
+_CANNOT_REMOVE = "rows can neither be marked as deleted, nor their files be rewritten"
 
 
 @dataclass(frozen=True)
@@ -93,15 +95,12 @@ class ReplicaChange:
 
 
 @dataclass(frozen=True)
-class ManyChanges:
-    """The changes of a batch in the files of the change history, and their net change.
-
-    The changes are not read into memory as a whole.
+class StoredChanges:
+    """The changes of a batch in the files of the change history.
 
     - `committer`: commits files to the replica
     - `groups`: the row groups of the change history that have the changes
     - `schema`: the replica's columns
-    - `net_change`: the net change; None if it is not computed yet, or if a table without a key has only INSERTs
     - `empties_replica`: True if the batch removes all rows that the replica has now
     - `stamp_column`: the column with the time at which changes are applied; None if the replica has no such column
     """
@@ -109,9 +108,19 @@ class ManyChanges:
     committer: FileCommitter
     groups: Sequence[RowGroup]
     schema: pa.Schema
-    net_change: ReplicaChange | None
     empties_replica: bool = False
     stamp_column: str | None = None
+
+
+@dataclass(frozen=True)
+class ManyChanges:
+    """The changes of a batch, which are not read into memory as a whole, and their net change.
+
+    `net_change` is None if a table without a key has only INSERTs.
+    """
+
+    stored: StoredChanges
+    net_change: ReplicaChange | None
 
     @property
     def nbytes(self) -> int:
@@ -119,64 +128,31 @@ class ManyChanges:
         return 0 if self.net_change is None else self.net_change.nbytes
 
 
-def add_net_change(
-    lake: Lake,
-    path: str,
-    changes_path: str,
-    definition: Definition,
-    pending: PendingChanges,
-    stored_changes: ManyChanges,
-) -> ManyChanges | None:
-    """Add the net change to `stored_changes`; None if they cannot be applied by writing files.
+def add_net_change(batch: TableBatch, stored_changes: StoredChanges) -> ManyChanges:
+    """Compute the net change of a batch.
 
-    The other parameters are those of `find_stored_changes`.
+    Raises UnsuitedWayError if the files with the rows to remove can neither be rewritten nor get deletion vectors, or if the
+    changes by key exceed `KEY_BYTES`.
     """
-    if not (definition.key or pending.count("update", "delete")):
-        return stored_changes
+    if not (batch.definition.key or batch.pending.count("update", "delete")):
+        return ManyChanges(stored_changes, None)
     computation = _NetChangeComputation(
-        lake,
+        batch.lake,
         stored_changes.committer,
-        path,
-        changes_path,
-        definition,
-        pending,
+        batch.path,
+        batch.changes_path,
+        batch.definition,
+        batch.pending,
         stored_changes.groups,
         stored_changes.schema,
     )
-    net_change = computation.compute_by_key() if definition.key else computation.compute_by_row()
-    return None if net_change is None else replace(stored_changes, net_change=net_change)
-
-
-def find_stored_changes(
-    lake: Lake, path: str, changes_path: str, definition: Definition, pending: PendingChanges
-) -> ManyChanges | None:
-    """Find the changes of a batch, without their net change. `path` is the replica, `changes_path` its change history.
-
-    None if pgsieve cannot write files of the replica, or if only Spark can read the change history. Also None if some
-    changes may be from before the table's key was altered: several rows of these changes may have the same value of the
-    present key.
-    """
-    if pending.since_lsn < find_key_alteration_lsn(definition):
-        return None
-    stored_slices = lake.find_stored_slices(changes_path, pending.slice_ends, must_exist=True)
-    if stored_slices is None:
-        return None
-    row_type = stored_slices.schema.field("new").type
-    schema = pa.schema([row_type.field(name) for name in definition.names])
-    is_emptied = empties_replica(definition, pending)
-    committer = lake.policy.choose_file_committer(path, schema, overwrite=is_emptied, translates_names=True)
-    if committer is None:
-        return None
-    stamp_column = definition.metadata_column(APPLIED_AT)
-    return ManyChanges(committer, stored_slices.row_groups, schema, None, is_emptied, stamp_column)
+    net_change = computation.compute_by_key() if batch.definition.key else computation.compute_by_row()
+    return ManyChanges(stored_changes, net_change)
 
 
 @dataclass(frozen=True)
 class _NetChangeComputation:
-    """Computes the net change of a batch.
-
-    Its methods return None if the files with the rows to remove can neither be rewritten nor get deletion vectors.
-    """
+    """Computes the net change of a batch. Its methods raise UnsuitedWayError (`add_net_change`)."""
 
     lake: Lake
     committer: FileCommitter
@@ -187,8 +163,8 @@ class _NetChangeComputation:
     groups: Sequence[RowGroup]
     schema: pa.Schema
 
-    def compute_by_key(self) -> ReplicaChange | None:
-        """Compute the net change of a table with a key. Returns None also if the changes by key exceed `KEY_BYTES`."""
+    def compute_by_key(self) -> ReplicaChange:
+        """Compute the net change of a table with a key."""
         pending, lake, soft_delete_columns = self.pending, self.lake, self.definition.soft_delete_columns
         key_schema = pa.schema([self.schema.field(name) for name in self.definition.key])
         with lake.access.translate_errors(self.changes_path):
@@ -197,9 +173,9 @@ class _NetChangeComputation:
             keyed_changes = make_keyed_changes(
                 change_tables, key_schema, unsent, pending.extent, KEY_BYTES, soft_delete_columns
             )
-        matches = None if keyed_changes is None else self._find_matching_rows(keyed_changes)
-        if keyed_changes is None or matches is None:
-            return None
+        if keyed_changes is None:
+            raise UnsuitedWayError(f"the keys of the changes take more than {KEY_BYTES} bytes")
+        matches = self._find_matching_rows(keyed_changes)
         living_rows = self._find_living_rows(matches) if soft_delete_columns else matches
         is_emptied = empties_replica(self.definition, pending)
         outcome = keyed_changes.decide(
@@ -219,9 +195,7 @@ class _NetChangeComputation:
                 endings.split_rows(removed_rows),
                 endings.make_completions(self.schema),
             )
-        deleted_rows = self._deletion.decide(removed_rows)
-        if deleted_rows is None:
-            return None
+        deleted_rows = self._delete(removed_rows)
         counts = pending.adjust_row_counts(net.count_rows(had_row))
         has_changes = outcome.has_row_changes or pending.truncated_at is not None
         new_rows = find_net_rows(
@@ -250,7 +224,7 @@ class _NetChangeComputation:
         """Find the rows that a TRUNCATE marks as deleted: all living rows. Empty if the batch has no TRUNCATE."""
         return () if keyed_changes.truncated_metadata is None else self._find_living_rows(None)
 
-    def compute_by_row(self) -> ReplicaChange | None:
+    def compute_by_row(self) -> ReplicaChange:
         """Compute the net change of a table without a key."""
         lake, pending, matches = self.lake, self.pending, list[FileMatches]()
         row_schema = pa.schema([self.schema.field(name) for name, _ in self.definition.table_columns])
@@ -271,26 +245,30 @@ class _NetChangeComputation:
         changes = KeylessChanges.from_digests(digests, pending.extent)
         outcome = changes.compute_net_change(count_rows)
         net = outcome.net_change
-        deleted_rows = self._deletion.decide(
+        deleted_rows = self._delete(
             select_first_matches(matches, net.deletion_counts[outcome.looked_up_rows])
         )
-        if deleted_rows is None:
-            return None
         places, deleted_count = changes.places[net.inserting_changes], int(net.deletion_counts.sum())
         counts = {"inserted": len(places), "deleted": deleted_count, "missing": net.missing_count}
         has_changes = bool(len(places) or deleted_count or pending.truncated_at is not None)
         no_places = np.full(len(places), NONE)
         return ReplicaChange(NetRows(places, {}, no_places, no_places), deleted_rows, counts, has_changes)
 
-    def _find_matching_rows(self, keyed_changes: KeyedChanges) -> Sequence[FileMatches] | None:
-        """Find the replica's rows with the keys of the changes.
-
-        None if rows cannot be marked as deleted, and the files with these rows are too large to be rewritten.
-        """
+    def _find_matching_rows(self, keyed_changes: KeyedChanges) -> Sequence[FileMatches]:
+        """Find the replica's rows with the keys of the changes."""
         max_bytes = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
-        return self.committer.find_key_matches(
+        matches = self.committer.find_key_matches(
             self.path, keyed_changes.keys, keyed_changes.lookup_masks, max_bytes
         )
+        if matches is None:
+            raise UnsuitedWayError(_CANNOT_REMOVE)
+        return matches
+
+    def _delete(self, matches: Sequence[FileMatches]) -> DeletedRows:
+        """Decide how to remove rows from their files."""
+        if (deleted_rows := self._deletion.decide(matches)) is None:
+            raise UnsuitedWayError(_CANNOT_REMOVE)
+        return deleted_rows
 
     @cached_property
     def _deletion(self) -> RowDeletion:
@@ -325,8 +303,11 @@ class FilesWriter:
     shared_rows: SharedRows | None = None
     metadata: Mapping[str, Any] | None = None
 
-    def apply(self, changes: ManyChanges) -> TableResult | None:
-        """Apply changes that have no conflict; None if the files of the removed rows cannot be prepared."""
+    def apply(self, changes: ManyChanges) -> TableResult:
+        """Apply changes that have no conflict.
+
+        Raises UnsuitedWayError if the log lacks what the new entries of the files with removed rows need.
+        """
         lake, path, pending, end, net_change = (
             self.lake,
             self.path,
@@ -337,11 +318,12 @@ class FilesWriter:
         if net_change is None:
             return make_batch_result(lake, path, pending, end, inserted=self._commit(changes, None, None))
         if net_change.has_changes:
-            feed, marked_files = self._make_feed(net_change, changes.committer), None
+            committer = changes.stored.committer
+            feed, marked_files = self._make_feed(net_change, committer), None
             if feed is not None or net_change.deleted_rows.are_marked:
-                marked_files = self._prepare_marked_files(changes.committer, net_change.deleted_rows)
+                marked_files = self._prepare_marked_files(committer, net_change.deleted_rows)
                 if marked_files is None:
-                    return None
+                    raise UnsuitedWayError("the log lacks entries of the files that lose rows")
             self._commit(changes, marked_files, feed)
         return make_batch_result(lake, path, pending, end, **net_change.counts)
 
@@ -380,7 +362,8 @@ class FilesWriter:
         `marked_files` are the replica's files with their new deletion vectors, or to be removed as a whole. If it is None,
         the files with removed rows are rewritten. `feed` is what the replica's change data feed gets.
         """
-        lake, path, committer, net_change = self.lake, self.path, changes.committer, changes.net_change
+        lake, path, stored, net_change = self.lake, self.path, changes.stored, changes.net_change
+        committer = stored.committer
         base_version = self.pending.head.version
         files_to_rewrite = net_change.deleted_rows.rewritten_files if net_change is not None else ()
         replica_schema, target_file_bytes = (
@@ -398,11 +381,11 @@ class FilesWriter:
                 for first in range(runner.parallelism)
                 if (part := ended_rows[first :: runner.parallelism])
             ]
-            parts = divide_groups(changes.groups, runner.parallelism)
+            parts = divide_groups(stored.groups, runner.parallelism)
             task = FilesTask(
                 store,
                 path,
-                changes.schema,
+                stored.schema,
                 replica_schema,
                 target_file_bytes,
                 files_to_rewrite,
@@ -420,28 +403,30 @@ class FilesWriter:
         else:
             commit = Commit(
                 self.end,
-                overwrite=changes.empties_replica,
+                overwrite=stored.empties_replica,
                 expected_version=base_version,
                 metadata=self.metadata,
             )
             bytes_by_removed_path = {match.log_path: match.size_bytes for match in files_to_rewrite}
-            files = committer.commit(write_parts, path, changes.schema, commit, bytes_by_removed_path)
+            files = committer.commit(write_parts, path, stored.schema, commit, bytes_by_removed_path)
         return sum(json.loads(file["stats"])["numRecords"] for file in files if not is_change_file(file))
 
     def _select_new_rows(self, changes: ManyChanges, store: Store) -> RowSelection:
         """Select the changes that have the new rows."""
-        pending, net_change, stamp = self.pending, changes.net_change, Stamp(changes.stamp_column)
+        pending, net_change, stamp = self.pending, changes.net_change, Stamp(changes.stored.stamp_column)
         if net_change is None:
             return RowSelection(pending.extent, stamp)
         rows = net_change.new_rows
         sources = (
             store,
             self.path,
-            changes.groups,
+            changes.stored.groups,
             pending.slice_ends,
             net_change.deleted_rows.matches,
         )
-        missing_values = MissingValues(*sources, changes.schema, rows).reduce() if rows.sent_places else None
+        missing_values = (
+            MissingValues(*sources, changes.stored.schema, rows).reduce() if rows.sent_places else None
+        )
         return RowSelection(
             pending.extent,
             stamp,

@@ -116,10 +116,7 @@ class MissingValues:
 
         Raises _BudgetExceededError if the values exceed the budget.
         """
-        column_schema, (places, sources) = (
-            pa.schema([self.schema.field(name)]),
-            rows.find_column_sources(name),
-        )
+        column_schema, (_, sources) = pa.schema([self.schema.field(name)]), rows.find_column_sources(name)
         value_type = column_schema.field(name).type
         sent_values = NumberedValues.collect(
             value_type, self._read_from_changes(column_schema, sources.needed_changes, budget)
@@ -129,11 +126,10 @@ class MissingValues:
         )
         # With `history: scd2`, each version that a row has during the batch counts as a row. Several of them may have the
         # value of one change, or of one row of the replica.
-        repeated_bytes = len(places) - len(sent_values.numbers) - len(base_values.numbers)
-        values = sources.take_values(sent_values, base_values)
-        return Completion(
-            name, NumberedValues(places, budget.charge(values) if repeated_bytes > 0 else values)
-        )
+        completion = rows.complete(name, sent_values, base_values)
+        if len(completion.values.numbers) > len(sent_values.numbers) + len(base_values.numbers):
+            budget.charge(completion.values.values)
+        return completion
 
     def _read_from_changes(
         self, column_schema: pa.Schema, wanted_places: Numbers, budget: _Budget

@@ -21,23 +21,16 @@ the files' statistics (the least and the greatest value of a column), it skips f
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-import pyarrow as pa
-
-from pgsieve.assets.steps.apply.in_process import FewChanges
 from pgsieve.assets.steps.apply.keyed_changes import KeyConflict
-from pgsieve.assets.steps.apply.spark_changes import SparkChanges
-from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alteration_lsn
-from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes
+from pgsieve.assets.steps.apply.merge_rows import ChangesToMerge
+from pgsieve.assets.steps.apply.table_result import TableBatch, find_key_alteration_lsn
 from pgsieve.assets.steps.records.failures import add_transaction
-from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.replica_output import list_texts
-from pgsieve.resources.lake.lake import Lake
 
 INSERT_EXISTS, UPDATE_EXISTS = "insert_exists", "update_exists"
-
-_CHANGE_COLUMNS = ["slice", "number", "commit_lsn", "ordinal", "operation", "old", "new"]
 
 
 class KeyConflictError(PgsieveError):
@@ -64,32 +57,23 @@ class KeyConflictError(PgsieveError):
 class ConflictSearch:
     """The search for the first conflict of a batch.
 
-    - `path`: the path of the replica
-    - `changes_path`: the path of the table's change history, which contains the changes of the batch
-    - `definition`: the columns and the key of the replica. A table without a key has no conflicts.
-    - `pending`: which changes the batch contains
+    A table without a key has no conflicts.
 
     Another run may have applied the same changes in the meantime. In that case the replica already has the keys of
     these changes, and that is not a conflict. No error is raised, and the caller goes on to write the batch. Delta
     leaves out this second write, because the replica already has the batch's position (an LSN).
     """
 
-    lake: Lake
-    path: str
-    changes_path: str
-    definition: Definition
-    pending: PendingChanges
+    batch: TableBatch
 
-    def refuse(self, few_changes: FewChanges | None = None) -> None:
-        """Raise KeyConflictError if there is a conflict.
-
-        `few_changes` are the changes of the batch, if the caller has read them already.
-        """
+    def refuse(self, changes: ChangesToMerge[Any]) -> None:
+        """Raise KeyConflictError if there is a conflict. `changes` are the changes of the batch."""
         if not self.can_conflict:
             return
-        with self._ignore_applied_changes():
-            changes = self._read_few_changes() if few_changes is None else few_changes
-            self._refuse(self._find_by_spark() if changes is None else self._find_in_process(changes))
+        with self._ignore_applied_changes(), self.batch.lake.access.translate_errors(self.batch.path):
+            keyed_changes = changes.read_keyed_changes()
+            present_keys = changes.find_present_keys(keyed_changes)
+            self._refuse(keyed_changes.decide([present_keys.living_numbers], empties_replica=False).conflict)
 
     def refuse_change(self, conflict: KeyConflict | None) -> None:
         """Raise KeyConflictError for a conflict that the caller has found, or do nothing if `conflict` is None.
@@ -101,16 +85,19 @@ class ConflictSearch:
                 self._refuse(conflict)
 
     def _refuse(self, conflict: KeyConflict | None) -> None:
-        if conflict is not None and conflict.first_lsn >= find_key_alteration_lsn(self.definition):
+        if conflict is not None and conflict.first_lsn >= find_key_alteration_lsn(self.batch.definition):
             values = (list_texts(column)[0] for column in conflict.key.columns)
-            key = dict(zip(self.definition.key, values, strict=True))
+            key = dict(zip(self.batch.definition.key, values, strict=True))
             conflict_name = INSERT_EXISTS if conflict.is_insert else UPDATE_EXISTS
-            raise KeyConflictError(self.pending.name, conflict_name, key, conflict.commit_lsn)
+            raise KeyConflictError(self.batch.pending.name, conflict_name, key, conflict.commit_lsn)
 
     @property
     def can_conflict(self) -> bool:
         """Whether a conflict is possible: only an INSERT or an UPDATE of the key gives a row a key."""
-        return bool(self.definition.key and (self.pending.count("insert") or self.pending.key_change_count))
+        return bool(
+            self.batch.definition.key
+            and (self.batch.pending.count("insert") or self.batch.pending.key_change_count)
+        )
 
     @contextmanager
     def _ignore_applied_changes(self) -> Iterator[None]:
@@ -119,39 +106,5 @@ class ConflictSearch:
         except KeyConflictError:
             # Read the replica's position again. If it says that the replica lacks the changes even now, the replica
             # lacked them when its rows were read, and the conflict is real.
-            if (self.lake.records.position(self.path) or 0) < self.pending.slice_ends[0]:
+            if (self.batch.lake.records.position(self.batch.path) or 0) < self.batch.pending.slice_ends[0]:
                 raise
-
-    def _read_few_changes(self) -> FewChanges | None:
-        """Read the changes of the batch. None if they are many, or if this process cannot read the replica's keys."""
-        lake, size = self.lake, self.pending.size_bytes
-        committer = lake.policy.choose_in_process_committer(self.path, self.definition.names, size)
-        if committer is None:
-            return None
-        rows = lake.read_slice_rows(
-            self.changes_path, self.pending.slice_ends, size, columns=_CHANGE_COLUMNS, must_exist=True
-        )
-        return None if rows is None else FewChanges(rows, committer)
-
-    def _find_in_process(self, changes: FewChanges) -> KeyConflict | None:
-        """Search few changes in this process; returns the first conflict, or None."""
-        key, row_type = self.definition.key, changes.rows["new"].type
-        key_schema = pa.schema([row_type.field(row_type.get_field_index(name)) for name in key])
-        keyed_changes = make_keyed_changes([changes.rows], key_schema, (), self.pending.extent)
-        assert keyed_changes is not None
-        deleted_column = self.definition.deleted_column
-        present_keys = keyed_changes.find_present_keys(
-            lambda keys: changes.find_present_keys(self.path, keys, deleted_column)
-        )
-        return keyed_changes.decide([present_keys.living_numbers], empties_replica=False).conflict
-
-    def _find_by_spark(self) -> KeyConflict | None:
-        """Search the changes of the batch by Spark; returns the first conflict, or None."""
-        with self.lake.access.translate_errors(self.path):
-            changes = SparkChanges.of_history(
-                self.lake, self.path, self.changes_path, self.definition, self.pending
-            )
-            keyed_changes = changes.read_keyed_changes()
-            return keyed_changes.decide(
-                [changes.find_present_keys(keyed_changes).living_numbers], empties_replica=False
-            ).conflict

@@ -145,3 +145,8 @@ class RowSelection:
             pc.equal(changes["operation"], "insert")
         )
         return is_insert
+
+
+def make_reader(changes: pa.Table) -> Reader:
+    """Return a function that returns columns of these changes, for `RowSelection`."""
+    return lambda names: changes.select(list(names))

@@ -5,46 +5,55 @@ the replica. A batch is the changes that are applied to a replica in one commit;
 is what they do together. The place of a change is a number that orders the changes of a batch. Out: the changes by key,
 from which the driver computes the net change (`pgsieve.decoding.changes.net_change`), and a DataFrame as the source of
 a MERGE. Spark joins rows only by numbers, not by keys. Functions on Arrow batches choose the rows and compare keys, so
-keys are equal by the same rules as in the other engines. Raises Spark's errors.
+keys are equal by the same rules as in the other engines (`spark_tasks`). Raises Spark's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.keyless_changes import DIGESTED_CHANGE_SCHEMA, KeylessChanges
+from pgsieve.assets.steps.apply.merge_rows import ChangesToMerge, MergeRows
+from pgsieve.assets.steps.apply.merging import merge_by_spark
 from pgsieve.assets.steps.apply.row_selection import RowSelection
-from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.spark_tasks import (
+    DELETED_COLUMN,
+    JoinedColumn,
+    KeySearch,
+    RowFunction,
+    convert_rows,
+    make_labels,
+    select_by_place,
+    select_incomplete_rows,
+)
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableBatch
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes
+from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.records.columns import format_struct_ddl, get_struct_field
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.arrays import NONE, Numbers
+from pgsieve.decoding.changes.arrays import Numbers
 from pgsieve.decoding.changes.digests import WantedDigests, digest_sides
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS
-from pgsieve.decoding.changes.keys import PresentKeys, SoughtKeys, is_orderable
-from pgsieve.decoding.changes.merge_source import make_merge_source
-from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, mask_living_rows
-from pgsieve.decoding.changes.net_change import NetChange
+from pgsieve.decoding.changes.keys import PresentKeys, is_orderable
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
+from pgsieve.decoding.changes.net_rows import NetRows
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.merge import Merge
-from pgsieve.resources.lake.delta.records import quote_name
+from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.runners import to_arrow_schema, to_spark_schema
 
-#: The net change of up to this many changes is broadcast to all executors.
-BROADCAST_ROWS = 4_000_000
-
 
 @dataclass(frozen=True)
-class SparkChanges:
+class SparkChanges(ChangesToMerge[DataFrame]):
     """A batch's changes of one table.
 
     `path` is the replica. `read_changes` returns all changes of the batch's slices, in the columns of a change history.
@@ -57,12 +66,11 @@ class SparkChanges:
     pending: PendingChanges
 
     @classmethod
-    def of_history(
-        cls, lake: Lake, path: str, changes_path: str, definition: Definition, pending: PendingChanges
-    ) -> "SparkChanges":
-        """The changes in a change history at `changes_path`."""
-        read_changes = partial(lake.read_slices, changes_path, pending.slice_ends, must_exist=True)
-        return cls(lake, path, read_changes, definition, pending)
+    def of_history(cls, batch: TableBatch) -> "SparkChanges":
+        """The changes in a change history."""
+        lake, slice_ends = batch.lake, batch.pending.slice_ends
+        read_changes = partial(lake.read_slices, batch.changes_path, slice_ends, must_exist=True)
+        return cls(lake, batch.path, read_changes, batch.definition, batch.pending)
 
     @cached_property
     def _stamp(self) -> Stamp:
@@ -153,7 +161,7 @@ class SparkChanges:
         """
         result_ddl = f"place bigint, row {format_struct_ddl(self.definition.columns)}"
         schema = to_arrow_schema(self.lake.spark.createDataFrame([], result_ddl).schema)
-        select_rows = partial(_select_by_place, selection, schema, copy_counts)
+        select_rows = partial(select_by_place, selection, schema, copy_counts)
         return self.read_changes().select(*PLACE_COLUMNS, side).mapInArrow(select_rows, result_ddl)
 
     def find_present_keys(self, keyed_changes: KeyedChanges) -> PresentKeys:
@@ -163,7 +171,7 @@ class SparkChanges:
     def _look_up_keys(self, keys: pa.Table) -> PresentKeys:
         rows = self._read_replica_rows(keys, np.arange(keys.num_rows), ()).toArrow()
         present_keys = conform(
-            rows.select(_make_labels("k", keys.column_names)).rename_columns(keys.column_names), keys.schema
+            rows.select(make_labels("k", keys.column_names)).rename_columns(keys.column_names), keys.schema
         )
         return PresentKeys(
             np.asarray(rows["number"]).astype(np.int64), present_keys, np.asarray(rows["lives"])
@@ -179,10 +187,10 @@ class SparkChanges:
         """
         rows = self._read_candidate_rows(keys, value_columns)
         fields = {row_field.name: row_field for row_field in rows.schema}
-        columns = [*_make_labels("k", keys.column_names), *_make_labels("v", value_columns)]
+        columns = [*make_labels("k", keys.column_names), *make_labels("v", value_columns)]
         first_fields = to_spark_schema(pa.schema([("number", pa.int64()), ("lives", pa.bool_())]))
         schema = StructType([*first_fields, *(fields[name] for name in columns)])
-        return rows.mapInArrow(_KeySearch.from_keys(keys, numbers, columns).select_rows_of_keys, schema)
+        return rows.mapInArrow(KeySearch.from_keys(keys, numbers, columns).select_rows_of_keys, schema)
 
     def _read_candidate_rows(
         self, keys: pa.Table, value_columns: Sequence[str] = (), *, is_bounded: bool = True
@@ -194,17 +202,17 @@ class SparkChanges:
         """
         names = keys.column_names
         columns = [
-            F.col(quote_name(name)).alias(k) for name, k in zip(names, _make_labels("k", names), strict=True)
+            F.col(quote_name(name)).alias(k) for name, k in zip(names, make_labels("k", names), strict=True)
         ]
         columns += [
             F.col(quote_name(name)).alias(v)
-            for name, v in zip(value_columns, _make_labels("v", value_columns), strict=True)
+            for name, v in zip(value_columns, make_labels("v", value_columns), strict=True)
         ]
         if (deleted_column := self.definition.deleted_column) is not None:
-            columns.append(F.col(quote_name(deleted_column)).alias(_DELETED_COLUMN))
+            columns.append(F.col(quote_name(deleted_column)).alias(DELETED_COLUMN))
         rows = self.lake.read_table(self.path).select(*columns)
-        # `_KeySearch` compares the keys. These conditions only let Spark skip files by their statistics.
-        for name, k in zip(names, _make_labels("k", names), strict=True) if is_bounded else ():
+        # `KeySearch` compares the keys. These conditions only let Spark skip files by their statistics.
+        for name, k in zip(names, make_labels("k", names), strict=True) if is_bounded else ():
             if is_orderable(keys[name].type):
                 bounds = pc.min_max(keys[name])
                 if bounds["min"].is_valid:
@@ -213,125 +221,131 @@ class SparkChanges:
                     )
         return rows
 
-    def make_merge_source(
-        self, keyed_changes: KeyedChanges, present_keys: PresentKeys, net_change: NetChange, merge: Merge
-    ) -> DataFrame:
-        """Make the source of a MERGE: the net change, in the columns of `merge`.
-
-        It is computed from a DataFrame `decided_keys` with a row per key of the net change. It has columns of `merge`, and:
-        - `last`: the place of the change that has the key's new row
-        - `s0`, `s1`, …: for each column that some change did not send, the place of the change that sent its value
-        - `base`: if some values were sent by no change, the number of the key whose row in the replica has them
-        - `is_ended`, `e0`, `e1`, …: whether the row is deleted but kept, and its metadata
-        """
-        unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
-        decisions = make_merge_source(net_change, retain_ended=keyed_changes.end_metadata is not None)
-        stored_keys = present_keys.take_stored_keys(keyed_changes.keys)
-        places = np.append(keyed_changes.effective_places, 0)
-        metadata = keyed_changes.make_ended_metadata(decisions.end_changes, self._stamp)
-
-        def find_places(changes: Numbers) -> pa.Array:
-            return pa.array(places[changes], mask=changes == NONE)
-
-        table = pa.table(
-            {
-                **{
-                    k: stored_keys[name].take(pa.array(decisions.keys))
-                    for name, k in merge.key_source_by_column.items()
-                },
-                "base": pa.array(decisions.base_keys, mask=decisions.base_keys == NONE),
-                **{
-                    f"s{i}": find_places(decisions.changes_by_column[name])
-                    for i, name in enumerate(unsent_columns)
-                },
-                **{
-                    merge.unsent_flag_by_column[name]: decisions.retains_value_by_column[name]
-                    for name in unsent_columns
-                },
-                "last": find_places(decisions.last_changes),
-                **{e: metadata[name] for name, e in labels.items()},
-                "is_ended": decisions.end_changes != NONE,
-                "action": decisions.actions,
-            }
+    def merge(self, merge_rows: MergeRows, keyed_changes: KeyedChanges, commit: Commit) -> bool:
+        """Merge a net change into the replica. Returns False if the replica has the position of the commit already."""
+        assert commit.expected_version is not None
+        clauses, source = (
+            merge_rows.merge.make_clauses(quote_name),
+            checkpoint(self._make_source(merge_rows, keyed_changes)),
         )
-        decided_keys = self.lake.spark.createDataFrame(table)
-        value_changes = np.concatenate([decisions.last_changes, *decisions.changes_by_column.values()])
-        former_key_numbers = np.unique(decisions.base_keys[decisions.base_keys != NONE])
-        value_places = np.unique(places[value_changes[value_changes != NONE]])
-        upserts = self._make_upserts(
-            decided_keys, value_places, keyed_changes.keys, former_key_numbers, merge
+        return bool(merge_by_spark(self.lake, self.path, source, clauses, commit.expected_version))
+
+    def append(self, rows: DataFrame, commit: Commit) -> None:
+        """Append rows to the replica, or overwrite the replica with them."""
+        replica_columns = rows.select(*(F.col(quote_name(name)) for name in self.definition.names))
+        size_bytes = self.lake.records.size_bytes(self.path) + self.pending.size_bytes
+        self.lake.write(replica_columns, self.path, commit, byte_count=size_bytes)
+
+    def count(self, rows: DataFrame) -> int:
+        """Count rows."""
+        return rows.count()
+
+    def read_new_rows(self, merge_rows: MergeRows, keyed_changes: KeyedChanges) -> DataFrame:
+        """Read the new rows of a net change, in the columns of the replica."""
+        return self._map_new_rows(merge_rows, keyed_changes, lambda rows, _: rows, self._row_type)
+
+    def _make_source(self, merge_rows: MergeRows, keyed_changes: KeyedChanges) -> DataFrame:
+        """Make the source of a MERGE."""
+        merge, types = merge_rows.merge, {row_field.name: row_field.dataType for row_field in self._row_type}
+        type_by_label = {k: types[name] for name, k in merge.key_source_by_column.items()}
+        type_by_label |= {v: types[name] for name, v in merge.value_source_by_column.items()}
+        schema = StructType([StructField(label, label_type) for label, label_type in type_by_label.items()])
+        source = self._map_new_rows(
+            merge_rows, keyed_changes, merge_rows.make_source, schema.add("action", StringType())
         )
-        source = upserts.unionByName(self._make_ended_rows(decided_keys, upserts, merge))
+        if merge_rows.other_rows.num_rows:
+            rows = self.lake.spark.createDataFrame(merge_rows.other_rows)
+            columns = (
+                F.col(name).cast(type_by_label.get(name, StringType())).alias(name) for name in rows.columns
+            )
+            source = source.unionByName(rows.select(*columns), allowMissingColumns=True)
         if keyed_changes.truncated_metadata is None:
             return source
-        source_keys = keyed_changes.keys.take(pa.array(decisions.keys))
-        return source.unionByName(
-            self._make_truncated_rows(keyed_changes.truncated_metadata, source_keys, source, merge)
+        source_keys = keyed_changes.keys.take(pa.array(merge_rows.key_numbers))
+        truncated_rows = self._make_truncated_rows(
+            keyed_changes.truncated_metadata, source_keys, source, merge
         )
+        return source.unionByName(truncated_rows)
 
-    def _make_ended_rows(self, decided_keys: DataFrame, upserts: DataFrame, merge: Merge) -> DataFrame:
-        """Make the rows of the source for keys without a new row.
-
-        They change only the metadata of ended rows (deleted rows that are kept).
-        """
-        labels = _label_metadata_columns(self.definition)
-        ended_values = {
-            v: F.col(labels[name]) if name in labels else F.lit(None)
-            for name, v in merge.value_source_by_column.items()
-        }
-        return decided_keys.where("last is null").select(
-            *merge.key_source_by_column.values(),
-            *(value.cast(upserts.schema[v].dataType).alias(v) for v, value in ended_values.items()),
-            *merge.unsent_flag_by_column.values(),
-            "action",
-        )
-
-    def _make_upserts(
-        self,
-        decided_keys: DataFrame,
-        places: Numbers,
-        keys: pa.Table,
-        former_key_numbers: Numbers,
-        merge: Merge,
+    def _map_new_rows(
+        self, merge_rows: MergeRows, keyed_changes: KeyedChanges, convert: RowFunction, schema: StructType
     ) -> DataFrame:
-        """Add the values of new rows to `decided_keys`, and leave out the keys without a new row.
+        """Read the new rows, complete them, and convert them to `schema` by a function of rows and places."""
+        new_rows = merge_rows.new_rows
+        is_incomplete = np.zeros(len(new_rows), np.bool_)
+        for places in new_rows.sent_places.values():
+            is_incomplete |= places != new_rows.places
+        frames, arrow_schema = list[DataFrame](), to_arrow_schema(schema)
+        if not is_incomplete.all() or not len(new_rows):
+            selection = self._select(merge_rows, new_rows.places[~is_incomplete])
+            convert_complete_rows = partial(convert_rows, merge_rows, convert, arrow_schema, ())
+            frames.append(self._read_placed_rows(selection, "new").mapInArrow(convert_complete_rows, schema))
+        if is_incomplete.any():
+            rows, columns = self._read_incomplete_rows(
+                merge_rows, keyed_changes, new_rows.take(np.flatnonzero(is_incomplete))
+            )
+            convert_completed_rows = partial(convert_rows, merge_rows, convert, arrow_schema, columns)
+            frames.append(rows.mapInArrow(convert_completed_rows, schema))
+        return reduce(lambda left, right: left.unionByName(right), frames)
 
-        `places` are the places of the changes that have the values. A value that no change sent is in the replica,
-        under the key that the row had there. `former_key_numbers` are the numbers of these keys.
+    def _read_incomplete_rows(
+        self, merge_rows: MergeRows, keyed_changes: KeyedChanges, rows: NetRows
+    ) -> tuple[DataFrame, Sequence[JoinedColumn]]:
+        """Read rows, and join the values that their changes did not send. Returns the columns with these values, too.
+
+        A value is joined by the place of the change that sent it (`p0`, `p1`, …), or by the number of the key under which
+        the replica has it (`base`).
         """
-        unsent_columns, labels = sorted(merge.unsent_flag_by_column), _label_metadata_columns(self.definition)
-        placed_rows = self._read_placed_rows(RowSelection(self.pending.extent, self._stamp, places), "new")
-        is_small = self.pending.count("insert", "update", "delete") <= BROADCAST_ROWS
-        rows = placed_rows.join(
-            F.broadcast(decided_keys) if is_small else decided_keys, F.col("place") == F.col("last")
-        )
-        value_by_column = {name: get_struct_field("row", name) for name in self.definition.names}
-        if len(former_key_numbers):
+        row_ddl = format_struct_ddl(self.definition.columns)
+        numbers = [*(f"p{i}" for i in range(len(rows.sent_places))), "base"]
+        ddl = f"place bigint, {', '.join(f'{name} bigint' for name in numbers)}, row {row_ddl}"
+        schema = to_arrow_schema(self.lake.spark.createDataFrame([], ddl).schema)
+        select_rows = partial(select_incomplete_rows, self._select(merge_rows, rows.places), rows, schema)
+        frame = self.read_changes().select(*PLACE_COLUMNS, "new").mapInArrow(select_rows, ddl)
+        columns, base_keys = list[JoinedColumn](), list[Numbers]()
+        for i, name in enumerate(rows.sent_places):
+            _, sources = rows.find_column_sources(name)
+            base_keys.append(sources.needed_base_rows)
+            if len(sources.needed_changes):
+                sent_rows = self._read_placed_rows(self._select(merge_rows, sources.needed_changes), "new")
+                sent_values = sent_rows.select(
+                    F.col("place").alias(f"q{i}"), get_struct_field("row", name).alias(f"sent{i}")
+                )
+                frame = frame.join(sent_values, F.col(f"p{i}") == F.col(f"q{i}"), "left")
+            has_base = bool(len(sources.needed_base_rows))
+            columns.append(
+                JoinedColumn(
+                    name,
+                    f"p{i}",
+                    f"sent{i}" if len(sources.needed_changes) else None,
+                    f"v{i}" if has_base else None,
+                )
+            )
+        needed_keys = np.unique(np.concatenate(base_keys))
+        if len(needed_keys):
             former_rows = self._read_replica_rows(
-                keys.take(pa.array(former_key_numbers)), former_key_numbers, unsent_columns
+                keyed_changes.keys.take(pa.array(needed_keys)), needed_keys, list(rows.sent_places)
             )
-            # `number`, and the replica's value of each column that some change did not send (wv0, wv1, …).
-            former_rows = former_rows.select(
-                "number", *(F.col(v).alias(f"w{v}") for v in _make_labels("v", unsent_columns))
-            )
-            rows = rows.join(former_rows, F.col("base") == F.col("number"), "left")
-        for i, name in enumerate(unsent_columns):
-            sent_values = placed_rows.select(
-                F.col("place").alias(f"p{i}"), get_struct_field("row", name).alias(f"sent{i}")
-            )
-            rows = rows.join(sent_values, F.col(f"s{i}") == F.col(f"p{i}"), "left")
-            replica_value = F.col(f"wv{i}") if len(former_key_numbers) else F.lit(None)
-            value_by_column[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(
-                replica_value
-            )
-        for name, e in labels.items():
-            value_by_column[name] = F.when(F.col("is_ended"), F.col(e)).otherwise(value_by_column[name])
-        return rows.select(
-            *merge.key_source_by_column.values(),
-            *(value_by_column[name].alias(v) for name, v in merge.value_source_by_column.items()),
-            *merge.unsent_flag_by_column.values(),
-            "action",
-        )
+            former_rows = former_rows.select("number", *(c.base_values for c in columns if c.base_values))
+            frame = frame.join(former_rows, F.col("base") == F.col("number"), "left")
+        return frame, columns
+
+    def _select(self, merge_rows: MergeRows, places: Numbers) -> RowSelection:
+        """Select the new rows of the changes at these places."""
+        return RowSelection(self.pending.extent, self._stamp, places, completions=merge_rows.ended_metadata)
+
+    @cached_property
+    def _row_type(self) -> StructType:
+        """The replica's columns, as a type of Spark."""
+        ddl = f"row {format_struct_ddl(self.definition.columns)}"
+        row_type = self.lake.spark.createDataFrame([], ddl).schema["row"].dataType
+        assert isinstance(row_type, StructType)
+        return row_type
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """The replica's columns."""
+        return to_arrow_schema(self._row_type)
 
     def _make_truncated_rows(
         self, truncated_metadata: pa.Table, keys: pa.Table, source: DataFrame, merge: Merge
@@ -342,10 +356,10 @@ class SparkChanges:
         """
         (metadata,) = self._stamp.set_time(truncated_metadata).to_pylist()
         rows = self._read_candidate_rows(keys, is_bounded=False)
-        columns = _make_labels("k", keys.column_names)
+        columns = make_labels("k", keys.column_names)
         schema = StructType([row_field for row_field in rows.schema if row_field.name in columns])
         living_rows = rows.mapInArrow(
-            _KeySearch.from_keys(keys, np.arange(keys.num_rows), columns).select_other_living_rows, schema
+            KeySearch.from_keys(keys, np.arange(keys.num_rows), columns).select_other_living_rows, schema
         )
         value_by_label = {v: F.lit(metadata.get(name)) for name, v in merge.value_source_by_column.items()}
         return living_rows.select(
@@ -354,56 +368,8 @@ class SparkChanges:
                 for name, k in zip(keys.column_names, columns, strict=True)
             ),
             *(value.cast(source.schema[v].dataType).alias(v) for v, value in value_by_label.items()),
-            *(F.lit(False).alias(u) for u in merge.unsent_flag_by_column.values()),
             F.lit("end").alias("action"),
         )
-
-
-#: The column that says whether a row of the replica is deleted.
-_DELETED_COLUMN = "deleted"
-
-
-@dataclass(frozen=True)
-class _KeySearch:
-    """Finds rows of a replica by their keys, batch by batch. It is sent to executors.
-
-    The batches have the columns of `SparkChanges._read_candidate_rows`. `key_numbers` are the numbers of the sought keys.
-    `columns` are the names of the columns to return.
-    """
-
-    sought_keys: SoughtKeys
-    key_numbers: Numbers
-    columns: Sequence[str]
-
-    @classmethod
-    def from_keys(cls, keys: pa.Table, key_numbers: Numbers, columns: Sequence[str]) -> "_KeySearch":
-        """Make a search for keys with these numbers."""
-        labelled_keys = keys.rename_columns(_make_labels("k", keys.column_names))
-        return cls(SoughtKeys.from_keys(labelled_keys), key_numbers, columns)
-
-    def select_rows_of_keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Select the rows with one of the keys: the key's number, whether the row lives, and `columns`."""
-        for batch in batches:
-            row_indices, key_indices = self._find_rows(batch)
-            present_rows = batch.take(pa.array(row_indices))
-            arrays = [
-                pa.array(self.key_numbers[key_indices]),
-                _mask_living_rows(present_rows),
-                *(present_rows.column(n) for n in self.columns),
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, ["number", "lives", *self.columns])
-
-    def select_other_living_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Select the living rows with none of the keys."""
-        for batch in batches:
-            is_selected = np.array(_mask_living_rows(batch))
-            is_selected[self._find_rows(batch)[0]] = False
-            yield batch.filter(pa.array(is_selected)).select(list(self.columns))
-
-    def _find_rows(self, batch: pa.RecordBatch) -> tuple[Numbers, Numbers]:
-        keys = self.sought_keys.keys
-        rows = pa.Table.from_batches([batch]).select(keys.column_names)
-        return self.sought_keys.find_rows(conform(rows, keys.schema))
 
 
 def _make_literal(bound: pa.Scalar) -> Column:
@@ -417,43 +383,3 @@ def _make_literal(bound: pa.Scalar) -> Column:
         time = F.timestamp_micros(F.lit(bound.cast(pa.int64()).as_py()))
         return time if bound.type.tz else time.cast("timestamp_ntz")
     return F.lit(bound.as_py())
-
-
-def _mask_living_rows(rows: pa.RecordBatch) -> pa.BooleanArray:
-    return mask_living_rows(rows, _DELETED_COLUMN if _DELETED_COLUMN in rows.schema.names else None)
-
-
-def _select_by_place(
-    selection: RowSelection, schema: pa.Schema, copy_counts: Numbers | None, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Select rows of batches of changes, with the places of the changes.
-
-    `copy_counts` has for each place in `selection.places` how often its row is repeated; None for once.
-    """
-    row_type = schema.field("row").type
-    for batch in batches:
-        if (placed_rows := selection.read_placed_rows(_make_reader(batch), row_type)) is None:
-            continue
-        places, rows = placed_rows
-        if copy_counts is not None and selection.places is not None:
-            copied_indices = np.repeat(
-                np.arange(len(places)), copy_counts[np.searchsorted(selection.places, places)]
-            )
-            places, rows = places[copied_indices], rows.take(pa.array(copied_indices))
-        row_array = pa.StructArray.from_arrays(rows.columns, fields=list(row_type))
-        yield pa.RecordBatch.from_arrays([pa.array(places), row_array], schema=schema)
-
-
-def _make_reader(batch: pa.RecordBatch) -> Callable[[Sequence[str]], pa.Table]:
-    rows = pa.Table.from_batches([batch])
-    return lambda names: rows.select(list(names))
-
-
-def _make_labels(letter: str, names: Sequence[str]) -> list[str]:
-    """Make names such as k0, k1, … for columns: mapInArrow would take a name with a dot for a path."""
-    return [f"{letter}{number}" for number in range(len(names))]
-
-
-def _label_metadata_columns(definition: Definition) -> dict[str, str]:
-    """Map each metadata column to the column (e0, e1, …) of the decided keys that has its value in ended rows."""
-    return {name: f"e{i}" for i, (name, _) in enumerate(definition.soft_delete_columns)}

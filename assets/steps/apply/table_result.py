@@ -130,6 +130,17 @@ class PendingChanges:
         return {**counts, **({"missing": 0} if self.truncated_at is not None else {})}
 
 
+@dataclass(frozen=True)
+class TableBatch:
+    """A batch of one table, and its Delta tables: the replica (`path`), and the change history (`changes_path`)."""
+
+    lake: Lake
+    path: str
+    changes_path: str
+    definition: Definition
+    pending: PendingChanges
+
+
 def find_key_alteration_lsn(definition: Definition) -> int:
     """Find the LSN from which on all changes have the present key; 0 if the key was not altered.
 

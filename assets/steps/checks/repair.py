@@ -19,10 +19,12 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change, find_stored_changes
+from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change
+from pgsieve.assets.steps.apply.choice import ApplyChoice, apply_by_ways
 from pgsieve.assets.steps.apply.replica_tables import apply, renew_cut
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
-from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableBatch
+from pgsieve.assets.steps.apply.ways import Way
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.checks.comparison import TableSides
@@ -274,17 +276,23 @@ class _ReplicaRepair:
 
     def _apply_stored_changes(self, size_bytes: int) -> bool:
         """Apply the stored changes; False if that is impossible without Spark's MERGE."""
-        arguments = (self.lake, self.path, self.changes_path, self.definition)
         had_vectors = self.lake.records.has_deletion_vectors(self.path)
 
         def apply_to(version: int) -> bool:
             pending = self._make_pending(version, size_bytes)
-            stored_changes = find_stored_changes(*arguments, pending)
-            changes = stored_changes and add_net_change(*arguments, pending, stored_changes)
-            if changes is None:
-                return False
-            writer = FilesWriter(self.lake, self.path, pending, None, metadata=self._commit_metadata)
-            return writer.apply(changes) is not None
+            batch = TableBatch(self.lake, self.path, self.changes_path, self.definition, pending)
+
+            def apply_choice(choice: ApplyChoice) -> bool:
+                if choice.stored_changes is None:
+                    return False
+                changes = add_net_change(batch, choice.stored_changes)
+                FilesWriter(self.lake, self.path, pending, None, metadata=self._commit_metadata).apply(
+                    changes
+                )
+                return True
+
+            # Tasks that decide by parts of the keys would set the replica's position.
+            return apply_by_ways(batch, apply_choice, {Way.KEY_PARTS: "a repair keeps the position"})
 
         try:
             return apply_to(self.version)
@@ -319,9 +327,7 @@ class _ReplicaRepair:
         size_bytes = lake.records.size_bytes(self.path)
         pending = self._make_pending(self.version, size_bytes)
         changes = SparkChanges(lake, self.path, lambda: frame, self.definition, pending)
-        writer = ReplicaWriter(
-            lake, self.path, self.definition, pending, None, size_bytes, None, self._commit_metadata
-        )
+        writer = ReplicaWriter(lake, self.path, self.definition, pending, None, None, self._commit_metadata)
         has_deletion_vectors = bool(lake.records.has_deletion_vectors(self.path))
         with lake.idempotent_writes(None, can_mark_rows=has_deletion_vectors, metadata=self._commit_metadata):
             if self.definition.key:

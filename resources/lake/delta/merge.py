@@ -88,17 +88,14 @@ def _format_assignments(values: Mapping[str, str]) -> str:
 class Merge:
     """A net change of a table that has a key: for each changed key, one row of the source with an action.
 
-    The actions are delete, update, upsert and end. The action end is for a deleted row that stays in the table, and
-    updates only the columns `ended_columns`.
+    The actions are delete, upsert and end. The action end is for a deleted row that stays in the table, and updates only
+    the columns `ended_columns`.
 
     - `key_source_by_column`, `value_source_by_column`: map columns of the table to columns of the source
-    - `unsent_flag_by_column`: maps columns of the table to boolean columns of the source. Where the boolean is true,
-      the row of the table keeps its value.
     """
 
     key_source_by_column: Mapping[str, str]
     value_source_by_column: Mapping[str, str]
-    unsent_flag_by_column: Mapping[str, str]
     ended_columns: Collection[str] = ()
 
     @classmethod
@@ -106,26 +103,21 @@ class Merge:
         cls,
         key: Sequence[str],
         columns: Sequence[str],
-        unsent_columns: Collection[str],
         ended_columns: Collection[str] = (),
     ) -> "Merge":
-        """A merge of a source whose columns are k0, k1, ... (key), v0, ... (values) and u0, ... (true for unsent values)."""
+        """A merge of a source whose columns are k0, k1, ... (key) and v0, ... (values)."""
         return cls(
             key_source_by_column={name: f"k{i}" for i, name in enumerate(key)},
             value_source_by_column={name: f"v{i}" for i, name in enumerate(columns)},
-            unsent_flag_by_column={name: f"u{i}" for i, name in enumerate(columns) if name in unsent_columns},
             ended_columns=ended_columns,
         )
 
     def make_clauses(self, quote: QuoteColumn) -> Clauses:
         """The clauses of the MERGE. `quote` quotes the names of columns."""
-
-        def make_new_value(column: str, source_column: str) -> str:
-            if column not in self.unsent_flag_by_column:
-                return f"s.{source_column}"
-            flag = self.unsent_flag_by_column[column]
-            return f"case when s.{flag} then t.{quote(column)} else s.{source_column} end"
-
+        new_values = {
+            quote(column): f"s.{source_column}"
+            for column, source_column in self.value_source_by_column.items()
+        }
         return Clauses(
             match_condition=" and ".join(
                 f"t.{quote(column)} = s.{source_column}"
@@ -136,15 +128,9 @@ class Merge:
             end_values={
                 quote(column): f"s.{self.value_source_by_column[column]}" for column in self.ended_columns
             },
-            update_values={
-                quote(column): make_new_value(column, source_column)
-                for column, source_column in self.value_source_by_column.items()
-            },
+            update_values=new_values,
             insert_condition="s.action = 'upsert'",
-            insert_values={
-                quote(column): f"s.{source_column}"
-                for column, source_column in self.value_source_by_column.items()
-            },
+            insert_values=new_values,
         )
 
 

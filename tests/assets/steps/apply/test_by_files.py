@@ -149,14 +149,12 @@ def test_too_many_changes_for_this_process_are_left_to_spark(
 ) -> None:
     again = [delete(row(3, "")), insert(row(3, "a")), delete(row(3, "")), insert(row(3, "b"))]
     changes = Changes(tmp_path, [row(3, "before")], again, vectors=False)
-    assert find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
+    assert find_many_changes(changes.batch(definition("k")))
     if limit.islower():
         changes.lake.policy = replace(changes.lake.policy, **{limit: size})
     else:
         monkeypatch.setattr(by_files, limit, size)
-    assert (
-        find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
-    )
+    assert find_many_changes(changes.batch(definition("k"))) is None
 
 
 def test_nothing_is_written_before_all_tables_are_searched_for_conflicts(tmp_path: Path) -> None:
@@ -164,7 +162,7 @@ def test_nothing_is_written_before_all_tables_are_searched_for_conflicts(tmp_pat
     changes = Changes(tmp_path, [row(3, "before")], [update(row(3, "after"))])
     changes.lake.policy = replace(changes.lake.policy, rewritten_bytes=-1)
     before = changes.lake.records.version(changes.path)
-    decided = find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
+    decided = find_many_changes(changes.batch(definition("k")))
     assert decided is not None
     assert decided.net_change is not None
     assert decided.net_change.deleted_rows.are_marked
@@ -232,11 +230,9 @@ def test_a_replica_that_a_user_altered_is_written_by_a_writer_that_respects_it(
         [row(3, "before"), row(4, "before")],
         [update(row(3, "after")), insert(row(7, "new"))],
     )
-    assert find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
+    assert find_many_changes(changes.batch(definition("k")))
     alter(changes)
-    assert (
-        find_many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
-    )
+    assert find_many_changes(changes.batch(definition("k"))) is None
     changes.one_by_one(definition("k"))
     mine = ("kept",) if alter is _adds_column else ()
     assert _mine(changes) == {
@@ -261,7 +257,7 @@ def test_inserts_into_a_table_with_more_writer_features_are_not_written_as_files
 ) -> None:
     changes = Changes(tmp_path, [row(3, "before")], [insert(row(7, "new"))])
     alter(changes)
-    assert find_many_changes(changes.lake, changes.path, changes.log, definition(), changes.pending()) is None
+    assert find_many_changes(changes.batch(definition())) is None
     local, kept = changes.lake.delta_rs, row(3, "before")
     assert local is not None
     keys = pa.table({"t": pa.array([kept["t"], "t9"]), "k": pa.array([kept["k"], 3])})

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pgsieve.assets.steps.apply.batch import Plan, _commit_by_spark
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.merging import make_keyless_clauses
-from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableBatch, TableResult
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import compute_row_digests
@@ -57,7 +57,7 @@ def by_spark(changes: Changes, replicated: Definition) -> TableResult:
         PendingChanges(changes.slices, lake.records.head(path)),
         TableState("public", "t", SyncState.READY, 100),
     )
-    search = ConflictSearch(lake, path, log, replicated, plan.pending)
+    search = ConflictSearch(TableBatch(lake, path, log, replicated, plan.pending))
     with lake.idempotent_writes(ENDS[-1], can_mark_rows=False):
         applied = _commit_by_spark(search, plan, ENDS[-1])
     assert isinstance(applied, TableResult)

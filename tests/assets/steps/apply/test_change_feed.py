@@ -11,8 +11,10 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply import by_files, key_reader
-from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change, find_stored_changes
+from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
+from pgsieve.assets.steps.apply.choice import apply_by_ways, choose_apply
+from pgsieve.assets.steps.apply.ways import UnsuitedWayError, Way
 from pgsieve.resources.lake.delta.row_removal import enable_marking
 from tests.fixtures.replica_changes import (
     ENDS,
@@ -94,10 +96,16 @@ def test_a_feed_is_left_to_a_merge_if_the_log_lacks_statistics_of_a_file(tmp_pat
         action.get("add", {}).pop("stats", None)
     log_entry.write_text("\n".join(map(json.dumps, actions)))
     replica.lake.policy = replace(replica.lake.policy, min_parted_changes=0)
-    batch = replica.lake, replica.path, replica.log, definition("k"), replica.pending()
-    stored_changes = find_stored_changes(*batch)
-    assert stored_changes is not None
-    assert KeyPartsWriter(*batch, ENDS[-1]).apply(stored_changes) is None
-    changes = add_net_change(*batch, stored_changes)
-    assert changes is not None
-    assert FilesWriter(replica.lake, replica.path, replica.pending(), ENDS[-1]).apply(changes) is None
+    batch = replica.batch(definition("k"))
+    choice = choose_apply(batch)
+    assert (choice.way, choice.stored_changes is None) == (Way.KEY_PARTS, False)
+    assert choice.stored_changes is not None
+    with pytest.raises(UnsuitedWayError, match="neither be rewritten nor get deletion vectors"):
+        KeyPartsWriter(batch, ENDS[-1]).apply(choice.stored_changes)
+    changes = add_net_change(batch, choice.stored_changes)
+    with pytest.raises(UnsuitedWayError, match="the log lacks entries"):
+        FilesWriter(replica.lake, replica.path, batch.pending, ENDS[-1]).apply(changes)
+    merged = apply_by_ways(
+        batch, lambda choice: choice.way, dict.fromkeys([Way.KEY_PARTS, Way.FILES], "refused")
+    )
+    assert merged == Way.MERGE_BY_SPARK  # The lake of this test has no small changes.

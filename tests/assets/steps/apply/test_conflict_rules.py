@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from pgsieve.assets.steps.apply.in_process import read_few_changes
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
-from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableBatch
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.assets.steps.subscription import Definition, FormerLayout
 from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
@@ -70,7 +72,10 @@ def _look(
     definition = Definition((("k", "bigint"), ("v", "string")), ("k",), Layout(1, (), 2, ()), former=former)
     lake = Lake(str(folder), _no_spark)  # type: ignore[arg-type]
     head = replace(lake.records.head(path), position=position)
-    ConflictSearch(lake, path, log, definition, PendingChanges(table, head)).refuse()
+    batch = TableBatch(lake, path, log, definition, PendingChanges(table, head))
+    assert lake.delta_rs is not None
+    committer = InProcessCommitter(lake.delta_rs, lake.access)
+    ConflictSearch(batch).refuse(read_few_changes(batch, committer))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.apply import key_exchange, key_reader
 from pgsieve.assets.steps.apply.batch import AppliedChanges
 from pgsieve.assets.steps.apply.by_files import FilesWriter
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter, read_commits
-from pgsieve.assets.steps.apply.table_result import PendingChanges
+from pgsieve.assets.steps.apply.table_result import PendingChanges, TableBatch
 from pgsieve.assets.steps.apply.versions_by_parts import VersionPartsWriter
 from pgsieve.assets.steps.history import versions
 from pgsieve.assets.steps.history.shared_rows import SharedRows
@@ -129,13 +129,15 @@ class World:
         if self.replica_lacks == "nothing":
             return None
         pending, rows = PendingChanges([slice_], self.lake.records.head(self.replica)), SharedRows(2**20)
-        many = find_many_changes(self.lake, self.replica, self.log, _DEFINITION, pending)
+        many = find_many_changes(TableBatch(self.lake, self.replica, self.log, _DEFINITION, pending))
         assert many is not None
         assert many.net_change is not None
         assert many.net_change.keyed_changes is not None
         FilesWriter(self.lake, self.replica, pending, slice_.slice_end, rows).apply(many)
         slices = pending.slice_ends if self.replica_lacks == "the same" else [0]
-        return AppliedChanges(slices, pending.since_lsn, many.groups, many.net_change.keyed_changes, rows)
+        return AppliedChanges(
+            slices, pending.since_lsn, many.stored.groups, many.net_change.keyed_changes, rows
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         assert self.lake.delta_rs is not None

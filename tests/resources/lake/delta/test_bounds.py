@@ -38,7 +38,7 @@ def test_distant_dates_are_written_merged_and_compacted(tmp_path: Path, day: int
     local.write(path, pa.table({"id": [1, 2, 3], "day": dates(day, _MINUS_INFINITY, None)}), Commit(10))
     # Rows of the rewritten file have the distant date, merged rows do not.
     source = pa.table({"action": ["upsert", "delete"], "k0": [4, 3], "v0": [4, 3], "v1": dates(7, None)})
-    merge = Merge({"id": "k0"}, {"id": "v0", "day": "v1"}, {})
+    merge = Merge({"id": "k0"}, {"id": "v0", "day": "v1"})
     local.merge(path, source, merge, Commit(20, expected_version=0))
     local.write(path, pa.table({"id": [5], "day": dates(5)}), Commit(30))
     assert make_table_maintenance(Lake(str(tmp_path), no_session), path).compact() == 1
@@ -112,7 +112,7 @@ def _merged(local: DeltaRsRecords, path: str) -> None:
     local.write(path, rows, Commit(10))
     changes = {"action": ["update", "upsert"], "k0": [1, 4], "v0": [1, 4]}
     source = pa.table(changes | {f"v{n}": rows[name].slice(0, 2) for n, name in ((1, "text"), (2, "octets"))})
-    merge = Merge({"id": "k0"}, {"id": "v0", "text": "v1", "octets": "v2"}, {})
+    merge = Merge({"id": "k0"}, {"id": "v0", "text": "v1", "octets": "v2"})
     local.merge(path, source, merge, Commit(20, expected_version=0))
 
 

@@ -77,7 +77,7 @@ def _merge(path: str) -> None:
             {"action": ["upsert"], "k0": [i], "v0": [i]}
             | {f"v{n + 1}": rows[name].slice(i, 1) for n, name in enumerate(_NAMES)}
         )
-        merge = Merge({"id": "k0"}, {"id": "v0"} | {name: f"v{n + 1}" for n, name in enumerate(_NAMES)}, {})
+        merge = Merge({"id": "k0"}, {"id": "v0"} | {name: f"v{n + 1}" for n, name in enumerate(_NAMES)})
         update = source.set_column(0, "action", [["update"]])
         local.merge(path, update, merge, Commit(i + 2, expected_version=local.version(path)))
 

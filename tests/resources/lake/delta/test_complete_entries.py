@@ -46,9 +46,7 @@ def _commit(records: DeltaRsRecords, path: str) -> None:
 def _merge(records: DeltaRsRecords, path: str) -> None:
     keys = pa.array([5, 1], pa.int32())
     source = pa.table({"action": ["upsert", "delete"], "k0": keys, "v0": keys})
-    records.merge(
-        path, source, Merge.from_numbered_columns(("a",), ("a",), ()), Commit(20, expected_version=0)
-    )
+    records.merge(path, source, Merge.from_numbered_columns(("a",), ("a",)), Commit(20, expected_version=0))
 
 
 def _merge_with_feed(records: DeltaRsRecords, path: str) -> None:

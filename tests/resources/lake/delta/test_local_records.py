@@ -197,7 +197,7 @@ def test_a_merge_follows_no_later_version_than_its_plans(tmp_path: Path) -> None
     write(path, rows(1), 1, False)
     write(path, rows(2), 2, False)
     source = pa.table({"action": ["upsert"], "k": pa.array([2], pa.int64())})
-    merge = partial(DeltaRsRecords().merge, path, source, Merge({"slice": "k"}, {"slice": "k"}, {}))
+    merge = partial(DeltaRsRecords().merge, path, source, Merge({"slice": "k"}, {"slice": "k"}))
     with pytest.raises(OvertakenError):
         merge(Commit(3, expected_version=0))
     merge(Commit(3, expected_version=1))

@@ -1,15 +1,17 @@
-"""The source of a MERGE for random histories: each upserted row has the values of its net change."""
+"""The new rows of random histories: their values are where changes one by one leave them."""
 
 from __future__ import annotations
 
 import random
 
 import numpy as np
+import pyarrow as pa
 
 from pgsieve.decoding.changes.arrays import NONE
 from pgsieve.decoding.changes.key_changes import DELETE, INSERT, UPDATE, KeyChanges
-from pgsieve.decoding.changes.merge_source import make_merge_source
 from pgsieve.decoding.changes.net_change import compute_net_change
+from pgsieve.decoding.changes.net_rows import NetRows, find_net_rows
+from pgsieve.decoding.changes.value_sources import NumberedValues
 
 _KEYS, _COLUMNS = 5, ("a", "b")
 #: For each column of a row, the change that sent its value, or the replica's row.
@@ -42,31 +44,41 @@ def _history(drawn: random.Random) -> tuple[KeyChanges, dict[int, _Row], dict[in
     return KeyChanges(operations, olds, news, unsent), before, rows
 
 
-def test_a_merge_leaves_the_same_rows_as_the_changes() -> None:
+def test_new_rows_have_their_values_where_the_changes_one_by_one_find_them() -> None:
     drawn = random.Random(34)
-    merged = 0
+    found = 0
     for _ in range(500):
         changes, before, after = _history(drawn)
         present = np.array([*(key in before for key in range(_KEYS)), False])
         net, conflict = compute_net_change(changes, present)
         assert conflict is None
-        source = make_merge_source(net)
-        rows = {key: dict(row) for key, row in before.items()}
-        for i, key in enumerate(source.keys.tolist()):
-            if source.actions[i] == "delete":
-                rows.pop(key, None)
-                continue
-            if source.actions[i] == "update" and key not in before:
-                continue
-            rows[key] = {c: _value(source, i, c, before) for c in _COLUMNS}
-            merged += 1
+        places = 10 * np.arange(len(changes.operations))
+        has_row = net.is_upserted | (net.is_updated & present[net.base_keys])
+        new_rows = find_net_rows(places, net, has_row & (net.last_changes != NONE))
+        keys = changes.new_keys[new_rows.places // 10].tolist()
+        rows = {key: row for key, row in before.items() if key not in net.keys}
+        values = {name: _find_values(new_rows, name) for name in _COLUMNS}
+        rows |= {key: {name: values[name][i] for name in _COLUMNS} for i, key in enumerate(keys)}
         assert rows == after, (changes, before)
-    assert merged > 300
+        found += len(keys)
+    assert found > 300
 
 
-def _value(source, i: int, column: str, before: dict[int, _Row]) -> object:
-    if source.retains_value_by_column[column][i]:
-        return before[int(source.keys[i])][column]
-    if (sent := int(source.changes_by_column[column][i])) != NONE:
-        return ("change", sent)
-    return before[int(source.base_keys[i])][column]
+def _find_values(new_rows: NetRows, name: str) -> list[object]:
+    """The value of each new row: that of its own change, or of the place where its sources say."""
+    values: list[object] = [("change", place // 10) for place in new_rows.places.tolist()]
+    _, sources = new_rows.find_column_sources(name)
+    texts = [
+        NumberedValues(numbers, pa.array([f"{kind} {number}" for number in numbers.tolist()], pa.string()))
+        for kind, numbers in (("change", sources.needed_changes), ("replica", sources.needed_base_rows))
+    ]
+    completion = new_rows.complete(name, *texts)
+    for place, text in zip(
+        completion.values.numbers.tolist(), completion.values.values.to_pylist(), strict=True
+    ):
+        kind, number = text.split()
+        values[new_rows.places.tolist().index(place)] = (
+            kind,
+            int(number) // (10 if kind == "change" else 1),
+        )
+    return values
