@@ -19,6 +19,7 @@ A message says which object has which problem. It never contains a password, and
             ConcurrentWriteError      resources.lake.delta.errors
                 OvertakenError        resources.lake.delta.errors
             DamagedTableError         resources.lake.delta.errors
+            JobCancelledError         resources.lake.delta.errors
             LakeUnavailableError      resources.lake.delta.errors
                 StoreUnavailableError resources.lake.delta.errors
             RefusedTableError         resources.lake.delta.errors

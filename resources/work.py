@@ -120,6 +120,15 @@ def with_job_name(session: SparkSession) -> SparkSession:
     return session
 
 
+def cancel_jobs(session: SparkSession) -> None:
+    """Cancel all jobs of a session that are running. Of a Spark Connect server, other sessions' jobs go on."""
+    if isinstance(session, SparkSession):
+        session.sparkContext.cancelAllJobs()
+        return
+    connect: Any = session
+    connect.interruptAll()
+
+
 def name_engine(session: Any) -> str:
     """The name of the engine of a session. It has no address, because an address may contain a secret."""
     if not isinstance(session, SparkSession):

@@ -15,12 +15,7 @@ from typing import Protocol, TypeVar
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import Failure
-from pgsieve.resources.lake.delta.errors import (
-    find_refusal_code,
-    is_spark_lost,
-    list_causes,
-    make_spark_lost_error,
-)
+from pgsieve.resources.lake.delta.errors import find_refusal_code, find_spark_failure, list_causes
 from pgsieve.resources.lake.stores.store_errors import find_store_refusal
 
 
@@ -104,14 +99,14 @@ class Failures:
 
 
 def find_refusal(error: Exception) -> PgsieveError | None:
-    """Convert an error to a PgsieveError with a hint, if a disk or store has refused an operation, or Spark was lost.
+    """Convert an error to a PgsieveError with a hint, if a disk or store has refused an operation, or Spark has failed.
 
     Returns None for other errors. The disk may be that of the lake, of Dagster's records, or of temporary files.
     """
     if isinstance(error, PgsieveError):
         return None
-    if is_spark_lost(error):
-        return make_spark_lost_error()
+    if (failure := find_spark_failure(error)) is not None:
+        return failure
     if refusal := find_store_refusal(list_causes(error)):
         return PgsieveError(f"the lake: {refusal.reason}", hint=refusal.hint)
     if (code := find_refusal_code(error)) is None:

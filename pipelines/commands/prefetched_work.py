@@ -21,6 +21,7 @@ from pgsieve.assets.outcome import attach_handler, log_to_step
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.prefetched import PREFETCH_LOG, PrefetchedWork
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import is_interruption
 from pgsieve.resources.lake.shared_jobs import get_shared_jobs
 from pgsieve.resources.postgres.session_pool import get_session_pool
 from pgsieve.resources.strands import Strand, TicketLock
@@ -57,12 +58,12 @@ def prefetch_work(
         }
         try:
             yield steps_by_key
-        except BaseException:
+        except BaseException as error:
             thread_pool.shutdown(wait=False, cancel_futures=True)
             while any(not step.ends_within(_POLL_SECONDS) for step in steps_by_key.values()):
                 # A request ends only what the work waits for at that moment. Afterwards the work may begin to wait for
                 # something else, so the request is repeated.
-                lake.runner.stop()
+                lake.runner.stop(cancels_jobs=is_interruption(error))
                 if (session_pool := get_session_pool()) is not None:
                     session_pool.cancel_statements()
             raise

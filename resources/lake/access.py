@@ -37,17 +37,16 @@ from pgsieve.resources.lake.delta.errors import (
     find_illegible_file,
     find_missing_file,
     find_refusal_code,
+    find_spark_failure,
     get_first_message_line,
     has_illegible_log,
     has_missing_entries,
     is_arrow_error,
     is_conflict,
     is_folder_refusal,
-    is_spark_lost,
     list_causes,
     make_damaged_log_error,
     make_damaged_table_error,
-    make_spark_lost_error,
     raise_if_executor_error,
 )
 from pgsieve.resources.lake.stores.objects import open_objects
@@ -215,9 +214,9 @@ class LakeAccess:
             raise _make_table_error(path, error) from error
 
     def raise_if_unavailable(self, error: Exception) -> None:
-        """Raise LakeUnavailableError or SparkLostError if an error concerns the whole lake, or Spark."""
-        if is_spark_lost(error):
-            raise make_spark_lost_error() from error
+        """Raise an error of `ERRORS_OF_NO_TABLE` if an error concerns the whole lake, or Spark."""
+        if (failure := find_spark_failure(error)) is not None:
+            raise failure from error
         if is_uri(self.uri) and (refusal := find_store_refusal(list_causes(error))):
             raise self._make_store_error(refusal) from error
         if (code := find_refusal_code(error)) is None:

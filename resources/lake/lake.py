@@ -46,7 +46,15 @@ from pgsieve.resources.lake.derived_rows import RowWriter, list_file_rows
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
 from pgsieve.resources.lake.rewriting import RowChange
-from pgsieve.resources.lake.runners import Runner, SparkRunner, ThreadRunner, record_costs, to_arrow_schema
+from pgsieve.resources.lake.runners import (
+    Runner,
+    SparkRunner,
+    ThreadRunner,
+    is_interruption,
+    record_costs,
+    stop_until_done,
+    to_arrow_schema,
+)
 from pgsieve.resources.lake.spark_writes import (
     add_commit_costs,
     drop_constraints_by_spark,
@@ -164,10 +172,14 @@ class Lake:
         # A strand is the work for one subscription, for example. Only one strand works at a time (`pgsieve.resources.strands`).
         # The threads of the pool work for the strand of this thread, which waits for them.
         with count_as_waiting(), ThreadPoolExecutor(self.parallelism) as pool:
-            return [
-                future.result()
-                for future in [pool.submit(copy_context().run, act_and_release, item) for item in items]
-            ]
+            futures = [pool.submit(copy_context().run, act_and_release, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException as error:
+                # After an error of one item the others go on. After an interruption (Ctrl-C) nothing does.
+                if is_interruption(error):
+                    stop_until_done(self.runner, futures, error)
+                raise
 
     def consistent_read(self, *paths: str) -> AbstractContextManager[None]:
         """Within the block this thread requests the newest version of each table of an object store only once.

@@ -20,11 +20,11 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from threading import Event, Thread
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 from zipimport import zipimporter
 
@@ -42,6 +42,7 @@ from pgsieve.resources.strands import count_as_waiting
 from pgsieve.resources.work import (
     DRIVER,
     add_costs,
+    cancel_jobs,
     get_job_name,
     join_job_names,
     name_engine,
@@ -66,6 +67,8 @@ _RANGE_LENGTH, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
 _TASKS_PER_CORE = 2
 #: The number of cores of a cluster is read again after this many seconds.
 _PARALLELISM_SECONDS = 5
+#: A runner is told to stop, and told again each time this many seconds have passed.
+_STOP_INTERVAL_SECONDS = 0.1
 #: If the first job of a session takes longer than this, a warning is logged.
 _SILENT_SECONDS = 20
 _NO_EXECUTOR = (
@@ -127,8 +130,11 @@ class Runner(Protocol):
     def prepare(self) -> None:
         """Begin to start the runner, and do not wait for it. It will be ready sooner when `run` is called."""
 
-    def stop(self) -> None:
-        """Make the parts that are running end soon, with an error. But jobs of Spark and small work go on."""
+    def stop(self, *, cancels_jobs: bool) -> None:
+        """Make the parts that are running end soon, with an error. But small work goes on.
+
+        Jobs of Spark go on, too, unless `cancels_jobs` is true. All callers may share them.
+        """
 
 
 def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -224,6 +230,22 @@ def _receive(
     return receivers.receive(*messages_by_receiver[part_number], guard)
 
 
+def stop_until_done(runner: Runner, futures: Sequence[Future[Any]], reason: BaseException) -> None:
+    """Let no further one of `futures` begin, and tell the runner to stop until all of them are done.
+
+    If the reason is an interruption (Ctrl-C), Spark's jobs are cancelled. A request ends only what runs at that moment.
+    Afterwards a future may begin something else, so the request is repeated.
+    """
+    running_futures = [future for future in futures if not future.cancel()]
+    while wait(running_futures, _STOP_INTERVAL_SECONDS).not_done:
+        runner.stop(cancels_jobs=is_interruption(reason))
+
+
+def is_interruption(error: BaseException) -> bool:
+    """True if an error is an interruption: KeyboardInterrupt, or Dagster's error for it."""
+    return not isinstance(error, Exception)
+
+
 #: The sessions that have run a job. Spark starts executors only for the first job of a session.
 _started_sessions: WeakSet[SparkSession] = WeakSet()
 
@@ -237,15 +259,14 @@ def run_first_job(session: SparkSession, part_count: int) -> None:
 class SparkRunner:
     """The runner that uses Spark's executors, which may be on other machines.
 
-    If the main thread has started the session, pyspark cancels its jobs on SIGINT.
-
     `cores` is the number of cores of the session; None if the address of Spark's master does not show it.
     """
 
     max_callers = 16
 
     def __init__(self, get_session: Callable[[], SparkSession], cores: int | None = None) -> None:
-        self._get_session, self._cores = get_session, cores
+        self._get_own_session, self._cores = get_session, cores
+        self._session: SparkSession | None = None
         self._is_preparing = False
         self._read_parallelism, self._read_at = 1, -math.inf
 
@@ -257,6 +278,10 @@ class SparkRunner:
         if time.monotonic() - self._read_at >= _PARALLELISM_SECONDS:
             self._read_parallelism, self._read_at = self._find_parallelism(), time.monotonic()
         return self._read_parallelism
+
+    def _get_session(self) -> SparkSession:
+        self._session = self._get_own_session()
+        return self._session
 
     def _find_parallelism(self) -> int:
         """Find out how many cores the session has now. The answer takes Spark up to a tenth of a second."""
@@ -367,10 +392,17 @@ class SparkRunner:
                 run_first_job(session, self.parallelism)
                 _started_sessions.add(session)
 
-    def stop(self) -> None:
-        """Begin no further shared job. Jobs that are running go on, unless SIGINT ends them."""
+    def stop(self, *, cancels_jobs: bool) -> None:
+        """Begin no further shared job. With `cancels_jobs`, cancel the jobs of the session that are running.
+
+        pyspark itself cancels jobs only on SIGINT, and only if the main thread has started the session.
+        """
         if (jobs := get_shared_jobs()) is not None:
             jobs.stop()
+        if cancels_jobs and (session := self._session) is not None:
+            # The session may be lost. Then its jobs end without this request.
+            with suppress(Exception):
+                cancel_jobs(session)
 
 
 class ThreadRunner:
@@ -423,8 +455,9 @@ class ThreadRunner:
     def prepare(self) -> None:
         """Does nothing, because threads need no preparation."""
 
-    def stop(self) -> None:
+    def stop(self, *, cancels_jobs: bool) -> None:
         """Make all parts that are running end at their next batch."""
+        del cancels_jobs
         for end_event in tuple(self._end_events):
             end_event.set()
 
@@ -454,7 +487,7 @@ class _CallingThreadRunner:
     def prepare(self) -> None:
         """Does nothing, because the thread needs no preparation."""
 
-    def stop(self) -> None:
+    def stop(self, *, cancels_jobs: bool) -> None:
         """Does nothing, because small work ends soon by itself."""
 
 

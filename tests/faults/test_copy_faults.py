@@ -220,13 +220,14 @@ def test_copying_threads_end_with_their_process_and_the_next_run_copies_the_tabl
 
 
 @pytest.mark.drawn
-def test_a_copy_by_threads_that_is_interrupted_ends_soon(
-    publisher_server: EmbeddedServer, tmp_path: Path
+@pytest.mark.parametrize("master", [THREADS, pytest.param("local[2]", marks=pytest.mark.spark)])
+def test_a_copy_that_is_interrupted_ends_soon(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
     """It takes long: a large copy through a slow network is started again."""
     with (
         Proxy(publisher_server.port) as proxy,
-        site("copy_interrupted", publisher_server, tmp_path, THREADS, port=proxy.port) as (pgsieve, database),
+        site("copy_interrupted", publisher_server, tmp_path, master, port=proxy.port) as (pgsieve, database),
     ):
         add_large_table(database, 600_000)
         proxy.delay = 0.02  # 250 MB would take more than a minute

@@ -8,7 +8,7 @@ Raises OpenTransactionsError if the snapshot would have to wait too long for ope
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from threading import Semaphore
@@ -52,15 +52,13 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.runners import stop_until_done
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import LockedTableError, TransientError
 from pgsieve.resources.postgres.origins import find_subscribed_tables
 from pgsieve.resources.postgres.snapshot import Snapshot, build_chunk_queries, export_snapshot
 from pgsieve.resources.postgres.waits import OpenTransactionsError, find_lock_error
 
-#: After an error or an interruption, the runner (which reads and writes the rows) is told to stop, and told again each time
-#: this many seconds have passed, until no table is being copied.
-_STOP_INTERVAL_SECONDS = 0.1
 #: The log shows the size of a copied table only if it is at least this large.
 _MIN_SHOWN_BYTES = 1024**2
 #: The largest number of tables that are read at the same time.
@@ -322,10 +320,8 @@ class BatchCopy:
                 for future in futures:
                     future.result()
             # KeyboardInterrupt is caught, too. Otherwise the process would not end before large tables are copied.
-            except BaseException:
-                running_futures = [future for future in futures if not future.cancel()]
-                while wait(running_futures, _STOP_INTERVAL_SECONDS).not_done:
-                    self.lake.runner.stop()
+            except BaseException as error:
+                stop_until_done(self.lake.runner, futures, error)
                 raise
         return results, fault_by_table
 

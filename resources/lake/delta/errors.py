@@ -4,8 +4,8 @@ In: exceptions of delta-rs, Arrow, the operating system and Spark.
 Out: errors of pgsieve, most of them subclasses of `LakeError`. Their messages contain no value of a cell.
 
 If an error concerns one table, the table is set aside: its changes are no longer applied, and the run goes on without
-it. Four errors stop the run (`ERRORS_OF_NO_TABLE`): the storage refuses requests (`LakeUnavailableError`), Spark has
-lost executors or their data (`SparkLostError`), there is no Spark session (`SparkUnavailableError`), or another writer
+it. Five errors stop the run (`ERRORS_OF_NO_TABLE`): the storage refuses requests (`LakeUnavailableError`), Spark has
+lost executors or their data (`SparkLostError`), a job was cancelled (`JobCancelledError`), there is no Spark session (`SparkUnavailableError`), or another writer
 keeps pgsieve from committing (`ConcurrentWriteError`).
 """
 
@@ -52,6 +52,8 @@ _SPARK_LOST = re.compile(
     r"ExecutorLostFailure|Python worker exited unexpectedly|CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|FetchFailed"
     r"|Master removed our application|SparkContext was shut down|StatusCode\.UNAVAILABLE"
 )
+#: Messages of Spark about a job that was cancelled.
+_JOB_CANCELLED = re.compile(r"\[(?:OPERATION_CANCELED|SPARK_JOB_CANCELLED)\]")
 #: The messages of Spark, delta-rs and Arrow about a file that does not exist.
 _MISSING_FILE = re.compile(r"(?:reading file|Object at location|open local file) '?(?:file:)?(\S+?\.parquet)")
 _NOT_FOUND_WORDS = ("not found", "FILE_NOT_EXIST", "No such file or directory")
@@ -134,12 +136,22 @@ class SparkLostError(LakeError):
     """Spark has lost executors or their data too often, or has ended. The cause is not a table."""
 
 
+class JobCancelledError(LakeError):
+    """A job of Spark was cancelled: by an interruption of this process, or by a user in Spark's web interface."""
+
+
 class SparkUnavailableError(PgsieveError):
     """There is no Spark session, because Java is missing, or the master does not answer."""
 
 
 #: Errors whose cause is not a table.
-ERRORS_OF_NO_TABLE = (ConcurrentWriteError, LakeUnavailableError, SparkLostError, SparkUnavailableError)
+ERRORS_OF_NO_TABLE = (
+    ConcurrentWriteError,
+    JobCancelledError,
+    LakeUnavailableError,
+    SparkLostError,
+    SparkUnavailableError,
+)
 
 
 class DamagedTableError(LakeError):
@@ -220,28 +232,30 @@ def find_refusal_code(error: BaseException) -> int | None:
     return None
 
 
-def is_spark_lost(error: BaseException) -> bool:
-    """True if Spark itself has failed: it has lost an executor, or its driver no longer runs."""
-    return any(
-        isinstance(cause, Py4JNetworkError)
-        or _is_jvm_gone(cause)
-        or ("SQLSTATE: 22" not in str(cause) and _SPARK_LOST.search(str(cause)))
-        for cause in list_causes(error)
-    )
+def find_spark_failure(error: BaseException) -> SparkLostError | JobCancelledError | None:
+    """The error to raise if not a table but Spark has failed. None for any other error.
+
+    Spark has lost an executor, its driver no longer runs, or a job was cancelled.
+    """
+    for cause in list_causes(error):
+        # The message of a data exception may contain a cell, with any words in it.
+        text = "" if "SQLSTATE: 22" in str(cause) else str(cause)
+        if _JOB_CANCELLED.search(text):
+            return JobCancelledError(
+                "a job of Spark was cancelled", hint="`pgsieve run` goes on from the last commit"
+            )
+        if isinstance(cause, Py4JNetworkError) or _is_jvm_gone(cause) or _SPARK_LOST.search(text):
+            return SparkLostError(
+                "Spark lost executors, or has ended",
+                hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",
+            )
+    return None
 
 
 def _is_jvm_gone(error: BaseException) -> bool:
     """True if Py4J could not connect because the JVM no longer runs. Py4J then raises the error of the system."""
     return isinstance(error, ConnectionError) and any(
         frame.f_globals.get("__name__", "").startswith("py4j.") for frame, _ in walk_tb(error.__traceback__)
-    )
-
-
-def make_spark_lost_error() -> SparkLostError:
-    """The error to raise if `is_spark_lost` is true."""
-    return SparkLostError(
-        "Spark lost executors, or has ended",
-        hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",
     )
 
 

@@ -7,7 +7,9 @@ import importlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from zipfile import ZipFile
 from zipimport import zipimporter
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake import runners
+from pgsieve.resources.lake.delta.errors import JobCancelledError, find_spark_failure
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.runners import SparkRunner, prepare_worker
 from pgsieve.resources.parts import Guard
@@ -49,6 +52,34 @@ def test_a_session_that_has_run_a_job_is_prepared_by_no_other() -> None:
         )
         run_counts.append(len(session.sparkContext.statusTracker().getJobIdsForGroup(None)))
     assert run_counts[0] == run_counts[1]
+
+
+@pytest.mark.spark
+def test_an_interruption_cancels_a_job_and_an_error_does_not(tmp_path: Path) -> None:
+    session = engine().session
+    executors, begun, may_end = SparkRunner(lambda: session), tmp_path / "begun", tmp_path / "may_end"
+
+    def part(_: int, __: Guard) -> Iterator[pa.RecordBatch]:
+        begun.touch()
+        deadline = time.monotonic() + 120
+        while not may_end.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield pa.RecordBatch.from_pylist([], FILE_SCHEMA)
+
+    with ThreadPoolExecutor(1) as pool:
+        for cancels_jobs in (False, True):
+            job = pool.submit(executors.run, part, 1)
+            wait_until(begun.exists, lambda: "the job has not begun")
+            executors.stop(cancels_jobs=cancels_jobs)
+            if not cancels_jobs:
+                may_end.touch()
+                assert job.result(60).num_rows == 0
+                begun.unlink()
+                may_end.unlink()
+            else:
+                error = job.exception(60)
+                assert error is not None
+                assert isinstance(find_spark_failure(error), JobCancelledError)
 
 
 def test_modules_of_a_removed_archive_are_still_imported(

@@ -16,11 +16,12 @@ from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from pgsieve.resources.lake.delta.errors import (
     DamagedTableError,
     LakeUnavailableError,
+    SparkLostError,
     describe_spark_error,
     find_missing_file,
     find_refusal_code,
+    find_spark_failure,
     get_first_message_line,
-    is_spark_lost,
 )
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.lakes import no_session
@@ -49,10 +50,11 @@ def test_a_cycle_of_causes_ends() -> None:
 
 def test_spark_is_lost_if_spark_says_so_and_not_if_a_cell_does() -> None:
     lost = "Task 0 in stage 3.0 failed 4 times: ExecutorLostFailure (executor 7 exited unrelated to the running tasks)"
-    assert is_spark_lost(raised_from(RuntimeError("it failed"), ValueError(lost)))
-    assert not is_spark_lost(RuntimeError("it failed"))
+    failure = find_spark_failure(raised_from(RuntimeError("it failed"), ValueError(lost)))
+    assert isinstance(failure, SparkLostError)
+    assert find_spark_failure(RuntimeError("it failed")) is None
     cell = "[CAST_INVALID_INPUT] The value 'ExecutorLostFailure' cannot be cast to \"INT\". SQLSTATE: 22018"
-    assert not is_spark_lost(RuntimeError(cell))
+    assert find_spark_failure(RuntimeError(cell)) is None
 
 
 def test_an_error_in_the_data_shows_only_its_condition_or_postgresqls_words() -> None:
@@ -137,8 +139,8 @@ def test_a_jvm_that_no_longer_answers_is_a_lost_spark() -> None:
         gateway.shutdown_callback_server()
         with pytest.raises(ConnectionRefusedError) as other:
             socket.create_connection(("127.0.0.1", port))
-    assert is_spark_lost(raised.value)
-    assert not is_spark_lost(other.value)
+    assert find_spark_failure(raised.value)
+    assert find_spark_failure(other.value) is None
 
 
 def test_a_lake_below_a_folder_that_this_user_may_not_search_cannot_be_written(tmp_path: Path) -> None:
