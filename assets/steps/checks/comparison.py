@@ -189,7 +189,7 @@ class TableSides:
         )
 
     @property
-    def _key_columns(self) -> list[str]:
+    def key_columns(self) -> list[str]:
         """The columns of the key, as c0, c1 and so on."""
         return [f"c{index}" for index, column in enumerate(self.columns) if column.is_key]
 
@@ -245,7 +245,7 @@ class TableSides:
         """Compare the rows by Spark."""
         publisher_rows, replica_rows = self.read_frames(segments)
         differences = find_differing_rows(publisher_rows, replica_rows, [c.name for c in self.columns])
-        counts = count_rows_by_side(differences, self._key_columns)
+        counts = count_rows_by_side(differences, self.key_columns)
         sample = _format_rows(differences.limit(SAMPLE_ROWS).toArrow()) if counts.total else []
         replica_row_count = replica_rows.count()
         # This gives the publisher's number of rows, so that the publisher's rows are read only once.
@@ -255,7 +255,7 @@ class TableSides:
     def _compare_in_process(self, part: "_ComparedPart") -> Difference:
         """Compare the rows in this process."""
         differences, row_counts = self._find_differing_rows_in_process(part, unify_zeros=True)
-        counts = count_few_rows_by_side(differences, self._key_columns)
+        counts = count_few_rows_by_side(differences, self.key_columns)
         return Difference(*row_counts, counts, _format_rows(differences.slice(0, SAMPLE_ROWS)))
 
     def _find_differing_rows_in_process(

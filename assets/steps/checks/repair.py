@@ -3,6 +3,7 @@
 At the LSN of a new snapshot, the rows that differ are read from both sides (`pgsieve.assets.steps.checks.comparison`). A row
 that the replica has too often is deleted, and a row that it lacks is inserted. These changes are applied in one commit for
 each table, as the changes of the slot are. If a replica keeps deleted rows, a row is not deleted, but marked as deleted.
+Another writer may have added rows to it whose key has a NULL. Nothing finds these by their key, so they are deleted.
 
 The position of the replica (the LSN up to which it has all changes) stays the same, because the replica had reached the
 snapshot's LSN before. So later changes are still applied, and a repair can be repeated. After the repair, the table's
@@ -10,11 +11,14 @@ change history counts as incomplete, and the versions of its rows (`history: scd
 the new versions: a cut is an LSN, and for each replica the Delta version that equals the publisher's table at this LSN.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
@@ -54,9 +58,10 @@ from pgsieve.resources.lake.delta.records import REPAIRED_KEY, Commit, TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import name_jobs
 
-#: If a replica keeps deleted rows, the first correction may also mark a row that equals the publisher's: if another writer has
-#: given its key to another row, too. The second correction inserts the row again.
-_MAX_ROUNDS = 2
+#: If a replica keeps deleted rows, a correction may also mark a row that equals the publisher's: if another writer has
+#: given its key to another row, too. The next correction inserts the row again. Before these, one correction deletes the
+#: rows whose key has a NULL.
+_MAX_ROUNDS = 3
 #: The changes of one of Spark's tasks have numbers below this power of 2, above the number of the task.
 _TASK_NUMBER_BITS = 40
 
@@ -152,11 +157,18 @@ def _correct_rows(subscription_at_lsn: SubscriptionAtLsn, name: Name) -> tuple[i
         inserted, deleted = _count_rows(rows)
         if not (inserted or deleted):
             break
+        is_by_key = bool(sides.soft_delete_columns)
+        if is_by_key and deleted:
+            rows_without_key = _select_rows_without_key(rows, sides.key_columns)
+            if (counts_without_key := _count_rows(rows_without_key)) != (0, 0):
+                rows, (inserted, deleted), is_by_key = rows_without_key, counts_without_key, False
         # A table that was rewritten meanwhile may have been read as empty. A repair would then remove all rows of the
         # replica.
         if subscription_at_lsn.find_rewritten_tables([name]):
             return None
-        _ReplicaRepair.make(subscription_at_lsn, name, sides, inserted, deleted).correct(rows)
+        _ReplicaRepair.make(subscription_at_lsn, name, sides, inserted, deleted, is_by_key=is_by_key).correct(
+            rows
+        )
         all_inserted, all_deleted = all_inserted + inserted, all_deleted + deleted
         if not (sides.soft_delete_columns and deleted):
             break
@@ -180,14 +192,21 @@ def _count_rows(rows: pa.Table | DataFrame) -> tuple[int, int]:
     return int(totals["inserted"] or 0), int(totals["deleted"] or 0)
 
 
+def _select_rows_without_key(rows: pa.Table | DataFrame, key_columns: Sequence[str]) -> pa.Table | DataFrame:
+    """Select the rows whose key has a NULL. Only another writer adds such rows to a replica."""
+    if isinstance(rows, pa.Table):
+        return rows.filter(reduce(pc.or_, [pc.is_null(rows[name]) for name in key_columns]))
+    return rows.where(reduce(or_, [F.col(name).isNull() for name in key_columns]))
+
+
 @dataclass(frozen=True)
 class _ReplicaRepair:
     """Corrects one replica by changes, which are applied as those of the slot are.
 
     - `path`: the replica
     - `changes_folder`: the folder for the changes, if this process can write them
-    - `definition`: has a key only if the replica keeps deleted rows. All other rows are deleted by their values: a row
-      that another writer has added may have the key of an equal row.
+    - `definition`: has a key only if rows are marked as deleted. All other rows are deleted by their values: a row that
+      another writer has added may have the key of an equal row.
     - `version`: the Delta version of the replica that was compared
     - `sent_counts`: how many rows are deleted and inserted
     """
@@ -209,8 +228,13 @@ class _ReplicaRepair:
         sides: TableSides,
         inserted: int,
         deleted: int,
+        *,
+        is_by_key: bool,
     ) -> "_ReplicaRepair":
-        """Plan the repair of a replica into which rows are inserted, and from which rows are deleted."""
+        """Plan the repair of a replica into which rows are inserted, and from which rows are deleted.
+
+        With `is_by_key`, rows are found by their key and marked as deleted; otherwise they are found by their values.
+        """
         lake, subscription = subscription_at_lsn.lake, subscription_at_lsn.subscription
         definition = subscription_at_lsn.state_by_table[name].definition
         assert definition is not None
@@ -219,7 +243,7 @@ class _ReplicaRepair:
             name,
             sides.path,
             lake.paths.corrections(subscription.name, *name),
-            replace(definition, former=None, key=definition.key if definition.soft_delete_columns else ()),
+            replace(definition, former=None, key=definition.key if is_by_key else ()),
             sides.version,
             {"delete": deleted, "insert": inserted},
             Corrections(

@@ -365,16 +365,20 @@ def soft_layout(*, keeps_deleted: bool) -> SubscriptionLayout:
 def test_spark_repairs_a_replica_with_a_constraint(
     replicated: Replicated, keeps_deleted: bool, small: int
 ) -> None:
-    """A user has added the constraints, so only a MERGE may change rows. It takes long because Spark starts."""
+    """A user has added the constraints, so only a MERGE may change rows. It takes long because Spark starts.
+
+    The key of one row is NULL, so this row is deleted even if the replica keeps deleted rows.
+    """
     layout = soft_layout(keeps_deleted=keeps_deleted)
     replicated.subscription = replace(replicated.subscription, layout=layout)
     replicated.publish(*PAIR)
     corrupt(replicated, new_id=-9)
+    replicated.replica("keyed").update(updates={"id": "null"}, predicate="id = 20")
     for _, name in NAMES:
         replicated.replica(name).alter.add_constraint({"any": "a is null or a < 100000"})
     lake = replicated.lake(small, lambda: engine().session)
     done = repair(replicated.subscription, lake, NAMES, _quiet)
-    assert [(r.inserted, r.deleted, r.problem) for r in done] == [(3, 3, None), (400, 200, None)]
+    assert [(r.inserted, r.deleted, r.problem) for r in done] == [(4, 4, None), (400, 200, None)]
     assert all(c.equal for c in check_consistency(replicated.subscription, lake, _quiet))
     rows = replicated.replica("keyed").to_pyarrow_table()
     deleted_keys = rows.filter(rows["_deleted"])["id"].to_pylist() if keeps_deleted else [-9]
@@ -394,6 +398,25 @@ def test_a_repair_leaves_one_living_row_of_a_key_that_another_writer_has_given_t
     assert (done.inserted, done.deleted, done.problem) == (4, 3, None)
     assert all(c.equal for c in check_consistency(replicated.subscription, lake, _quiet))
     assert replicated.replica("keyed").to_pyarrow_table().num_rows == 2000
+
+
+def test_a_repair_deletes_rows_without_a_key_although_the_replica_keeps_deleted_rows(
+    replicated: Replicated,
+) -> None:
+    """No key finds these rows, so they cannot be marked. One of them is there twice."""
+    replicated.subscription = replace(replicated.subscription, layout=soft_layout(keeps_deleted=True))
+    replicated.publish(*PAIR)
+    keyed = replicated.replica("keyed")
+    keyed.update(updates={"id": "null"}, predicate="id in (20, 21)")
+    write_deltalake(keyed, keyed.to_pyarrow_table().filter(pc.field("a") == 21), mode="append")
+    corrupt(replicated, new_id=3000)
+    lake = replicated.lake(10**9)
+    done, _ = repair(replicated.subscription, lake, NAMES, _quiet)
+    assert (done.inserted, done.deleted, done.problem) == (5, 6, None)
+    assert all(c.equal for c in check_consistency(replicated.subscription, lake, _quiet))
+    rows = replicated.replica("keyed").to_pyarrow_table()
+    assert rows.filter(rows["_deleted"])["id"].to_pylist() == [3000]
+    assert (rows.num_rows, rows["id"].null_count) == (2001, 0)
 
 
 def test_operations_that_are_not_published_explain_a_difference(replicated: Replicated) -> None:
