@@ -29,6 +29,7 @@ from pgsieve.assets.steps.records.table_states import (
     SyncState,
     TableState,
     TableStates,
+    list_history_paths,
 )
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Definition, History, Subscription
@@ -196,9 +197,7 @@ class Refilter:
             meaning = (state.state if state else SyncState.INITIALIZE).meaning
             raise PgsieveError(f"its replica is not ready: {meaning}")
         source_definition = state.definition
-        self._refuse_unknown_rows(
-            source, catalog, state, source_definition, replicated_table.table.replica_identity
-        )
+        self._refuse_unknown_rows(source, catalog, state, source_definition)
         wanted_definition = self.subscription.definition(replicated_table, self.catalog)
         if wanted_definition.metadata:
             raise PgsieveError("metadata columns and `deletes: soft` can only begin with a copy")
@@ -224,17 +223,9 @@ class Refilter:
         )
 
     def _refuse_unknown_rows(
-        self,
-        source: Subscription,
-        catalog: Catalog,
-        state: TableState,
-        source_definition: Definition,
-        replica_identity: str,
+        self, source: Subscription, catalog: Catalog, state: TableState, source_definition: Definition
     ) -> None:
-        """Raise PgsieveError if a replica may have other rows than a copy at its LSN would have.
-
-        `replica_identity` is the table's present replica identity.
-        """
+        """Raise PgsieveError if a replica may have other rows than a copy at its LSN would have."""
         if source.slot_stream.filtered:
             raise PgsieveError(
                 "its mode is `publisher`: the publisher filters its rows, and may have had other row filters between two runs"
@@ -257,28 +248,27 @@ class Refilter:
             raise PgsieveError(
                 "its publications are those of the server, not of pgsieve.yaml, so it may still get changes that they send"
             )
-        if source_definition.published.row_filters is not None and replica_identity != "f":
-            self._refuse_unsent_values(source, state, source_definition)
+        if source_definition.published.row_filters is not None:
+            self._refuse_unsent_values(source, state)
 
-    def _refuse_unsent_values(
-        self, source: Subscription, state: TableState, source_definition: Definition
-    ) -> None:
+    def _refuse_unsent_values(self, source: Subscription, state: TableState) -> None:
         """Raise PgsieveError if an UPDATE may have become an INSERT that lacks values.
 
         This happens if an UPDATE moves a row into the row filter, and does not send an unchanged TOAST value. A copy
-        would have this value.
+        would have this value. The present replica identity proves nothing: it may have been another one at that UPDATE.
         """
         deleted_up_to = SubscriptionRecord(self.lake, source.name).read_state().deleted_up_to
-        path = self.lake.paths.change_history(source.name, *state.name, source_definition.history.generation)
-        if deleted_up_to is None or deleted_up_to > state.lsn or source_definition.history.generation:
+        if deleted_up_to is None or deleted_up_to > state.lsn:
             raise PgsieveError(
                 "it is no longer known whether UPDATEs became INSERTs that lack unchanged values"
             )
-        if not self.lake.records.exists(path):
-            return
         condition = f"commit_lsn >= {state.lsn:d} and operation = 'insert' and cardinality(unchanged) > 0"
-        if self.lake.find_column_bound("min", path, "commit_lsn", condition) is not None:
-            raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
+        for path in list_history_paths(self.lake.paths.change_history, source.name, {state.name: state}):
+            if (
+                self.lake.records.exists(path)
+                and self.lake.find_column_bound("min", path, "commit_lsn", condition) is not None
+            ):
+                raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
 
     def _find_filters(
         self, source: Subscription, replicated_table: ReplicatedTable, source_definition: Definition
