@@ -13,6 +13,8 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.resources.lake.row_sources import RowSource
+
 #: The column with notes. A row with a note has no other value. It is not a row of the table.
 NOTE = "note"
 
@@ -86,10 +88,13 @@ class NotedRows:
         return [str(note) for note in noted_rows[NOTE].to_pylist()]
 
 
-def collect_notes(rows: DataFrame, make_note: Callable[[Iterable[pa.RecordBatch]], str]) -> list[str]:
+def collect_notes(
+    rows: RowSource[pa.RecordBatch], make_note: Callable[[Iterable[pa.RecordBatch]], str]
+) -> list[str]:
     """The notes that a function writes about the parts of some rows."""
 
     def note_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from with_note((), pa.schema([]), lambda: make_note(batches))
 
-    return NotedRows(rows.mapInArrow(note_rows, f"{NOTE} string")).notes()
+    notes = rows.compute(note_rows, schema_with_note(pa.schema([])))[NOTE]
+    return [str(note) for note in notes.to_pylist()]

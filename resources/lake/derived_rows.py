@@ -66,35 +66,6 @@ def list_file_rows(
     ]
 
 
-@dataclass(frozen=True)
-class TableReduction:
-    """Computes few rows from all rows of a table, on executors.
-
-    - `file_rows`: the rows of each file of the table
-    - `reduce`: a function that gets rows of the table, and returns results
-    - `result_schema`: the columns of the results
-    """
-
-    file_rows: Sequence[FileRows]
-    reduce: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-    result_schema: pa.Schema
-
-    def run_on(self, runner: Runner) -> pa.Table:
-        """Let the tasks of a runner compute results. Each task reads some of the files."""
-        part_count = min(runner.parallelism, len(self.file_rows))
-        parts = [self.file_rows[number::part_count] for number in range(part_count)]
-        return runner.run(_ReductionTask(parts, self.reduce), part_count, schema=self.result_schema)
-
-
-@dataclass(frozen=True)
-class _ReductionTask:
-    parts: Sequence[Sequence[FileRows]]
-    reduce: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-
-    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        yield from self.reduce(guard(chain.from_iterable(read_rows() for read_rows in self.parts[number])))
-
-
 def remove_rows(
     batches: Iterable[pa.RecordBatch],
     row_numbers: Numbers,

@@ -299,3 +299,7 @@ class Policy:
             return None
         with self.access.translate_errors(path):
             return self.delta_rs if self.delta_rs.is_readable(path) else None
+
+    def is_read_by_spark(self, path: str) -> bool:
+        """True if only Spark can read the rows of a table (see `find_reader`)."""
+        return self.find_reader(path) is None

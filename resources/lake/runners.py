@@ -30,7 +30,7 @@ from zipimport import zipimporter
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
@@ -256,6 +256,19 @@ def run_first_job(session: SparkSession, part_count: int) -> None:
     part_numbers.mapInArrow(_pass_through, to_spark_schema(_PART_NUMBER_SCHEMA)).toArrow()
 
 
+def make_part_frame(
+    session: SparkSession, part: Part, part_count: int, schema: StructType | str
+) -> DataFrame:
+    """The rows of parts as a DataFrame with these columns. A task of Spark runs a part."""
+    return _map_part_numbers(session, part_count, _make_part_runner(part), schema)
+
+
+def _map_part_numbers(
+    session: SparkSession, part_count: int, run: BatchFunction, schema: StructType | str
+) -> DataFrame:
+    return session.range(0, part_count, 1, part_count).mapInArrow(run, schema)
+
+
 class SparkRunner:
     """The runner that uses Spark's executors, which may be on other machines.
 
@@ -345,9 +358,7 @@ class SparkRunner:
     def _run_job(self, part: Part, part_count: int, schema: pa.Schema) -> pa.Table:
         """Run parts as one job, with a task for each part."""
         session, run = with_job_name(self._get_session()), _make_row_packer(_make_part_runner(part), schema)
-        packed_rows = session.range(0, part_count, 1, part_count).mapInArrow(
-            run, to_spark_schema(_PACKED_SCHEMA)
-        )
+        packed_rows = _map_part_numbers(session, part_count, run, to_spark_schema(_PACKED_SCHEMA))
         return _unpack_rows(packed_rows.toArrow(), schema)
 
     def _run_shared(self, part: Part, part_count: int) -> pa.Table | None:

@@ -6,7 +6,7 @@ rows of the segment are read and compared value by value. Small tables are compa
 so are all tables of a server that computes other hashes than pgsieve, for example a big-endian one.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,15 +24,7 @@ from pgsieve.assets.steps.checks.difference import (
     find_differing_rows,
     find_few_differing_rows,
 )
-from pgsieve.assets.steps.checks.segments import (
-    CHECKSUM_SCHEMA,
-    add_task_checksums,
-    compute_replica_checksums,
-    list_living_rows,
-    select_living_rows,
-    select_segment_rows,
-    sum_hashes,
-)
+from pgsieve.assets.steps.checks.segments import compute_checksums, open_living_rows
 from pgsieve.assets.steps.initial_sync.rows import (
     ReplicaColumn,
     SelectedRows,
@@ -41,7 +33,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
     read_rows_by_spark,
 )
 from pgsieve.decoding.changes.deleted_rows import DELETED
-from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column
+from pgsieve.decoding.changes.metadata_columns import Metadata, find_metadata_column, keep_living_rows
 from pgsieve.decoding.checksums.segments import (
     SEGMENT_COUNT,
     Checksums,
@@ -53,9 +45,10 @@ from pgsieve.decoding.checksums.segments import (
     hash_values,
 )
 from pgsieve.decoding.values.replica_output import list_texts
-from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
-from pgsieve.resources.lake.derived_rows import FileRows, TableReduction
+from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.row_sources import RowSource, SparkRows
+from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 
@@ -110,11 +103,7 @@ class TableSides:
         part = self._find_part_to_compare()
         if part.row_counts is not None and not part.selections:
             return Difference(*part.row_counts)
-        if part.reader is None:
-            (selection,) = part.selections
-            difference = self._compare_by_spark(selection)
-        else:
-            difference = self._compare_in_process(part)
+        difference = self._compare_by_spark(part) if part.is_for_spark else self._compare_in_process(part)
         return (
             difference
             if part.row_counts is None
@@ -124,41 +113,41 @@ class TableSides:
     def find_differing_rows(self) -> pa.Table | DataFrame:
         """Find the rows that one side has more often than the other, with c0, c1 and so on, and `count`.
 
-        `count` is how many more of the row the publisher has. Unlike in `compare`, -0.0 differs from 0.0. The rows are in
-        memory, or a DataFrame if they may be many, or if only Spark can read the replica.
+        `count` is how many more of the row the publisher has. Unlike in `compare`, -0.0 differs from 0.0. The rows are a
+        DataFrame if Spark compares them, otherwise they are in memory.
         """
         part = self._find_part_to_compare()
-        if part.reader is not None or not part.selections:
+        if not part.is_for_spark:
             return self._find_differing_rows_in_process(part, unify_zeros=False)[0]
-        (selection,), columns = part.selections, [column.name for column in self.columns]
-        return find_differing_rows(*self.read_frames(selection), columns, unify_zeros=False)
+        columns = [column.name for column in self.columns]
+        return find_differing_rows(*self.read_frames(part.only_selection), columns, unify_zeros=False)
 
     def _find_part_to_compare(self) -> "_ComparedPart":
-        """Find the rows that may differ, and whether this process compares them."""
+        """Find the rows that may differ, and whether Spark compares them."""
         if self.row_hash is None:
-            return _ComparedPart(self._find_reader(None))
+            return _ComparedPart(is_for_spark=self._is_for_spark(None))
         size_bytes = max(self.make_chunks(self.select_list).bytes, self.lake.records.size_bytes(self.path))
-        if self.lake.policy.is_small(size_bytes) and (reader := self._find_reader(size_bytes)) is not None:
-            return _ComparedPart(reader)
+        if self.lake.policy.is_small(size_bytes) and not self._is_for_spark(size_bytes):
+            return _ComparedPart(is_for_spark=False)
         publisher_checksums, replica_checksums = self._compute_checksums(self.row_hash)
         row_counts, differing_segments = (
             (int(publisher_checksums.row_counts.sum()), int(replica_checksums.row_counts.sum())),
             np.flatnonzero(publisher_checksums.differing_segments(replica_checksums)),
         )
         if not len(differing_segments):
-            return _ComparedPart(None, (), row_counts)
+            return _ComparedPart(False, (), row_counts)
         segment_share = max(
             int(side.row_counts[differing_segments].sum())
             for side in (publisher_checksums, replica_checksums)
         ) / max(row_counts)
         differing_bytes = int(size_bytes * segment_share)
-        reader = self._find_reader(differing_bytes)
-        selection_count = 1 if reader is None else -(-differing_bytes // _SELECTION_BYTES)
+        is_for_spark = self._is_for_spark(differing_bytes)
+        selection_count = 1 if is_for_spark else -(-differing_bytes // _SELECTION_BYTES)
         selections = [
             SegmentSelection(self.row_hash, np.isin(np.arange(SEGMENT_COUNT), segments))
             for segments in np.array_split(differing_segments, min(selection_count, len(differing_segments)))
         ]
-        return _ComparedPart(reader, selections, row_counts)
+        return _ComparedPart(is_for_spark, selections, row_counts)
 
     def _compute_checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
         """Compute the checksums of the publisher and of the replica at the same time."""
@@ -168,7 +157,8 @@ class TableSides:
         publisher_checksums = Checksums()
         with ThreadPoolExecutor(CHECKSUM_SESSIONS) as pool:
             futures = [pool.submit(self._read_chunk, query) for query in queries]
-            replica_checksums = self._compute_replica_checksums(row_hash)
+            with self.lake.access.translate_errors(self.path):
+                replica_checksums = compute_checksums(self._open_replica(), row_hash)
             for future in futures:
                 for batch in future.result():
                     add_query_result(publisher_checksums, batch)
@@ -179,14 +169,10 @@ class TableSides:
 
         They are the rows in the chosen segments, or all rows if `segments` is None.
         """
-        replica_rows = self._read_replica()
         selected_rows = SelectedRows(
             self.conninfo, self.snapshot.name, self._make_queries(segments), self.columns
         )
-        publisher_rows = read_rows_by_spark(self.lake.spark, selected_rows)
-        return publisher_rows, replica_rows if segments is None else select_segment_rows(
-            replica_rows, segments
-        )
+        return read_rows_by_spark(self.lake.spark, selected_rows), self._read_replica_frame(segments)
 
     @property
     def key_columns(self) -> list[str]:
@@ -198,41 +184,43 @@ class TableSides:
         """The column that marks deleted rows; None if the replica does not keep them."""
         return find_metadata_column(self.soft_delete_columns, DELETED)
 
-    def _read_replica(self) -> DataFrame:
-        rows = self.lake.read_version(self.path, self.version)
-        return select_living_rows(rows, [c.name for c in self.columns], self._deleted_column)
+    def _read_replica_frame(self, segments: SegmentSelection | None) -> DataFrame:
+        """Let Spark read the replica's rows that are not deleted, in the chosen segments."""
+        names, deleted_column = [column.name for column in self.columns], self._deleted_column
+        table = self.lake.read_version(self.path, self.version)
+        rows = table.select(*map(quote_name, names))
+        if segments is None and deleted_column is None:
+            return rows
+        keep_rows = partial(
+            keep_living_rows, schema=make_replica_schema(self.columns), deleted_column=deleted_column
+        )
+        numbered_schema = number_columns(rows).schema
 
-    def _find_reader(self, size_bytes: int | None) -> DeltaRsRecords | None:
-        """Find an object that reads the replica in this process, to compare so many bytes of rows; None for many.
+        def select_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                selected_rows = batch if segments is None else segments.select(batch)
+                yield selected_rows.rename_columns(numbered_schema.names)
 
-        None if Spark compares the rows: if they are many, or if only Spark can read the replica. If threads do Spark's
-        work, this process compares any number of rows.
+        read_names = names if deleted_column is None else [*names, deleted_column]
+        living_rows = SparkRows(table.select(*map(quote_name, read_names)), partial(map, keep_rows))
+        return living_rows.map_batches(select_rows, numbered_schema).toDF(*names)
+
+    def _is_for_spark(self, size_bytes: int | None) -> bool:
+        """Whether Spark compares so many bytes of rows; None stands for many.
+
+        This process compares few rows, and any number of rows if threads do Spark's work. If only Spark can read the
+        replica, Spark compares the rows.
         """
         policy = self.lake.policy
-        return policy.find_reader(self.path) if policy.is_small(size_bytes) or policy.uses_threads else None
+        return not (policy.is_small(size_bytes) or policy.uses_threads) or policy.is_read_by_spark(self.path)
 
     def _read_chunk(self, query: str) -> list[pa.RecordBatch]:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
 
-    def _compute_replica_checksums(self, row_hash: RowHash) -> Checksums:
-        policy = self.lake.policy
-        if (reader := policy.find_reader(self.path)) is None:
-            return compute_replica_checksums(self._read_replica(), row_hash)
-        with self.lake.access.translate_errors(self.path):
-            reduction = TableReduction(
-                self._list_replica_rows(reader), partial(sum_hashes, row_hash), CHECKSUM_SCHEMA
-            )
-            runner = policy.choose_runner(self.lake.records.size_bytes(self.path))
-            return add_task_checksums(reduction.run_on(runner))
-
-    def _read_replica_batches(self, reader: DeltaRsRecords) -> Iterator[pa.RecordBatch]:
-        with self.lake.access.translate_errors(self.path):
-            for read_rows in self._list_replica_rows(reader):
-                yield from read_rows()
-
-    def _list_replica_rows(self, reader: DeltaRsRecords) -> list[FileRows]:
+    def _open_replica(self) -> RowSource[pa.RecordBatch]:
+        """Open the replica's rows that are not deleted."""
         schema = make_replica_schema(self.columns)
-        return list_living_rows(reader, self.path, self.version, schema, self._deleted_column)
+        return open_living_rows(self.lake, self.path, self.version, schema, self._deleted_column)
 
     def _make_queries(self, segments: SegmentSelection | None) -> list[str]:
         if segments is None:
@@ -241,9 +229,9 @@ class TableSides:
         queries = self.make_chunks([*self.select_list, _make_hash_expression(segments.row_hash)]).queries
         return [segments.query(query, names) for query in queries]
 
-    def _compare_by_spark(self, segments: SegmentSelection | None) -> Difference:
+    def _compare_by_spark(self, part: "_ComparedPart") -> Difference:
         """Compare the rows by Spark."""
-        publisher_rows, replica_rows = self.read_frames(segments)
+        publisher_rows, replica_rows = self.read_frames(part.only_selection)
         differences = find_differing_rows(publisher_rows, replica_rows, [c.name for c in self.columns])
         counts = count_rows_by_side(differences, self.key_columns)
         sample = _format_rows(differences.limit(SAMPLE_ROWS).toArrow()) if counts.total else []
@@ -268,15 +256,12 @@ class TableSides:
         ]
         row_counts = np.zeros(2, np.int64)
         for selection in part.selections:
-            assert part.reader is not None
-            publisher_rows, replica_rows = self._read_tables(part.reader, selection)
+            publisher_rows, replica_rows = self._read_tables(selection)
             differences.append(find_few_differing_rows(publisher_rows, replica_rows, unify_zeros=unify_zeros))
             row_counts += (publisher_rows.num_rows, replica_rows.num_rows)
         return pa.concat_tables(differences), (int(row_counts[0]), int(row_counts[1]))
 
-    def _read_tables(
-        self, reader: DeltaRsRecords, segments: SegmentSelection | None
-    ) -> tuple[pa.Table, pa.Table]:
+    def _read_tables(self, segments: SegmentSelection | None) -> tuple[pa.Table, pa.Table]:
         """Read rows of the publisher and of the replica into memory."""
         schema = make_replica_schema(self.columns)
         publisher_batches = [
@@ -284,28 +269,33 @@ class TableSides:
             for query in self._make_queries(segments)
             for batch in read_query_batches(self.conninfo, self.snapshot.name, query, self.columns)
         ]
-        replica_batches = self._read_replica_batches(reader)
-        if segments is not None:
-            replica_batches = map(segments.select, replica_batches)
-        publisher_rows, replica_rows = (
-            pa.Table.from_batches(batches, schema) for batches in (publisher_batches, replica_batches)
-        )
-        return publisher_rows, replica_rows
+        with self.lake.access.translate_errors(self.path):
+            replica_batches = self._open_replica().read()
+            if segments is not None:
+                replica_batches = map(segments.select, replica_batches)
+            replica_rows = pa.Table.from_batches(replica_batches, schema)
+        return pa.Table.from_batches(publisher_batches, schema), replica_rows
 
 
 @dataclass(frozen=True)
 class _ComparedPart:
     """The rows of the two sides that may differ.
 
-    - `reader`: reads the replica in this process; None if Spark compares the rows
+    - `is_for_spark`: whether Spark compares the rows, and not this process
     - `selections`: the segments with these rows, divided so that this process can read those of one selection into
       memory. None selects all rows. Spark compares all rows at once, so there is one selection for it.
     - `row_counts`: how many rows the publisher and the replica have in all; None if they were not counted
     """
 
-    reader: DeltaRsRecords | None = None
+    is_for_spark: bool
     selections: Sequence[SegmentSelection | None] = (None,)
     row_counts: tuple[int, int] | None = None
+
+    @property
+    def only_selection(self) -> SegmentSelection | None:
+        """The selection for Spark."""
+        (selection,) = self.selections
+        return selection
 
 
 def _format_rows(differences: pa.Table) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.checks.segments import list_living_rows, select_living_rows
+from pgsieve.assets.steps.checks.segments import open_living_rows
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, describe_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
@@ -35,9 +35,7 @@ from pgsieve.decoding.row_filters.letter_case import CaseMappingFinder, MappingR
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.replica_output import list_texts
-from pgsieve.resources.lake.derived_rows import TableReduction
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.postgres.case_mappings import add_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.work import name_jobs
@@ -209,17 +207,8 @@ class _FilteredReplica:
 
         deleted_column = self.state.definition.deleted_column if self.state.definition else None
         with lake.access.translate_errors(path):
-            if (reader := lake.policy.find_reader(path)) is not None:
-                file_rows = list_living_rows(
-                    reader, path, reader.version(path), replica_schema, deleted_column
-                )
-                runner = lake.policy.choose_runner(lake.records.size_bytes(path))
-                results = TableReduction(file_rows, evaluate_batches, _BATCH_RESULT_SCHEMA).run_on(runner)
-            else:
-                rows = number_columns(
-                    select_living_rows(lake.read_table(path), replica_schema.names, deleted_column)
-                )
-                results = rows.mapInArrow(evaluate_batches, _BATCH_RESULT_DDL).toArrow()
+            rows = open_living_rows(lake, path, lake.records.version(path), replica_schema, deleted_column)
+            results = rows.compute(evaluate_batches, _BATCH_RESULT_SCHEMA)
         row_count, failing_count = (pc.sum(results[name]).as_py() or 0 for name in ("rows", "failing"))
         keys = sorted(pc.list_flatten(results["keys"]).to_pylist())
         return TableConformity(row_count, failing_count, tuple(keys[:MAX_KEYS]))
@@ -227,7 +216,6 @@ class _FilteredReplica:
 
 #: Each row is the result for a batch: the number of its rows, how many of them do not match, and keys of some of these.
 _BATCH_RESULT_SCHEMA = pa.schema({"rows": pa.int64(), "failing": pa.int64(), "keys": pa.list_(pa.string())})
-_BATCH_RESULT_DDL = "rows bigint, failing bigint, keys array<string>"
 
 
 def _evaluate_batches(

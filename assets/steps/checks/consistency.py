@@ -196,9 +196,7 @@ class SubscriptionAtLsn:
             # If this process does the comparison, without Spark, it queries the publisher in CHECKSUM_SESSIONS
             # sessions.
             policy = self.lake.policy
-            return (
-                policy.count_parallel_parts(size) if policy.find_reader(path) is None else CHECKSUM_SESSIONS
-            )
+            return policy.count_parallel_parts(size) if policy.is_read_by_spark(path) else CHECKSUM_SESSIONS
 
         def make_chunks(expressions: Sequence[str]) -> Chunks:
             return build_chunk_queries(

@@ -43,6 +43,7 @@ from pgsieve.decoding.changes.tally import (
 from pgsieve.decoding.changes.transform import EncodedMessages, Transformation, add_slice, truncate_changes
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.row_sources import RowSource
 from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
@@ -50,6 +51,8 @@ from pgsieve.resources.parts import Guard
 #: The place of a TRUNCATE among the changes: the LSN of its commit, and its number in the transaction. Then its commit
 #: time, if it is known.
 TruncateOrder = tuple[int, int, datetime | None]
+#: The columns of a change history that are needed to count changes.
+COUNTED_COLUMNS = ("operation", "unchanged", *SIDES)
 #: How some messages are transformed, and the messages.
 _MessagesToTransform = tuple[Transformation, MessageSource]
 
@@ -208,8 +211,8 @@ class SentChanges:
         return NotedRows(reduce(DataFrame.unionByName, frames))
 
 
-def count_stored_changes(rows: DataFrame, key: Sequence[str]) -> Tally:
-    """Let Spark read changes that were stored, and count them."""
+def count_stored_changes(rows: RowSource[pa.RecordBatch], key: Sequence[str]) -> Tally:
+    """Count changes that were stored. `rows` have the columns `COUNTED_COLUMNS`."""
 
     def count_batches(batches: Iterable[pa.RecordBatch]) -> str:
         tally = empty_tally()
@@ -217,8 +220,7 @@ def count_stored_changes(rows: DataFrame, key: Sequence[str]) -> Tally:
             count_changes(batch, key, tally)
         return json.dumps(tally)
 
-    notes = collect_notes(rows.select("operation", "unchanged", *SIDES), count_batches)
-    return sum_tallies(map(json.loads, notes))
+    return sum_tallies(map(json.loads, collect_notes(rows, count_batches)))
 
 
 def _make_change_function(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pgsieve.assets.steps.observations import collect_notes
 from pgsieve.assets.steps.records.catalogs import (
@@ -35,6 +34,7 @@ from pgsieve.decoding.publications.routing import find_routes, find_truncated_ta
 from pgsieve.decoding.values.builtin_types import DerivedTypesByOid
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.table_rows import open_slices
 
 
 @dataclass(frozen=True)
@@ -149,19 +149,8 @@ def read_slice_contents(lake: Lake, slot_stream: SlotStream, end: int) -> SliceC
 def _summarize_slice(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """Make the summary of a slice of the change log at `path`."""
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
-    stored_slices = lake.find_stored_slices(path, [end])
-    if stored_slices is None:
-        return join_summaries(
-            collect_notes(lake.read_slices(path, [end]).select(*columns), _summarize_batches)
-        )
-    summary = SliceSummary(lake.policy.prepare_runner)
     with lake.access.translate_errors(path):
-        for _, read in lake.store.iterate_group_readers(stored_slices.row_groups):
-            rows = read([*columns, "slice"])
-            rows_of_slice = rows.filter(pc.equal(rows["slice"], end)).select(columns)
-            for _ in summary.collect(rows_of_slice.to_batches()):
-                pass
-    return summary.to_row()
+        return join_summaries(collect_notes(open_slices(lake, path, [end], columns), _summarize_batches))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pgsieve.assets.steps.history.copied_rows import CHANGES_PROPERTIES
 from pgsieve.assets.steps.log import Log
@@ -29,6 +28,7 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.records.transformed_slices import TableChanges, TransformedSlices
 from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_types
 from pgsieve.assets.steps.update_transformation.changes import (
+    COUNTED_COLUMNS,
     ReadableChanges,
     SentChanges,
     TableSlice,
@@ -46,8 +46,8 @@ from pgsieve.assets.steps.validation.waiting import (
     hold_back_tables,
     make_subscription_catalog,
 )
-from pgsieve.decoding.changes.columns import ROW_OPERATIONS, SIDES, changes_schema
-from pgsieve.decoding.changes.tally import ChangeCounts, Tally, count_changes, empty_tally
+from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
+from pgsieve.decoding.changes.tally import ChangeCounts, Tally
 from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.evolution import SchemaChangedError
@@ -58,6 +58,7 @@ from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.table_rows import open_slices
 from pgsieve.resources.postgres.present_catalog import read_present_catalog
 from pgsieve.resources.postgres.wal import read_current_lsn
 from pgsieve.resources.work import name_jobs
@@ -364,18 +365,8 @@ def _write_by_spark(
 
 def _count_written_changes(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     """Count the changes of a slice that a run had written before it died."""
-    stored_slices = lake.find_stored_slices(path, [end])
-    if stored_slices is None:
-        return count_stored_changes(lake.read_slices(path, [end]), key)
-    tally = empty_tally()
     with lake.access.translate_errors(path):
-        for _, read in lake.store.iterate_group_readers(stored_slices.row_groups):
-            rows = read(
-                ["slice", "operation", "unchanged", *(f"{side}.{name}" for side in SIDES for name in key)]
-            )
-            for batch in rows.filter(pc.equal(rows["slice"], end)).to_batches():
-                count_changes(batch, key, tally)
-    return tally
+        return count_stored_changes(open_slices(lake, path, [end], COUNTED_COLUMNS), key)
 
 
 def _add_counts(result: TableChanges, counts: ChangeCounts) -> TableChanges:

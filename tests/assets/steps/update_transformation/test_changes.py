@@ -44,6 +44,7 @@ from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.row_sources import SparkRows, SparkSource
 from pgsieve.resources.lake.runners import CALLING_THREAD, ThreadRunner
 from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache, share_batch_cache
 from pgsieve.resources.lake.stores.store import Store
@@ -222,7 +223,10 @@ def test_spark_makes_and_counts_the_same_changes(
             assert counts.sent_as == expected.counts.sent_as
             assert {**counts.sent, "bytes": 0} == {**expected.counts.sent, "bytes": 0}
         assert by_spark.count_without_writing(lake, columns, 1).sent_as == expected.counts.sent_as
-        assert {"bytes": 0, **count_stored_changes(session.createDataFrame(rows), ["a"])} == {
+        assert {
+            "bytes": 0,
+            **count_stored_changes(SparkSource([SparkRows(session.createDataFrame(rows), iter)]), ["a"]),
+        } == {
             **expected.counts.sent,
             "bytes": 0,
         }

@@ -1,0 +1,98 @@
+"""Opens the rows of a table, or of some of its slices, for functions of batches (`row_sources`).
+
+The functions decide whether files are read, or Spark reads. Files are read if delta-rs reaches the lake, and if the table has no
+feature that delta-rs or Arrow lacks (`Policy.find_reader`, `Slices.find_files`).
+
+In: the lake, and the path of a table.
+Out: a source of rows.
+
+Raises LakeError. The sources raise errors of delta-rs, Arrow and Spark.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.resources.lake.delta.conforming import conform
+from pgsieve.resources.lake.delta.records import quote_name
+from pgsieve.resources.lake.delta.slices import StoredSlices
+from pgsieve.resources.lake.derived_rows import FileRows, list_file_rows
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.row_sources import RowSource, SparkRows, SparkSource, StoredSource
+from pgsieve.resources.lake.runners import CALLING_THREAD
+from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.parts import Guard
+
+#: A function that returns a batch of rows that it has made from another batch.
+BatchChange = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+#: Spark reads a table in at most this many tasks per core.
+_TASKS_PER_CORE = 4
+
+
+def open_rows(
+    lake: Lake, path: str, schema: pa.Schema, change_batch: BatchChange, version: int | None = None
+) -> RowSource[pa.RecordBatch]:
+    """The rows of a table, changed by a function of batches. Without `version`, of its newest version.
+
+    `schema` has the columns to read. Spark chooses the types of the rows that it reads.
+    """
+    with lake.access.translate_errors(path):
+        if (delta_rs := lake.policy.find_reader(path)) is None:
+            table = lake.read_table(path) if version is None else lake.read_version(path, version)
+            # Each task yields results, and the results of all tasks have to be few.
+            frame = table.select(*map(quote_name, schema.names)).coalesce(
+                _TASKS_PER_CORE * lake.policy.runner.parallelism
+            )
+            return SparkSource([SparkRows(frame, partial(map, change_batch))])
+        files = list_file_rows(delta_rs, path, schema, change_batch, version)
+        runner = lake.policy.choose_runner(lake.records.size_bytes(path))
+    part_count = min(runner.parallelism, len(files))
+    parts = [partial(_read_files, files[number::part_count]) for number in range(part_count)]
+    return StoredSource(parts, runner, lambda: lake.spark)
+
+
+def open_slices(
+    lake: Lake,
+    path: str,
+    slice_ends: Collection[int],
+    columns: Sequence[str] | None = None,
+    *,
+    must_exist: bool = False,
+) -> RowSource[pa.RecordBatch]:
+    """Some columns of the rows of slices, as one part if files are read. For `must_exist` see `Lake.read_slices`."""
+    stored_slices = lake.find_stored_slices(path, slice_ends, must_exist=must_exist)
+    if stored_slices is None:
+        frame = lake.read_slices(path, slice_ends, must_exist=must_exist)
+        return SparkSource([SparkRows(frame if columns is None else frame.select(*columns), iter)])
+    rows = _SliceRows(lake.store, stored_slices, frozenset(slice_ends), columns or stored_slices.schema.names)
+    return StoredSource([rows], CALLING_THREAD, lambda: lake.spark)
+
+
+def _read_files(files: Sequence[FileRows], guard: Guard) -> Iterable[pa.RecordBatch]:
+    return guard(chain.from_iterable(read_rows() for read_rows in files))
+
+
+@dataclass(frozen=True)
+class _SliceRows:
+    """Reads some columns of the rows of slices from row groups."""
+
+    store: Store
+    slices: StoredSlices
+    slice_ends: frozenset[int]
+    columns: Sequence[str]
+
+    def __call__(self, guard: Guard) -> Iterable[pa.RecordBatch]:
+        return guard(self._read_row_groups())
+
+    def _read_row_groups(self) -> Iterator[pa.RecordBatch]:
+        schema, ends = self.slices.schema, pa.array(sorted(self.slice_ends), pa.int64())
+        read_schema = pa.schema([schema.field(name) for name in dict.fromkeys((*self.columns, "slice"))])
+        for _, read in self.store.iterate_group_readers(self.slices.row_groups):
+            rows = read(read_schema.names)
+            if (slice_rows := rows.filter(pc.is_in(rows["slice"], ends))).num_rows:
+                yield from conform(slice_rows, read_schema).select(self.columns).to_batches()
