@@ -12,12 +12,24 @@ Raises nothing.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-#: Ends work whose result is not needed. It yields the batches that it gets. Once the result of the part is no longer
-#: needed, because another part has failed or the run ends, it raises CancelledError instead, which ends the part.
-Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Item = TypeVar("Item")
+
+
+class Guard(Protocol):
+    """Ends work whose result is not needed."""
+
+    def __call__(self, items: Iterable[Item], /) -> Iterator[Item]:
+        """Yield the items, for example batches of rows.
+
+        Once the result of the part is no longer needed, because another part has failed or the run ends, raise
+        CancelledError instead, which ends the part.
+        """
+
+
 #: Does the part of the work with the given number. It passes its rows through the guard, and yields its results.
 #: If it writes files, the results are a row for each file (`FILE_SCHEMA` of `lake.delta.parquet_files`).
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]

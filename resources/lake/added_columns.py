@@ -19,7 +19,7 @@ def add_missing_columns(lake: Lake, path: str, schema: pa.Schema) -> bool:
     They are NULL in all rows that exist. Nothing is added if there is no table, if only Spark can write it, or if one of
     its columns has another type.
     """
-    if not lake.records.exists(path) or (delta_rs := lake.policy.find_delta_rs_writer(path)) is None:
+    if (delta_rs := lake.policy.find_delta_rs_writer(path)) is None or not lake.records.exists(path):
         return False
     with lake.access.translate_errors(path):
         if not lacks_columns(delta_rs.open_table(path), schema):

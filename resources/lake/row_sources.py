@@ -19,9 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
-from pgsieve.resources.lake.runners import Runner, make_part_frame, to_spark_schema
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
+from pgsieve.resources.lake.runners import Runner, make_part_frame, record_costs, to_spark_schema
 from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.parts import Guard
+from pgsieve.resources.work import name_engine
 
 #: What a source yields, for example batches of rows.
 Item_co = TypeVar("Item_co", covariant=True)
@@ -41,7 +43,9 @@ class RowSource(Protocol[Item_co]):
         The results have to be few, for example counts, or descriptions of files that the function has written.
         """
 
-    def make_frame(self, function: PartFunction[Item_co], schema: StructType | str) -> DataFrame:
+    def make_frame(
+        self, spark: SparkSession, function: PartFunction[Item_co], schema: StructType | str
+    ) -> DataFrame:
         """What a function yields for the rows of each part, as a DataFrame with these columns."""
 
 
@@ -51,12 +55,10 @@ class StoredSource(Generic[Item_co]):
 
     - `parts`: functions that return the rows of a part. A function passes the rows through a guard (`resources.parts`).
     - `runner`: calls the functions of `compute`
-    - `get_session`: returns the session for `make_frame`
     """
 
     parts: Sequence[Callable[[Guard], Iterable[Item_co]]]
     runner: Runner
-    get_session: Callable[[], SparkSession]
 
     def read(self) -> Iterator[Item_co]:
         """Yield all rows in this process."""
@@ -67,9 +69,11 @@ class StoredSource(Generic[Item_co]):
         """Let the runner call a function with the rows of each part, as `RowSource` describes."""
         return self.runner.run(_StoredPart(self.parts, function), len(self.parts), schema=schema)
 
-    def make_frame(self, function: PartFunction[Item_co], schema: StructType | str) -> DataFrame:
+    def make_frame(
+        self, spark: SparkSession, function: PartFunction[Item_co], schema: StructType | str
+    ) -> DataFrame:
         """What a function yields for the rows of each part. A task of Spark reads a part."""
-        return make_part_frame(self.get_session(), _StoredPart(self.parts, function), len(self.parts), schema)
+        return make_part_frame(spark, _StoredPart(self.parts, function), len(self.parts), schema)
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,19 @@ class SparkSource(Generic[Item_co]):
 
     def compute(self, function: PartFunction[Item_co], schema: pa.Schema) -> pa.Table:
         """Let Spark call a function with the rows of each part, as `RowSource` describes."""
-        return self.make_frame(function, to_spark_schema(schema)).toArrow().cast(schema)
+        if not self.rows:
+            return schema.empty_table()
+        spark = self.rows[0].frame.sparkSession
+        results = self.make_frame(spark, function, to_spark_schema(schema)).toArrow().cast(schema)
+        if schema.equals(FILE_SCHEMA):
+            record_costs(name_engine(spark), None, results.filter(results["path"].is_valid()))
+        return results
 
-    def make_frame(self, function: PartFunction[Item_co], schema: StructType | str) -> DataFrame:
+    def make_frame(
+        self,
+        spark: SparkSession,  # noqa: ARG002 - as the protocol has it
+        function: PartFunction[Item_co],
+        schema: StructType | str,
+    ) -> DataFrame:
         """What a function yields for the rows of each part, as a DataFrame with these columns."""
         return reduce(DataFrame.unionByName, (each.map_batches(function, schema) for each in self.rows))

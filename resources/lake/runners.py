@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.shared_jobs import Request, SharedParts, divide_into_tasks, get_shared_jobs
 from pgsieve.resources.lake.stores.batch_cache import make_room_for_next_part
-from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Message, Part, Receivers, group_by_receiver
+from pgsieve.resources.parts import MESSAGE_SCHEMA, Guard, Item, Message, Part, Receivers, group_by_receiver
 from pgsieve.resources.slow_block import report_if_slow
 from pgsieve.resources.strands import count_as_waiting
 from pgsieve.resources.work import (
@@ -435,11 +435,11 @@ class ThreadRunner:
         """Run all parts, as `Runner` describes. If a part fails, the other parts end at their next batch."""
         end_event = Event()
 
-        def yield_until_end(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
+        def yield_until_end(items: Iterable[Item]) -> Iterator[Item]:
+            for item in items:
                 if end_event.is_set():
                     raise CancelledError
-                yield batch
+                yield item
 
         def run_part(number: int) -> list[pa.RecordBatch]:
             return list(part(number, yield_until_end))

@@ -53,7 +53,7 @@ def open_rows(
         runner = lake.policy.choose_runner(lake.records.size_bytes(path))
     part_count = min(runner.parallelism, len(files))
     parts = [partial(_read_files, files[number::part_count]) for number in range(part_count)]
-    return StoredSource(parts, runner, lambda: lake.spark)
+    return StoredSource(parts, runner)
 
 
 def open_slices(
@@ -70,7 +70,7 @@ def open_slices(
         frame = lake.read_slices(path, slice_ends, must_exist=must_exist)
         return SparkSource([SparkRows(frame if columns is None else frame.select(*columns), iter)])
     rows = _SliceRows(lake.store, stored_slices, frozenset(slice_ends), columns or stored_slices.schema.names)
-    return StoredSource([rows], CALLING_THREAD, lambda: lake.spark)
+    return StoredSource([rows], CALLING_THREAD)
 
 
 def _read_files(files: Sequence[FileRows], guard: Guard) -> Iterable[pa.RecordBatch]:

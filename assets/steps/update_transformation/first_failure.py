@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.failures import (
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.changes import SentChanges, TableSlice
-from pgsieve.assets.steps.update_transformation.messages import FIRST_ORDINAL, MessageFilter
+from pgsieve.assets.steps.update_transformation.messages import FIRST_ORDINAL, MessageFilter, read_commit_lsns
 from pgsieve.assets.steps.update_transformation.relation_versions import make_readings
 from pgsieve.assets.steps.update_transformation.windows import TableWork, WindowWork, get_relation_ids
 from pgsieve.decoding.publications.evolution import SchemaChangedError
@@ -75,9 +75,7 @@ class FailureSearch:
             after_order=(table.state.lsn, FIRST_ORDINAL),
             relations=get_relation_ids(table.relation_versions),
         )
-        return find_first_failing_commit(
-            table.messages.apply_filter(message_filter).read_commit_lsns(), fails
-        )
+        return find_first_failing_commit(read_commit_lsns(table.messages.apply_filter(message_filter)), fails)
 
     def _try_table(self, table: TableWork, last_commit_lsn: int | None = None) -> None:
         """Transform the changes of a table without writing them.
@@ -94,12 +92,11 @@ class FailureSearch:
             ]
             messages = messages.apply_filter(MessageFilter(before_order=(last_commit_lsn + 1, FIRST_ORDINAL)))
         readings = make_readings(
-            self.subscription, messages, relation_versions, (state.lsn, FIRST_ORDINAL), state.definition
+            self.subscription, relation_versions, (state.lsn, FIRST_ORDINAL), state.definition
         )
         if not readings:
             return
         schema = readings[0].transformation.schema
         table_slice = TableSlice(table.contents.end, state.definition.key, schema)
-        SentChanges(readings, (), table_slice).count_without_writing(
-            self.lake, state.definition.columns, table.contents.size
-        )
+        changes = SentChanges(messages, readings, (), table_slice)
+        changes.count_without_writing(self.lake.policy.choose_runner(table.contents.size))

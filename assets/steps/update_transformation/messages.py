@@ -1,21 +1,20 @@
-"""Messages of the change log: reads them into memory if they are few, else by row groups of files, or by Spark.
+"""Messages of the change log: in memory if they are few, otherwise in row groups of files, or in a DataFrame of Spark.
 
 The change log is a Delta table that has the messages of a replication slot as pgoutput sends them, one per row.
 
 In: slices of a change log (changes from one position of the slot to another), and filters that choose some messages
-Out: an Arrow table in the order of the messages, or row groups of files, or a DataFrame. A Spark session is
-     started at the first use of the DataFrame, or by `open_messages` if only Spark can read the messages.
+Out: an object with the interface `Messages`. `open_messages` chooses it, and only the DataFrame needs Spark.
 
 Raises LakeError if a slice cannot be read.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache, partial
-from typing import Protocol
+from functools import partial
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +23,17 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA
 from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS
 from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.transform import EncodedMessages
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.row_sources import RowSource, SparkRows, SparkSource, StoredSource
+from pgsieve.resources.lake.runners import CALLING_THREAD, Runner
 from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
+from pgsieve.resources.parts import Guard
 
 #: The ordinal of a change is its number in the transaction. This one is smaller than those of all changes.
 FIRST_ORDINAL = -1
@@ -38,6 +41,10 @@ _TRUNCATE = "T"
 _CHANGES = ("I", "U", "D")
 #: The columns that a `MessageFilter` needs to select messages.
 _FILTER_COLUMNS = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
+
+_COUNT_SCHEMA = pa.schema({"relation_id": pa.int64(), "count": pa.int64()})
+_LSN_SCHEMA = pa.schema([CHANGE_LOG_SCHEMA.field("commit_lsn")])
+_TRUNCATE_SCHEMA = pa.schema([CHANGE_LOG_SCHEMA.field(name) for name in ("commit_lsn", "commit_time")])
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,90 @@ def _filter_batches(
         yield batch.filter(pa.array(message_filter.make_mask(batch)))
 
 
+#: The messages that a filter selects, with the number of the filter; or the end mark.
+NumberedMessages = tuple[int, Iterable[EncodedMessages]]
+#: Stands for the number of a filter at the end of all messages.
+END_MARK = -1
+_END: NumberedMessages = (END_MARK, ())
+
+
+class Messages(Protocol):
+    """Messages of the change log, wherever they are."""
+
+    #: Whether `read_few` can read the messages of few relations into memory.
+    can_read_few: ClassVar[bool]
+
+    def apply_filter(self, message_filter: MessageFilter) -> "Messages":
+        """The messages that the filter selects."""
+
+    def open_columns(self, columns: Sequence[str]) -> RowSource[pa.RecordBatch]:
+        """Some columns of the messages."""
+
+    def open_encoded(
+        self, filters: Sequence[MessageFilter], runner: Runner, *, has_end_mark: bool
+    ) -> RowSource[NumberedMessages]:
+        """The messages that each filter selects, with the number of the filter. A part has messages of several filters.
+
+        With `has_end_mark`, one of the parts ends with the end mark. `runner` is the runner of the source, if Spark need not
+        read the messages.
+        """
+
+    def read_few(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages":
+        """Read the changes of some relations into memory.
+
+        Returns the messages themselves if the changes have too many bytes, or if there are none.
+        """
+
+    def persist(self) -> AbstractContextManager["Messages"]:
+        """Within the block Spark reads the messages only once. Messages that Spark does not read stay as they are."""
+
+
+@dataclass(frozen=True)
+class FewMessages:
+    """Messages in the memory of this process, in their order."""
+
+    table: pa.Table
+    can_read_few: ClassVar[bool] = False
+
+    def apply_filter(self, message_filter: MessageFilter) -> "FewMessages":
+        """The messages that the filter selects."""
+        return FewMessages(message_filter.filter_table(self.table))
+
+    def open_columns(self, columns: Sequence[str]) -> RowSource[pa.RecordBatch]:
+        """Some columns of the messages."""
+        batches = self.table.select(list(columns)).to_batches()
+        return StoredSource([lambda guard: guard(batches)], CALLING_THREAD)
+
+    def open_encoded(
+        self, filters: Sequence[MessageFilter], runner: Runner, *, has_end_mark: bool
+    ) -> RowSource[NumberedMessages]:
+        """The messages that each filter selects, as one part."""
+        tables = [message_filter.filter_table(self.table) for message_filter in filters]
+        return StoredSource([partial(_encode_tables, tables, has_end_mark)], runner)
+
+    def read_few(
+        self,
+        relations: frozenset[int],  # noqa: ARG002 - as the protocol has it
+        is_small: Callable[[int], bool],  # noqa: ARG002
+    ) -> "FewMessages":
+        """The messages themselves, because they are in memory."""
+        return self
+
+    def persist(self) -> AbstractContextManager["FewMessages"]:
+        """The messages as they are."""
+        return nullcontext(self)
+
+
+def _encode_tables(
+    tables: Sequence[pa.Table], has_end_mark: bool, guard: Guard
+) -> Iterator[NumberedMessages]:
+    for number, table in enumerate(tables):
+        batches = table.select(ENCODED_COLUMNS).combine_chunks().to_batches()
+        yield number, map(EncodedMessages, guard(batches))
+    if has_end_mark:
+        yield _END
+
+
 @dataclass(frozen=True)
 class StoredBatch:
     """Messages of a row group. Batches with equal `key` have equal messages, so several readers may share them."""
@@ -121,10 +212,57 @@ class StoredMessages:
     slice_ends: frozenset[int]
     filters: tuple[MessageFilter, ...] = ()
     batch_cache: BatchCache = field(default_factory=partial(BatchCache, 0), compare=False, repr=False)
+    can_read_few: ClassVar[bool] = True
 
-    def sources(self, parallelism: int) -> "list[MessageSource]":
-        """Divide the messages into parts of limited size, of which `parallelism` are transformed at the same time."""
-        return [_RowGroupMessages(self, groups) for groups in divide_groups(self.groups, parallelism)]
+    def apply_filter(self, message_filter: MessageFilter) -> "StoredMessages":
+        """The messages that the filter selects."""
+        return replace(self, filters=(*self.filters, message_filter))
+
+    def open_columns(self, columns: Sequence[str]) -> RowSource[pa.RecordBatch]:
+        """Some columns of the messages."""
+        return StoredSource([lambda guard: guard(self._read_batches(columns))], CALLING_THREAD)
+
+    def _read_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return (batch.messages for batch in self.batches(self.groups, columns))
+
+    def open_encoded(
+        self, filters: Sequence[MessageFilter], runner: Runner, *, has_end_mark: bool
+    ) -> RowSource[NumberedMessages]:
+        """The messages that each filter selects. Each part has some row groups, and one filter."""
+        pieces = [
+            _RowGroupMessages(number, self.apply_filter(message_filter), groups)
+            for number, message_filter in enumerate(filters)
+            for groups in divide_groups(self.groups, runner.parallelism)
+        ]
+        parts: list[Sequence[_RowGroupMessages]] = [[piece] for piece in pieces] or [()]
+        last_part = len(parts) - 1
+        return StoredSource(
+            [
+                partial(_encode_pieces, part, has_end_mark and number == last_part)
+                for number, part in enumerate(parts)
+            ],
+            runner,
+        )
+
+    def read_few(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> Messages:
+        """Read the changes of some relations into memory, as `Messages` describes."""
+        selected_messages, size, rows = (
+            self.apply_filter(MessageFilter(relations=relations)),
+            0,
+            list[pa.RecordBatch](),
+        )
+        for batch in selected_messages.open_columns(
+            list(dict.fromkeys((*_FILTER_COLUMNS, *ENCODED_COLUMNS)))
+        ).read():
+            rows.append(batch)
+            size += pc.sum(pc.binary_length(batch["data"])).as_py() or 0
+            if not is_small(size):
+                return self
+        return FewMessages(pa.Table.from_batches(rows)) if rows else self
+
+    def persist(self) -> AbstractContextManager["StoredMessages"]:
+        """The messages as they are."""
+        return nullcontext(self)
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Yields some columns of the messages in some row groups, in order.
@@ -166,36 +304,15 @@ def _read_batch(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
     )
 
 
-class MessageSource(Protocol):
-    """A part of the messages, which one worker transforms. It can be sent to executors."""
-
-    def encoded(self) -> Iterator[EncodedMessages]:
-        """Yields the messages, batch by batch."""
-
-
-@dataclass(frozen=True)
-class FewMessages:
-    """Messages in the memory of this process."""
-
-    table: pa.Table
-
-    def sources(self, _: int) -> "list[MessageSource]":
-        """All messages as one part."""
-        return [self]
-
-    def encoded(self) -> Iterator[EncodedMessages]:
-        """Yields the messages, batch by batch."""
-        yield from map(EncodedMessages, self.table.select(ENCODED_COLUMNS).combine_chunks().to_batches())
-
-
 @dataclass(frozen=True)
 class _RowGroupMessages:
-    """The messages in some row groups."""
+    """The messages in some row groups, and the number of the filter that has selected them."""
 
+    number: int
     messages: StoredMessages
     groups: Sequence[RowGroup]
 
-    def encoded(self) -> Iterator[EncodedMessages]:
+    def encode(self, guard: Guard) -> Iterator[EncodedMessages]:
         """Yields the messages, batch by batch.
 
         The columns that row filters read are decoded once for each batch. All subscriptions that need them share the
@@ -203,7 +320,7 @@ class _RowGroupMessages:
         """
         stored_batches = self.messages.batches(self.groups, ENCODED_COLUMNS)
         with self.messages.store.prefetch(self.groups, stored_batches) as batches:
-            for batch in batches:
+            for batch in guard(batches):
                 yield EncodedMessages(
                     batch.messages, partial(_share_filter_columns, self.messages.batch_cache, batch.key)
                 )
@@ -219,116 +336,110 @@ def _share_filter_columns(
     return batch_cache.get((batch_key, filter_columns), decode)
 
 
-#: Messages that can be read without Spark.
-MessagesWithoutSpark = FewMessages | StoredMessages
+def _encode_pieces(
+    pieces: Sequence[_RowGroupMessages], has_end_mark: bool, guard: Guard
+) -> Iterator[NumberedMessages]:
+    for piece in pieces:
+        yield piece.number, piece.encode(guard)
+    if has_end_mark:
+        yield _END
 
 
-class Messages:
-    """Messages of the change log, in each form in which they can be read.
+@dataclass(frozen=True)
+class SparkMessages:
+    """Messages that only Spark can read."""
 
-    - `table`: the messages if they are few; otherwise None
-    - `stored`: the messages if they are many, and executors can read their files; otherwise None
-    - `frame`: the messages for Spark. The DataFrame is made only when it is used.
-    """
+    frame: DataFrame
+    can_read_few: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        frame: Callable[[], DataFrame],
-        table: pa.Table | None = None,
-        stored: StoredMessages | None = None,
-    ) -> None:
-        self._frame, self.table, self.stored = cache(frame), table, stored
-
-    @property
-    def frame(self) -> DataFrame:
-        """The messages for Spark."""
-        return self._frame()
-
-    @property
-    def without_spark(self) -> MessagesWithoutSpark | None:
-        """The messages in memory or in stored files. None if only Spark can read them."""
-        return self.stored if self.table is None else FewMessages(self.table)
-
-    def apply_filter(self, message_filter: MessageFilter) -> "Messages":
+    def apply_filter(self, message_filter: MessageFilter) -> "SparkMessages":
         """The messages that the filter selects."""
-        table = None if self.table is None else message_filter.filter_table(self.table)
-        stored = self.stored and replace(self.stored, filters=(*self.stored.filters, message_filter))
-        return Messages(lambda: message_filter.filter_frame(self.frame), table, stored)
+        return SparkMessages(message_filter.filter_frame(self.frame))
 
-    def count_changes(self) -> Mapping[int, int]:
-        """Count the changes of each relation. The result is empty if the messages are few, or if only Spark can read them."""
-        counts = Counter[int]()
-        if self.table is None and self.stored is not None:
-            for batch in self.stored.batches(self.stored.groups, ("kind", "relation_id")):
-                changes = batch.messages.filter(pc.is_in(batch.messages["kind"], pa.array(_CHANGES)))
-                relations, relation_counts = pc.value_counts(changes["relation_id"]).flatten()
-                counts.update(dict(zip(relations.to_pylist(), relation_counts.to_pylist(), strict=True)))
-        return counts
+    def open_columns(self, columns: Sequence[str]) -> RowSource[pa.RecordBatch]:
+        """Some columns of the messages."""
+        return SparkSource([SparkRows(self.frame.select(*columns), iter)])
 
-    def read_few(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages | None":
-        """Read the changes of some relations into memory.
-
-        Returns None if they have too many bytes, if there are none, or if they are not in stored files.
-        """
-        if self.stored is None:
-            return None
-        message_filter, size, rows = MessageFilter(relations=relations), 0, list[pa.RecordBatch]()
-        stored = replace(self.stored, filters=(*self.stored.filters, message_filter))
-        for batch in stored.batches(
-            stored.groups, tuple(dict.fromkeys((*_FILTER_COLUMNS, *ENCODED_COLUMNS)))
-        ):
-            rows.append(batch.messages)
-            size += pc.sum(pc.binary_length(batch.messages["data"])).as_py() or 0
-            if not is_small(size):
-                return None
-        return (
-            Messages(lambda: message_filter.filter_frame(self.frame), pa.Table.from_batches(rows))
-            if rows
-            else None
-        )
-
-    def read_commit_lsns(self) -> list[int]:
-        """The distinct commit LSNs of the messages, in ascending order."""
-        if self.table is None and self.stored is not None:
-            batches = self.stored.batches(self.stored.groups, ["commit_lsn"])
-            return sorted(
-                {lsn for batch in batches for lsn in pc.unique(batch.messages.column(0)).to_pylist()}
+    def open_encoded(
+        self,
+        filters: Sequence[MessageFilter],
+        runner: Runner,  # noqa: ARG002 - as the protocol has it
+        *,
+        has_end_mark: bool,
+    ) -> RowSource[NumberedMessages]:
+        """The messages that each filter selects. Each part has a partition of Spark's, and one filter."""
+        rows = [
+            SparkRows(
+                self.apply_filter(message_filter).frame.select(*ENCODED_COLUMNS),
+                partial(_encode_batches, number),
             )
-        lsns = self.frame.select("commit_lsn").distinct().toArrow() if self.table is None else self.table
-        return sorted(pc.unique(lsns["commit_lsn"]).to_pylist())
+            for number, message_filter in enumerate(filters)
+        ]
+        if has_end_mark:
+            rows.append(SparkRows(self.frame.sparkSession.range(0, 1, 1, 1), lambda _: [_END]))
+        return SparkSource(rows)
 
-    def read_truncate_times(self) -> Mapping[int, datetime]:
-        """Maps the commit LSN of each TRUNCATE to its commit time."""
-        columns = ("commit_lsn", "commit_time", "kind")
-        if self.table is not None:
-            batches: Iterator[pa.RecordBatch] = iter(self.table.select(columns).to_batches())
-        elif self.stored is not None:
-            batches = (batch.messages for batch in self.stored.batches(self.stored.groups, columns))
-        else:
-            batches = iter(
-                self.frame.select(*columns).where(F.col("kind") == _TRUNCATE).toArrow().to_batches()
-            )
-        truncates = (batch.filter(pc.equal(batch["kind"], _TRUNCATE)) for batch in batches)
-        return {
-            lsn: time
-            for batch in truncates
-            for lsn, time in zip(*(batch[name].to_pylist() for name in columns[:2]), strict=True)
-        }
+    def read_few(
+        self,
+        relations: frozenset[int],  # noqa: ARG002 - as the protocol has it
+        is_small: Callable[[int], bool],  # noqa: ARG002
+    ) -> "SparkMessages":
+        """The messages themselves."""
+        return self
 
     @contextmanager
-    def persist_frame(self) -> Iterator["Messages"]:
-        """Within the block, Spark persists the messages, so that it reads their files once. Without Spark the block does nothing."""
-        persisted_frames: list[DataFrame] = []
-
-        def frame() -> DataFrame:
-            persisted_frames.append(self.frame.persist())
-            return persisted_frames[0]
-
+    def persist(self) -> Iterator["SparkMessages"]:
+        """Within the block Spark persists the messages, so that it reads their files once."""
+        frame = self.frame.persist()
         try:
-            yield Messages(frame, self.table, self.stored)
+            yield SparkMessages(frame)
         finally:
-            for persisted_frame in persisted_frames:
-                persisted_frame.unpersist()
+            frame.unpersist()
+
+
+def _encode_batches(number: int, batches: Iterable[pa.RecordBatch]) -> list[NumberedMessages]:
+    return [(number, map(EncodedMessages, batches))]
+
+
+def count_changes(messages: Messages) -> Mapping[int, int]:
+    """Count the changes of each relation."""
+    counts = Counter[int]()
+    rows = messages.open_columns(("kind", "relation_id")).compute(_count_changes, _COUNT_SCHEMA)
+    for relation, count in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        counts[relation] += count
+    return counts
+
+
+def _count_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        changes = batch.filter(pc.is_in(batch["kind"], pa.array(_CHANGES)))
+        yield pa.RecordBatch.from_arrays(
+            pc.value_counts(changes["relation_id"]).flatten(), schema=_COUNT_SCHEMA
+        )
+
+
+def read_commit_lsns(messages: Messages) -> list[int]:
+    """The distinct commit LSNs of the messages, in ascending order."""
+    rows = messages.open_columns(["commit_lsn"]).compute(_find_distinct_lsns, _LSN_SCHEMA)
+    return sorted(pc.unique(rows["commit_lsn"]).to_pylist())
+
+
+def _find_distinct_lsns(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays([pc.unique(batch["commit_lsn"])], schema=_LSN_SCHEMA)
+
+
+def read_truncate_times(messages: Messages) -> Mapping[int, datetime]:
+    """Maps the commit LSN of each TRUNCATE to its commit time."""
+    columns = ("commit_lsn", "commit_time", "kind")
+    rows = messages.open_columns(columns).compute(_select_truncates, _TRUNCATE_SCHEMA)
+    return dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def _select_truncates(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        truncates = batch.filter(pc.equal(batch["kind"], _TRUNCATE))
+        yield truncates.select(_TRUNCATE_SCHEMA.names).cast(_TRUNCATE_SCHEMA)
 
 
 def open_messages(lake: Lake, path: str, ends: Collection[int], size: int | None) -> Messages:
@@ -336,20 +447,8 @@ def open_messages(lake: Lake, path: str, ends: Collection[int], size: int | None
 
     `size` is their number of bytes; None if it is not known. Raises DamagedTableError if a slice is lost.
     """
-    table = lake.read_slice_rows(path, ends, size, must_exist=True)
-
-    def frame() -> DataFrame:
-        return lake.read_slices(path, ends, must_exist=True)
-
-    if table is not None:
-        return Messages(frame, table)
-    # The slices are looked up now, so that a lost slice is reported by this call.
-    if (stored := lake.find_stored_slices(path, ends, must_exist=True)) is not None:
-        return Messages(
-            frame,
-            stored=StoredMessages(
-                lake.store, stored.row_groups, frozenset(ends), batch_cache=get_batch_cache()
-            ),
-        )
-    messages = frame()
-    return Messages(lambda: messages)
+    if (table := lake.read_slice_rows(path, ends, size, must_exist=True)) is not None:
+        return FewMessages(table)
+    if (slices := lake.find_stored_slices(path, ends, must_exist=True)) is not None:
+        return StoredMessages(lake.store, slices.row_groups, frozenset(ends), batch_cache=get_batch_cache())
+    return SparkMessages(lake.read_slices(path, ends, must_exist=True))

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.subscription import Definition, Subscription, metadata_arrow_types
-from pgsieve.assets.steps.update_transformation.messages import MessageFilter, Messages
+from pgsieve.assets.steps.update_transformation.messages import MessageFilter
 from pgsieve.assets.steps.update_transformation.slice_contents import PublishedVersion
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns
@@ -35,15 +35,14 @@ from pgsieve.decoding.values.types import convert_text
 
 @dataclass(frozen=True)
 class Reading:
-    """The messages of one relation version, and how they are transformed for the subscription."""
+    """Selects the messages of one relation version, and says how they are transformed for the subscription."""
 
-    messages: Messages
+    message_filter: MessageFilter
     transformation: Transformation
 
 
 def make_readings(
     subscription: Subscription,
-    messages: Messages,
     versions: Sequence[PublishedVersion],
     since_order: OrderKey,
     definition: Definition,
@@ -53,7 +52,7 @@ def make_readings(
     `since_order` is the order key of the copy: its LSN, with an ordinal before that of any change.
     """
     return [
-        _make_reading(subscription, messages, published_version, since_order, definition)
+        _make_reading(subscription, published_version, since_order, definition)
         for published_version in versions
         if published_version.is_after(since_order)
         and _is_of_replica(subscription, published_version, since_order, definition)
@@ -82,7 +81,6 @@ def _is_of_replica(
 
 def _make_reading(
     subscription: Subscription,
-    messages: Messages,
     published_version: PublishedVersion,
     since_order: OrderKey,
     definition: Definition,
@@ -129,7 +127,7 @@ def _make_reading(
     message_filter = MessageFilter(
         begin_order, published_version.version.end, relations=frozenset({relation.relation_id})
     )
-    return Reading(messages.apply_filter(message_filter), transformation)
+    return Reading(message_filter, transformation)
 
 
 def _describe_filters(

@@ -16,7 +16,12 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.records.transformed_slices import TransformedSlices
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.update_transformation.messages import FIRST_ORDINAL, MessageFilter, open_messages
+from pgsieve.assets.steps.update_transformation.messages import (
+    FIRST_ORDINAL,
+    MessageFilter,
+    open_messages,
+    read_commit_lsns,
+)
 from pgsieve.assets.steps.update_transformation.slice_contents import read_slice_contents
 from pgsieve.assets.steps.update_transformation.windows import Window
 from pgsieve.decoding.errors import PgsieveError
@@ -95,7 +100,7 @@ class Skip:
             after_order=(window.skipped_lsn, FIRST_ORDINAL),
             before_order=(window.skipped_lsn + 1, FIRST_ORDINAL),
         )
-        return bool(messages.apply_filter(transaction_filter).read_commit_lsns())
+        return bool(read_commit_lsns(messages.apply_filter(transaction_filter)))
 
 
 def is_partly_transformed(states: TableStates, transformed_lsn: int) -> bool:

@@ -29,7 +29,6 @@ from pgsieve.assets.steps.records.transformed_slices import TableChanges, Transf
 from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_types
 from pgsieve.assets.steps.update_transformation.changes import (
     COUNTED_COLUMNS,
-    ReadableChanges,
     SentChanges,
     TableSlice,
     count_stored_changes,
@@ -274,9 +273,7 @@ class _SliceTransformation:
         assert definition is not None
         copy_order: OrderKey = (state.lsn, -1)
         truncates = [order for order in table.truncates if order > copy_order]
-        readings = make_readings(
-            subscription, table.messages, table.relation_versions, copy_order, definition
-        )
+        readings = make_readings(subscription, table.relation_versions, copy_order, definition)
         result = TableChanges(
             slice_end=contents.end,
             schema=state.schema,
@@ -315,17 +312,18 @@ class _SliceTransformation:
             raise SchemaChangedError(
                 f"a run ended amid a slice, and wrote its changes only up to {format_lsn(position)}"
             )
-        changes = SentChanges(readings, truncates, TableSlice(contents.end, definition.key, schema))
+        changes = SentChanges(
+            table.messages, readings, truncates, TableSlice(contents.end, definition.key, schema)
+        )
         if position >= contents.end:
             # A run has written the changes, and died before it recorded them. Only their counts are made again.
-            counts = changes.count_without_writing(lake, definition.columns, result.size)
+            counts = changes.count_without_writing(lake.policy.choose_runner(result.size))
             tally = _count_written_changes(lake, path, contents.end, definition.key)
             return _add_counts(result, replace(counts, sent=tally))
-        readable_changes = changes.readable_changes
-        if readable_changes is not None and committer is None and add_missing_columns(lake, path, schema):
+        if committer is None and add_missing_columns(lake, path, schema):
             committer = lake.policy.choose_file_committer(path, schema)
-        if committer is not None and readable_changes is not None:
-            return _write_files(lake, committer, path, result, readable_changes, position)
+        if committer is not None:
+            return _write_files(lake, committer, path, result, changes, position)
         return _write_by_spark(lake, path, result, changes, definition, position)
 
 
@@ -334,7 +332,7 @@ def _write_files(
     committer: FileCommitter,
     path: str,
     result: TableChanges,
-    changes: ReadableChanges,
+    changes: SentChanges,
     position: int,
 ) -> TableChanges:
     """Let the runner write the changes of a table into files, and commit the files."""
@@ -356,7 +354,7 @@ def _write_by_spark(
     lake: Lake, path: str, result: TableChanges, changes: SentChanges, definition: Definition, position: int
 ) -> TableChanges:
     """Let Spark write the changes of a table, and count them while it writes."""
-    noted_rows = changes.make_rows(lake, definition.columns)
+    noted_rows = changes.make_rows(lake, definition.columns, lake.policy.choose_runner(result.size))
     commit = Commit(result.slice_end, expected_position=position, properties=CHANGES_PROPERTIES)
     counts = noted_rows.write(lambda rows: lake.write(rows, path, commit, byte_count=result.size))
     reach(Failpoint.CHANGES_WRITTEN)

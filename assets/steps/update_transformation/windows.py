@@ -24,7 +24,9 @@ from pgsieve.assets.steps.update_transformation.messages import (
     FIRST_ORDINAL,
     MessageFilter,
     Messages,
+    count_changes,
     open_messages,
+    read_truncate_times,
 )
 from pgsieve.assets.steps.update_transformation.slice_contents import (
     PublishedVersion,
@@ -120,9 +122,9 @@ class WindowWork:
         memory, so a table with few changes needs no Spark, however many such tables there are.
         """
         groups = (
-            []
-            if self.messages.stored is None
-            else divide_into_groups(self.bytes_by_table, self.lake.policy.is_small)
+            divide_into_groups(self.bytes_by_table, self.lake.policy.is_small)
+            if self.messages.can_read_few
+            else []
         )
         large_tables = self.state_by_table.keys() - set(chain.from_iterable(groups))
         if groups and large_tables:
@@ -133,9 +135,9 @@ class WindowWork:
             few_messages = self.messages.read_few(
                 frozenset(chain.from_iterable(map(self._get_relations, group))), self.lake.policy.is_small
             )
-            results |= self._map_group(act, group, few_messages or self.messages)
-        has_shared_frame = len(large_tables) > 1 and not self.lake.policy.is_small(self.contents.size)
-        with self.messages.persist_frame() if has_shared_frame else nullcontext(self.messages) as messages:
+            results |= self._map_group(act, group, few_messages)
+        is_read_repeatedly = len(large_tables) > 1 and not self.lake.policy.is_small(self.contents.size)
+        with self.messages.persist() if is_read_repeatedly else nullcontext(self.messages) as messages:
             results |= self._map_group(
                 act, [name for name in self.state_by_table if name in large_tables], messages
             )
@@ -230,7 +232,7 @@ class SliceReader:
             states.append([state.with_problem(subscription.name, problem) for state in tables.values()])
         messages = messages.apply_filter(window.message_filter)
         truncated_names = tables.keys() & truncates_by_table.keys()
-        times = messages.read_truncate_times() if truncated_names else {}
+        times = read_truncate_times(messages) if truncated_names else {}
         truncates_with_time = {
             name: [(*order, times.get(order[0])) for order in truncates_by_table[name]]
             for name in truncated_names
@@ -256,11 +258,11 @@ def _find_table_sizes(
     """Map tables to the bytes of their messages in a slice.
 
     They are in the slice's summary. If the summary is of an earlier version of pgsieve, the changes of each table are
-    counted, and their bytes are estimated. The result is empty if they cannot be counted.
+    counted, and their bytes are estimated. The result is empty if there are none.
     """
     bytes_by_relation = contents.bytes_by_relation
     if bytes_by_relation is None:
-        change_counts = messages.count_changes()
+        change_counts = count_changes(messages)
         total = max(1, sum(change_counts.values()))
         bytes_by_relation = {
             relation: contents.size * count // total for relation, count in change_counts.items()

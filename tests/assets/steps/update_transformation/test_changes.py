@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,21 @@ import pytest
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG_SCHEMA
 from pgsieve.assets.steps.update_transformation.changes import (
-    ReadableChanges,
     SentChanges,
     TableSlice,
     TruncateOrder,
+    WrittenChanges,
     count_stored_changes,
 )
-from pgsieve.assets.steps.update_transformation.messages import MessageFilter, Messages, StoredMessages
+from pgsieve.assets.steps.update_transformation.messages import (
+    FewMessages,
+    MessageFilter,
+    Messages,
+    SparkMessages,
+    StoredMessages,
+    count_changes,
+    read_commit_lsns,
+)
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns
@@ -69,6 +76,9 @@ FILTERS: dict[str, Filters] = {
 }
 
 
+OF_ONE = MessageFilter(relations=frozenset({1}))
+
+
 def transformation(text: str, operations: Collection[str] = ROW_OPERATIONS) -> Transformation:
     filters = FILTERS[text]
     names = {name for each in filters.values() for one in each or () for name in one.columns}
@@ -77,16 +87,13 @@ def transformation(text: str, operations: Collection[str] = ROW_OPERATIONS) -> T
 
 
 def sent_changes(
-    messages: Messages, transformation: Transformation, places: Sequence[TruncateOrder] = ()
-) -> ReadableChanges:
-    of_slice = TableSlice(_END, transformation.key, transformation.schema)
-    return readable(SentChanges([Reading(messages, transformation)], places, of_slice))
-
-
-def readable(changes: SentChanges) -> ReadableChanges:
-    made = changes.readable_changes
-    assert made is not None
-    return made
+    messages: Messages,
+    *transformations: Transformation,
+    truncates: Sequence[TruncateOrder] = (),
+    choice: MessageFilter = OF_ONE,
+) -> SentChanges:
+    of_slice = TableSlice(_END, transformations[0].key, transformations[0].schema)
+    return SentChanges(messages, [Reading(choice, each) for each in transformations], truncates, of_slice)
 
 
 def message(number: int) -> Message:
@@ -127,10 +134,6 @@ def change_log(folder: Path, messages: list[Message]) -> tuple[pa.Table, StoredM
     return rows.slice(10), StoredMessages(store, groups, frozenset([_END]))
 
 
-def no_frame() -> None:
-    raise AssertionError("no session is needed here")
-
-
 @pytest.fixture
 def messages(tmp_path: Path) -> tuple[pa.Table, StoredMessages]:
     return change_log(tmp_path, [message(number) for number in range(_ROWS)])
@@ -140,7 +143,7 @@ def test_the_messages_of_a_choice_are_read_from_their_row_groups(
     messages: tuple[pa.Table, StoredMessages],
 ) -> None:
     table, stored = messages
-    few, many = Messages(no_frame, table), Messages(no_frame, stored=stored)
+    few, many = FewMessages(table), stored
     for choice in (
         MessageFilter(relations=frozenset({1})),
         MessageFilter(after_order=(200, 2)),
@@ -148,10 +151,9 @@ def test_the_messages_of_a_choice_are_read_from_their_row_groups(
         MessageFilter(excluded_lsn=330),
     ):
         few, many = few.apply_filter(choice), many.apply_filter(choice)
-        assert many.read_commit_lsns() == few.read_commit_lsns()
-        assert many.stored is not None
-        assert few.table is not None
-        batches = list(many.stored.batches(many.stored.groups, few.table.column_names))
+        assert read_commit_lsns(many) == read_commit_lsns(few)
+        assert count_changes(many) == count_changes(few)
+        batches = list(many.batches(many.groups, few.table.column_names))
         assert pa.Table.from_batches([b.messages for b in batches]) == few.table.combine_chunks()
     assert len(batches) < len(stored.groups)
 
@@ -162,22 +164,17 @@ def test_every_runner_writes_the_same_changes(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages], texts: str, operations: frozenset[str]
 ) -> None:
     table, stored = messages
-    choice, chosen = MessageFilter(relations=frozenset({1})), transformation(texts, operations)
-    few, many = (
-        Messages(no_frame, table).apply_filter(choice),
-        Messages(no_frame, stored=stored).apply_filter(choice),
-    )
-    assert few.table is not None
+    chosen, few = transformation(texts, operations), FewMessages(table)
     counts = Counter[ChangeKind]()
-    encoded = map(EncodedMessages, few.table.select(ENCODED_COLUMNS).to_batches())
+    encoded = map(EncodedMessages, few.apply_filter(OF_ONE).table.select(ENCODED_COLUMNS).to_batches())
     made = [*chosen.transform(encoded, counts), truncate_changes([(405, 3, _AT)], _SCHEMA)]
     expected = pa.Table.from_batches([add_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
     for name, several, runner in (
         ("few", few, CALLING_THREAD),
-        ("many", many, ThreadRunner(2)),
-        ("one", many, CALLING_THREAD),
+        ("many", stored, ThreadRunner(2)),
+        ("one", stored, CALLING_THREAD),
     ):
-        changes, folder = sent_changes(several, chosen, [(405, 3, _AT)]), tmp_path / name
+        changes, folder = sent_changes(several, chosen, truncates=[(405, 3, _AT)]), tmp_path / name
         written = changes.write_files(runner, str(folder), Store())
         files = written.files.to_pylist()
         rows = pa.concat_tables(pq.read_table(folder / file["path"]) for file in files)
@@ -205,24 +202,22 @@ def test_spark_makes_and_counts_the_same_changes(
     places = [(405, 3, _AT), (407, 1, _AT)]
     for number, text in enumerate(["", "a + 1 > 40 OR a < 20", "a < 0"]):
         chosen = [transformation(text), transformation(text, {"insert", "delete"})]
-        of_one = Messages(lambda: frame, stored=stored).apply_filter(MessageFilter(relations=frozenset({1})))
-        readings = [Reading(of_one, each) for each in chosen]
-        changes = SentChanges(readings, places, TableSlice(_END, ("a",), _SCHEMA))
-        expected = readable(changes).write_files(CALLING_THREAD, str(tmp_path / f"{number}"), Store())
-        rows = pa.concat_tables(
-            pq.read_table(tmp_path / f"{number}" / file) for file in expected.files["path"].to_pylist()
-        )
-        read = Messages(partial(getattr, of_one, "frame"))
-        by_spark = replace(changes, readings=[replace(reading, messages=read) for reading in readings])
-        made, got = by_spark.make_rows(lake, columns), list[pa.Table]()
-        written = made.write(lambda frame, into=got: into.append(frame.toArrow()))
-        assert written is not None
+        changes = sent_changes(stored, *chosen, truncates=places)
+        expected = changes.write_files(CALLING_THREAD, str(tmp_path / f"{number}"), Store())
+        rows = read_files(tmp_path / f"{number}", expected)
         by = [(name, "ascending") for name in ("commit_lsn", "ordinal", "operation")]
-        assert got[0].sort_by(by).to_pylist() == rows.sort_by(by).to_pylist()
-        for counts in (ChangeCounts.sum(written), ChangeCounts.sum(made.notes())):
-            assert counts.sent_as == expected.counts.sent_as
-            assert {**counts.sent, "bytes": 0} == {**expected.counts.sent, "bytes": 0}
-        assert by_spark.count_without_writing(lake, columns, 1).sent_as == expected.counts.sent_as
+        for read in (replace(changes, messages=SparkMessages(frame)), changes):
+            made, got = read.make_rows(lake, columns, ThreadRunner(2)), list[pa.Table]()
+            written = made.write(lambda frame, into=got: into.append(frame.toArrow()))
+            assert written is not None
+            assert got[0].sort_by(by).to_pylist() == rows.sort_by(by).to_pylist()
+            folder = tmp_path / f"{number} {type(read.messages).__name__}"
+            in_files = read.write_files(CALLING_THREAD, str(folder), Store())
+            assert read_files(folder, in_files).sort_by(by) == rows.sort_by(by)
+            for counts in (ChangeCounts.sum(written), ChangeCounts.sum(made.notes()), in_files.counts):
+                assert counts.sent_as == expected.counts.sent_as
+                assert {**counts.sent, "bytes": 0} == {**expected.counts.sent, "bytes": 0}
+            assert read.count_without_writing(CALLING_THREAD).sent_as == expected.counts.sent_as
         assert {
             "bytes": 0,
             **count_stored_changes(SparkSource([SparkRows(session.createDataFrame(rows), iter)]), ["a"]),
@@ -230,6 +225,10 @@ def test_spark_makes_and_counts_the_same_changes(
             **expected.counts.sent,
             "bytes": 0,
         }
+
+
+def read_files(folder: Path, written: WrittenChanges) -> pa.Table:
+    return pa.concat_tables(pq.read_table(folder / file) for file in written.files["path"].to_pylist())
 
 
 def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
@@ -247,14 +246,12 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
     def rows(stored: StoredMessages, name: str) -> list[list[dict[str, Any]]]:
         each = []
         for number, (choice, text) in enumerate(product(choices, FILTERS)):
-            of_choice = Messages(no_frame, stored=stored).apply_filter(choice).stored
-            readings = [Reading(Messages(no_frame, stored=of_choice), transformation(text))]
+            transformations = [transformation(text)]
             if text:  # the same messages and column, read as another type
                 read = FilterColumns(frozenset("a"), other_types)
-                other = replace(readings[0].transformation, filters=of_text, filter_columns=read)
-                readings.append(replace(readings[0], transformation=other))
+                transformations.append(replace(transformations[0], filters=of_text, filter_columns=read))
             folder = tmp_path / name / str(number)
-            changes = readable(SentChanges(readings, (), TableSlice(_END, ("a",), _SCHEMA)))
+            changes = sent_changes(stored, *transformations, choice=choice)
             files = changes.write_files(ThreadRunner(2), str(folder), Store()).files.to_pylist()
             tables = [pq.read_table(folder / file["path"]) for file in files]
             each.append(sorted((row for table in tables for row in table.to_pylist()), key=str))
@@ -271,22 +268,23 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
 def test_no_file_is_written_if_all_changes_are_filtered_out(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
 ) -> None:
-    of_one = Messages(no_frame, stored=messages[1]).apply_filter(MessageFilter(relations=frozenset({1})))
     folder = tmp_path / "changes"
-    written = sent_changes(of_one, transformation("a < 0")).write_files(ThreadRunner(2), str(folder), Store())
+    written = sent_changes(messages[1], transformation("a < 0")).write_files(
+        ThreadRunner(2), str(folder), Store()
+    )
     assert written.files.num_rows == 0
     assert sum(written.counts.sent_as.values()) == (_ROWS - 10) // 2
     assert not folder.exists()
 
 
-def test_messages_that_only_spark_reads_are_left_to_spark(messages: tuple[pa.Table, StoredMessages]) -> None:
-    """A change log with marked rows is no plain table, but its history may still consist of files."""
-    by_spark, stored = Messages(no_frame), Messages(no_frame, stored=messages[1])
-    readings = [Reading(each, transformation("")) for each in (stored, by_spark)]
-    kept = SentChanges(readings, (), TableSlice(_END, ("a",), _SCHEMA))
-    assert kept.readable_changes is None
-    assert replace(kept, readings=readings[:1]).readable_changes is not None
-    assert replace(kept, readings=(), truncates=[(405, 3, _AT)]).readable_changes is not None
+def test_truncates_without_messages_are_changes(
+    tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
+) -> None:
+    for each in (FewMessages(messages[0]), messages[1]):
+        changes = replace(sent_changes(each, transformation(""), truncates=[(405, 3, _AT)]), readings=())
+        assert changes.count_without_writing(CALLING_THREAD).sent_as == {}
+        written = changes.write_files(CALLING_THREAD, str(tmp_path), Store())
+        assert read_files(tmp_path, written)["operation"].to_pylist() == ["truncate"]
 
 
 def test_a_decoding_error_is_raised_unchanged(tmp_path: Path) -> None:
@@ -295,10 +293,9 @@ def test_a_decoding_error_is_raised_unchanged(tmp_path: Path) -> None:
     )
     text_as_int = RelationColumns(("b", "a"), (COLUMNS.types[1], COLUMNS.types[0]))
     schema = changes_schema(zip(text_as_int.names, (t.arrow_type for t in text_as_int.types), strict=True))
-    of_one = Messages(no_frame, stored=stored).apply_filter(MessageFilter(relations=frozenset({1})))
     made = Transformation(text_as_int, schema, ("b",), frozenset(ROW_OPERATIONS), FILTERS[""])
     with pytest.raises(ValueNotRepresentableError, match="column"):
-        sent_changes(of_one, made).count_without_writing(ThreadRunner(2))
+        sent_changes(stored, made).count_without_writing(ThreadRunner(2))
 
 
 @pytest.mark.parametrize("key", ["infinity", "0044-03-15 BC"])
@@ -311,4 +308,4 @@ def test_a_value_that_does_not_fit_is_reported_with_a_key_beyond_pythons_range(
     _, stored = change_log(tmp_path, [change] * 12)
     made = Transformation(columns, schema, ["k"], frozenset(ROW_OPERATIONS), dict.fromkeys(ROW_OPERATIONS))
     with pytest.raises(ValueNotRepresentableError, match=rf"in the row with key \(k\)=\({key}\)"):
-        sent_changes(Messages(no_frame, stored=stored), made).count_without_writing(ThreadRunner(2))
+        sent_changes(stored, made, choice=MessageFilter()).count_without_writing(ThreadRunner(2))

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.update_transformation.messages import FIRST_ORDINAL, MessageFilter, Messages
+from pgsieve.assets.steps.update_transformation.messages import (
+    FIRST_ORDINAL,
+    FewMessages,
+    MessageFilter,
+    read_commit_lsns,
+)
 from pgsieve.assets.steps.update_transformation.windows import Window
 
 #: commit_lsn, ordinal, kind, relation_id
@@ -22,12 +27,8 @@ _TABLE = pa.table(
 )
 
 
-def no_frame() -> None:
-    raise AssertionError("no session is needed here")
-
-
 def chosen(choice: MessageFilter) -> list[tuple[int, int]]:
-    table = Messages(no_frame, _TABLE).apply_filter(choice).table
+    table = FewMessages(_TABLE).apply_filter(choice).table
     return list(zip(table["commit_lsn"].to_pylist(), table["ordinal"].to_pylist(), strict=True))
 
 
@@ -69,8 +70,8 @@ def test_a_window_chooses_the_transactions_that_it_holds() -> None:
 
 def test_choices_add_up_without_a_session() -> None:
     messages = (
-        Messages(no_frame, _TABLE)
+        FewMessages(_TABLE)
         .apply_filter(MessageFilter(relations=frozenset({1})))
         .apply_filter(MessageFilter(after_order=(10, 2)))
     )
-    assert messages.read_commit_lsns() == [30, 50]
+    assert read_commit_lsns(messages) == [30, 50]
