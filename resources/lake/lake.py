@@ -261,12 +261,16 @@ class Lake:
             names: list[str] = self.read_version(path, version).columns
             return names
 
-    def count_rows(self, path: str) -> int:
-        """The number of rows of a table. If delta-rs cannot read the table, Spark counts the rows."""
+    def count_rows(self, path: str, version: int | None = None) -> int:
+        """The number of rows of a table, without `version` of its newest version.
+
+        If delta-rs cannot read the table, Spark counts the rows.
+        """
         with self.access.translate_errors(path):
             if self.delta_rs is not None and not self.delta_rs.can_read(path):
-                return self.read_table(path).count()
-        return self.records.count_rows(path)
+                table = self.read_table(path) if version is None else self.read_version(path, version)
+                return table.count()
+        return self.records.count_rows(path, version)
 
     def read_slices(self, path: str, slice_ends: Collection[int], *, must_exist: bool = False) -> DataFrame:
         """The rows of the slices that end at `slice_ends`. A slice is the changes between two positions of the slot.

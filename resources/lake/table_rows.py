@@ -56,6 +56,15 @@ def open_rows(
     return StoredSource(parts, runner)
 
 
+def open_all_rows(lake: Lake, path: str, version: int) -> RowSource[pa.RecordBatch]:
+    """The rows of a version of a table, with all columns, as one part."""
+    with lake.access.translate_errors(path):
+        if (delta_rs := lake.policy.find_reader(path)) is None:
+            return SparkSource([SparkRows(lake.read_version(path, version), iter)])
+        read_batches = partial(delta_rs.read_version_batches, path, version)
+    return StoredSource([lambda guard: guard(read_batches())], CALLING_THREAD)
+
+
 def open_slices(
     lake: Lake,
     path: str,

@@ -38,6 +38,7 @@ from pgsieve.resources.lake.delta.clones import clone
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
+from pgsieve.resources.lake.table_rows import open_all_rows
 from pgsieve.resources.private_folder import private_folder, remove_abandoned_folders
 from pgsieve.resources.work import name_jobs
 
@@ -84,19 +85,13 @@ class TableVersion:
         return pa.schema(self.open_table().schema().to_arrow())
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of the table in batches. delta-rs reads them, or Spark if delta-rs cannot."""
-        delta_rs = self.lake.policy.find_reader(self.path)
+        """Yields the rows of the table in batches."""
         with self.lake.access.translate_errors(self.path):
-            if delta_rs is not None:
-                yield from delta_rs.read_version_batches(self.path, self.version)
-            else:
-                yield from self.read_frame().toArrow().to_batches()
+            yield from open_all_rows(self.lake, self.path, self.version).read()
 
     def count_rows(self) -> int:
         """The number of the table's rows."""
-        if self.lake.policy.find_reader(self.path) is None:
-            return self.read_frame().count()
-        return sum(batch.num_rows for batch in self.read_batches())
+        return self.lake.count_rows(self.path, self.version)
 
 
 def read_at(

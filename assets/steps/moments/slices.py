@@ -5,29 +5,31 @@ A table's change history is the Delta table with its changes. A slice has the ch
 In: a slice of a table's change history in one lake, and the LSN
 Out: these rows in the other lake, and the record about them that a run would have written
 
-This process writes the files, one row group at a time. If Delta maps the names of columns, Spark writes the files
-instead. Raises LakeError, for example if files of the slice are lost.
+This process writes the files, one row group at a time. If it cannot read the history or commit to the copy, Spark does.
+Raises LakeError, for example if files of the slice are lost.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.moments.bases import TableBase
-from pgsieve.assets.steps.observations import NotedRows, schema_with_note, with_note
+from pgsieve.assets.steps.observations import NOTE, NotedRows, with_note
 from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.tally import Tally, count_changes_and_bytes, empty_tally, sum_tallies
-from pgsieve.resources.lake.delta.conforming import conform
+from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.delta.slices import StoredSlices
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.runners import to_arrow_schema, to_spark_schema
+from pgsieve.resources.lake.row_sources import RowSource
+from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.lake.table_rows import open_slices
 
 
 @dataclass
@@ -69,55 +71,50 @@ def copy_slice(
     If `moment_lsn` is earlier than `slice_end`, the copied slice ends at `moment_lsn`. Returns the record about these
     rows that a run would write.
     """
-    stored_slices = lake.find_stored_slices(base.history_path, [slice_end], must_exist=True)
-    committer = (
-        None
-        if stored_slices is None
-        else target_lake.policy.choose_file_committer(history_path, stored_slices.schema)
-    )
-    if stored_slices is None or committer is None:
-        return _copy_by_spark(lake, target_lake, base, slice_end, moment_lsn, history_path)
-    slice_copier = _SliceCopier(min(slice_end, moment_lsn), moment_lsn, base.definition.key)
+    rows = open_slices(lake, base.history_path, [slice_end], must_exist=True)
+    schema, end_lsn = lake.schema(base.history_path), min(slice_end, moment_lsn)
+    assert schema.names[0] == "slice"
+    make_copier = partial(_SliceCopier, end_lsn, moment_lsn, base.definition.key)
+    committer = target_lake.policy.choose_file_committer(history_path, schema)
+    if committer is not None:
+        notes = _copy_files(rows, make_copier, committer, target_lake.store, history_path, schema)
+    else:
+        spark_schema = lake.read_table(base.history_path).schema.add(NOTE, "string")
+
+        def copy_part(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            copier = make_copier()
+            yield from with_note(copier.copy_batches(batches), schema, copier.format_note)
+
+        noted_rows = NotedRows(rows.make_frame(lake.spark, copy_part, spark_schema))
+        reported_notes = noted_rows.write(
+            lambda frame: target_lake.write(frame, history_path, Commit(end_lsn))
+        )
+        notes = noted_rows.notes() if reported_notes is None else reported_notes
+    return _make_table_changes(base, end_lsn, notes)
+
+
+def _copy_files(
+    rows: RowSource[pa.RecordBatch],
+    make_copier: Callable[[], _SliceCopier],
+    committer: FileCommitter,
+    store: Store,
+    history_path: str,
+    schema: pa.Schema,
+) -> list[str]:
+    """Copy rows into files of a history, and commit the files. Returns the counts of the parts."""
+    results = list[pa.Table]()
+
+    def copy_part(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        copier = make_copier()
+        yield from write_files(history_path, schema, copier.copy_batches(batches), store)
+        yield pa.RecordBatch.from_pylist([{"size": 0, "tally": copier.format_note()}], FILE_SCHEMA)
 
     def write_changes() -> pa.Table:
-        files = write_files(
-            history_path,
-            stored_slices.schema,
-            slice_copier.copy_batches(_read_slice(lake, stored_slices, slice_end)),
-            target_lake.store,
-        )
-        return pa.Table.from_batches(files, FILE_SCHEMA)
+        results.append(rows.compute(copy_part, FILE_SCHEMA))
+        return results[0].filter(results[0]["path"].is_valid())
 
-    committer.commit(write_changes, history_path, stored_slices.schema, Commit(slice_copier.end_lsn))
-    return _make_table_changes(base, slice_copier.end_lsn, [slice_copier.format_note()])
-
-
-def _read_slice(lake: Lake, stored_slices: StoredSlices, slice_end: int) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a slice, with all columns of their history. `slice` is the first column."""
-    assert stored_slices.schema.names[0] == "slice"
-    for _, read_columns in lake.store.iterate_group_readers(stored_slices.row_groups):
-        rows = read_columns(stored_slices.schema.names)
-        if (slice_rows := rows.filter(pc.equal(rows["slice"], slice_end))).num_rows:
-            yield from conform(slice_rows, stored_slices.schema).to_batches()
-
-
-def _copy_by_spark(
-    lake: Lake, target_lake: Lake, base: TableBase, slice_end: int, moment_lsn: int, history_path: str
-) -> TableChanges:
-    rows = lake.read_slices(base.history_path, [slice_end], must_exist=True)
-    slice_copier, schema = (
-        _SliceCopier(min(slice_end, moment_lsn), moment_lsn, base.definition.key),
-        to_arrow_schema(rows.schema),
-    )
-
-    def copy_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from with_note(slice_copier.copy_batches(batches), schema, slice_copier.format_note)
-
-    noted_rows = NotedRows(rows.mapInArrow(copy_batches, to_spark_schema(schema_with_note(schema))))
-    notes = noted_rows.write(
-        lambda frame: target_lake.write(frame, history_path, Commit(slice_copier.end_lsn))
-    )
-    return _make_table_changes(base, slice_copier.end_lsn, noted_rows.notes() if notes is None else notes)
+    committer.commit(write_changes, history_path, schema, Commit(make_copier().end_lsn))
+    return [str(note) for note in results[0]["tally"].drop_null().to_pylist()]
 
 
 def _make_table_changes(base: TableBase, slice_end: int, notes: Sequence[str]) -> TableChanges:

@@ -244,9 +244,10 @@ class DeltaRsRecords(Commits):
         """The bytes of all files of a table."""
         return sum(pa.table(self.open_table(path).get_add_actions())["size_bytes"].to_pylist())
 
-    def count_rows(self, path: str) -> int:
-        """The number of rows of a table."""
-        return int(query_table(self.open_table(path), "select count(*) as rows from t")["rows"][0].as_py())
+    def count_rows(self, path: str, version: int | None = None) -> int:
+        """The number of rows of a table, without `version` of its newest version."""
+        table = self.open_table(path) if version is None else self.open_version(path, version)
+        return int(query_table(table, "select count(*) as rows from t")["rows"][0].as_py())
 
     def read_last_commit_time(self, path: str) -> datetime:
         """The time of the newest commit of a table."""

@@ -115,10 +115,10 @@ class NamedRecords:
         with self._translate_errors(path):
             return self._records.size_bytes(path)
 
-    def count_rows(self, path: str) -> int:
-        """The number of rows of a table."""
+    def count_rows(self, path: str, version: int | None = None) -> int:
+        """The number of rows of a table, without `version` of its newest version."""
         with self._translate_errors(path):
-            return self._records.count_rows(path)
+            return self._records.count_rows(path, version)
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The LSNs after `after_lsn` at which slices of a change log (a slot's messages) end, in order."""

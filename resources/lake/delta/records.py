@@ -226,8 +226,8 @@ class Records(Protocol):
     def size_bytes(self, path: str) -> int:
         """The bytes of all files of a table."""
 
-    def count_rows(self, path: str) -> int:
-        """The number of rows of a table."""
+    def count_rows(self, path: str, version: int | None = None) -> int:
+        """The number of rows of a table, without `version` of its newest version."""
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The ends (LSNs, in order) of those slices of a change log that end after an LSN."""

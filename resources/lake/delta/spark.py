@@ -239,11 +239,12 @@ class SparkRecords:
         assert row is not None
         return int(row["sizeInBytes"])
 
-    def count_rows(self, path: str) -> int:
-        """The number of rows of a table."""
-        return self._query_cache.get(
-            path, "count", lambda: self._get_session().read.format("delta").load(path).count()
-        )
+    def count_rows(self, path: str, version: int | None = None) -> int:
+        """The number of rows of a table, without `version` of its newest version."""
+        reader = self._get_session().read.format("delta")
+        if version is not None:
+            return reader.option("versionAsOf", version).load(path).count()
+        return self._query_cache.get(path, "count", lambda: reader.load(path).count())
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The slices of a change log that end after an LSN: the LSNs where they end, in order.
