@@ -4,12 +4,12 @@ A position is the LSN up to which a table has all changes. A slice is the change
 another. A repair is a commit of `check --repair`.
 
 Each query takes one or more jobs of Spark, and most queries are repeated for the same version of a table. So their
-results are cached per version (`SparkQueryCache`). The log object of Delta in the JVM shows, without a job, whether
-a version is still the newest.
+results are cached per version (`SparkQueryCache`). The log of a table is read without a job (`SparkLog`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice, takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ from pgsieve.resources.lake.delta.records import (
     parse_position,
     quote_name,
 )
+from pgsieve.resources.lake.delta.spark_log import SparkLog
 from pgsieve.resources.lake.delta.spark_query_cache import SparkQueryCache
 
 #: The names of Spark's error conditions if there is no Delta table at a path.
@@ -51,7 +52,8 @@ class SparkRecords:
 
     def __init__(self, get_session: Callable[[], SparkSession]) -> None:
         self._get_session = get_session
-        self._query_cache = SparkQueryCache(get_session)
+        self._log = SparkLog(get_session)
+        self._query_cache = SparkQueryCache(get_session, self._log)
 
     def exists(self, path: str) -> bool:
         """True if a Delta table exists."""
@@ -136,7 +138,7 @@ class SparkRecords:
     def position(self, path: str) -> int | None:
         """The position of pgsieve's newest commit to a table.
 
-        It comes from the user metadata in the table's history. The transaction identifiers have the same position,
+        It comes from the user metadata of the table's commits. The transaction identifiers have the same position,
         but Delta in Spark does not show them.
         """
         return self.head(path).position
@@ -146,27 +148,43 @@ class SparkRecords:
         return self._query_cache.get(path, "head", lambda: self._query_head(path))
 
     def _query_head(self, path: str) -> TableHead:
-        # Usually pgsieve has made the newest commit. So read only this commit first, and all commits only if need be.
         head, position = TableHead(), 0
-        for limit in (" limit 1", ""):
+        for commit in self._read_commits(path):
+            head = TableHead(max(head.version, commit["version"]))
+            lsn, only_keeps_position = parse_position(commit.get("userMetadata"))
+            position = max(position, lsn or 0)
+            if lsn is not None and not only_keeps_position:
+                return TableHead(head.version, position)
+        return TableHead(head.version, position or None)
+
+    def _read_commits(self, path: str) -> Iterator[Mapping[str, Any]]:
+        """Yield the commits of a table that are in its log, the newest first. Nothing is yielded if there is no table."""
+        next_version = None
+        if (stamp := self._log.read_stamp(path)) is not None:
+            next_version = stamp[1]
+            # Usually few commits are needed, and reading an entry takes much less time than a query.
+            for _ in range(SEARCHED_COMMITS):
+                if next_version < 0:
+                    return
+                if (commit := self._log.read_commit(path, next_version)) is None:
+                    break
+                yield commit
+                next_version -= 1
+        for limit in ("",) if stamp else (" limit 1", ""):
             with _ignore_missing_table():
                 history = self._get_session().sql(f"describe history delta.{quote_name(path)}{limit}")
-                commits = history.orderBy(F.desc("version")).select("version", "userMetadata")
-                for number, row in enumerate(commits.toLocalIterator()):
-                    if number == 0:
-                        head = TableHead(int(row["version"]))
-                    lsn, only_keeps_position = parse_position(row["userMetadata"])
-                    position = max(position, lsn or 0)
-                    if lsn is not None and not only_keeps_position:
-                        return TableHead(head.version, position)
-        return TableHead(head.version, position or None)
+                commits = history.orderBy(F.desc("version")).select("version", "operation", "userMetadata")
+                for row in commits.toLocalIterator():
+                    if next_version is None or row["version"] <= next_version:
+                        yield row.asDict()
+                        next_version = row["version"] - 1
 
     def stamp(self, path: str) -> tuple[str, int] | None:
         """A stamp that distinguishes the newest version of a table from all others.
 
         None if there is no table, and with Spark Connect.
         """
-        return self._query_cache.stamp(path)
+        return self._log.read_stamp(path)
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
@@ -197,13 +215,13 @@ class SparkRecords:
         )
 
     def _query_is_restored(self, path: str, since_version: int) -> bool:
-        history = self._get_session().sql(f"describe history delta.{quote_name(path)}")
-        later_commits = (
-            history.where(F.col("version") >= since_version).select("version", "operation").collect()
-        )
+        later_commits = self._read_commits_since(path, since_version)
         return not later_commits or any(
-            row["operation"] == "RESTORE" for row in later_commits if row["version"] > since_version
+            commit["operation"] == "RESTORE" for commit in later_commits if commit["version"] > since_version
         )
+
+    def _read_commits_since(self, path: str, version: int) -> list[Mapping[str, Any]]:
+        return list(takewhile(lambda commit: commit["version"] >= version, self._read_commits(path)))
 
     def is_repaired(self, path: str, since_version: int) -> bool:
         """True if a table was repaired, as `Records` describes.
@@ -217,9 +235,7 @@ class SparkRecords:
         )
 
     def _query_is_repaired(self, path: str, since_version: int) -> bool:
-        history = self._get_session().sql(f"describe history delta.{quote_name(path)}")
-        later_commits = history.where(F.col("version") > since_version).select("userMetadata").collect()
-        return has_repair(row.asDict() for row in later_commits)
+        return has_repair(self._read_commits_since(path, since_version + 1))
 
     def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position. None if it is not among the last commits."""
@@ -228,10 +244,7 @@ class SparkRecords:
         )
 
     def _query_version_of_position(self, path: str, position: int) -> int | None:
-        history = self._get_session().sql(
-            f"describe history delta.{quote_name(path)} limit {SEARCHED_COMMITS}"
-        )
-        return find_version_of_position([row.asDict() for row in history.collect()], position)
+        return find_version_of_position(islice(self._read_commits(path), SEARCHED_COMMITS), position)
 
     def size_bytes(self, path: str) -> int:
         """The bytes of all files of a table."""

@@ -51,12 +51,16 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
     records.rows(path)[0]["slice"] = 0
     before = jobs()
     assert (answers(), jobs()) == (first, before)
+    records = SparkRecords(lambda: session)  # as the next step has it
+    assert (answers(), jobs()) == (first, before)
 
     stamp = records.stamp(path)
     others.append(folder, rows(20), 20)
     assert records.stamp(path) != stamp
+    before = jobs()
     assert not records.is_restored(path, 0)
     assert records.head(path) == TableHead(1, 20)
+    assert (records.version_of_position(path, 10), records.is_repaired(path, 0), jobs()) == (0, False, before)
     assert sorted(row["slice"] for row in records.rows(path)) == [10, 20]
 
     records.append(path, rows(30), 30)
