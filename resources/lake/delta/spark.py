@@ -37,6 +37,8 @@ from pgsieve.resources.lake.delta.records import (
 from pgsieve.resources.lake.delta.spark_log import SparkLog
 from pgsieve.resources.lake.delta.spark_query_cache import SparkQueryCache
 
+#: Usually there are fewer newest rows than this number.
+_LAST_ROWS = 8
 #: The names of Spark's error conditions if there is no Delta table at a path.
 _NO_TABLE_CONDITIONS = {
     "PATH_NOT_FOUND",
@@ -84,8 +86,12 @@ class SparkRecords:
         rows: list[dict[str, Any]] = []
         with _ignore_missing_table():
             table = self._get_session().read.format("delta").load(path)
-            greatest = table.agg(F.max(column)).collect()[0][0]
-            rows += table.where(F.col(column) == F.lit(greatest)).toArrow().to_pylist()
+            # An aggregation and a query of its result would take several jobs more.
+            rows += table.orderBy(F.desc(column)).limit(_LAST_ROWS).toArrow().to_pylist()
+            greatest = rows[0][column] if rows else None
+            rows = [row for row in rows if row[column] == greatest]
+            if len(rows) == _LAST_ROWS:
+                rows = table.where(F.col(column) == F.lit(greatest)).toArrow().to_pylist()
         return rows
 
     def append(
