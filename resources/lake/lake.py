@@ -37,6 +37,7 @@ from pgsieve.resources.lake.delta.feed_property import (
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import FILE_DDL, write_files
+from pgsieve.resources.lake.delta.queries import DELTA_RS_TIME, SPARK_TIME, format_time
 from pgsieve.resources.lake.delta.records import Commit, Records, TableHead, quote_name, sort_by_version
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, find_constraints, is_append_only
 from pgsieve.resources.lake.delta.slices import StoredSlices
@@ -237,13 +238,24 @@ class Lake:
                 return self.delta_rs.arrow_schema(path)
             return to_arrow_schema(self.read_table(path).schema)
 
-    def find_column_bound(self, bound: Literal["min", "max"], path: str, column: str, where: str) -> Any:
-        """The least or greatest value of a column where an SQL condition is true. None if it is true for no row."""
+    def find_column_bound(
+        self,
+        bound: Literal["min", "max"],
+        path: str,
+        column: str,
+        where: str,
+        time: datetime | None = None,
+    ) -> Any:
+        """The least or greatest value of a column where an SQL condition is true. None if it is true for no row.
+
+        Both delta-rs and Spark have to understand the condition. In it, `{time}` stands for `time`.
+        """
         with self.access.translate_errors(path):
             if (delta_rs := self.policy.find_reader(path)) is not None:
                 find_bound = delta_rs.find_least_value if bound == "min" else delta_rs.find_greatest_value
-                return find_bound(path, column, where)
-            rows = self.read_table(path).where(where).select(F.expr(f"{bound}({quote_name(column)})"))
+                return find_bound(path, column, where.format(time=format_time(DELTA_RS_TIME, time)))
+            condition = where.format(time=format_time(SPARK_TIME, time))
+            rows = self.read_table(path).where(condition).select(F.expr(f"{bound}({quote_name(column)})"))
             return rows.collect()[0][0]
 
     def read_last_commit_time(self, path: str) -> datetime | None:

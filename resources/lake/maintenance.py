@@ -27,6 +27,7 @@ from pgsieve.resources.lake.delta.compaction import cluster_files, compact
 from pgsieve.resources.lake.delta.deletion_vectors import is_vector_file
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, find_target_file_bytes
+from pgsieve.resources.lake.delta.queries import DELTA_RS_TIME, SPARK_TIME, format_time
 from pgsieve.resources.lake.delta.records import make_unchanged_position_metadata, quote_name
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 from pgsieve.resources.lake.lake import Lake
@@ -43,11 +44,6 @@ _LAST_SLICE = (
 )
 #: The query of `find_last_lsn_before`. Its parameters are a table and a time.
 _LAST_LSN = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
-#: The SQL for a time, in the dialects of delta-rs and Spark. The placeholder is for microseconds since 1970.
-_DELTA_RS_TIME, _SPARK_TIME = (
-    "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')",
-    "timestamp_micros({})",
-)
 #: Spark's setting for the number of tasks that list the files of a table during a vacuum. The default is 10,000
 #: tasks, most of which have nothing to do.
 _LISTING_TASKS_SETTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
@@ -169,11 +165,6 @@ def _find_missing_properties(properties: Mapping[str, str], hours: int) -> dict[
     return dict(needed_properties.items() - properties.items())
 
 
-def _format_time(template: str, time: datetime | None) -> str:
-    """A time in the SQL of an engine. The SQL is null for None."""
-    return template.format(round(time.timestamp() * 1_000_000)) if time else "null"
-
-
 @dataclass(frozen=True)
 class _DeltaRsMaintenance:
     lake: Lake
@@ -181,17 +172,17 @@ class _DeltaRsMaintenance:
     path: str
 
     def find_last_slice_before(self, time: datetime) -> int:
-        query = _LAST_SLICE.format("t", _format_time(_DELTA_RS_TIME, time))
+        query = _LAST_SLICE.format("t", format_time(DELTA_RS_TIME, time))
         rows = QueryBuilder().register("t", self.delta_rs.open_table(self.path)).execute(query)
         return int(pa.table(rows.read_all())["slice"][0].as_py())
 
     def find_last_lsn_before(self, time: datetime) -> int:
-        query = _LAST_LSN.format("t", _format_time(_DELTA_RS_TIME, time))
+        query = _LAST_LSN.format("t", format_time(DELTA_RS_TIME, time))
         rows = QueryBuilder().register("t", self.delta_rs.open_table(self.path)).execute(query)
         return int(pa.table(rows.read_all())["lsn"][0].as_py())
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
-        condition = condition.format(since=_format_time(_DELTA_RS_TIME, since))
+        condition = condition.format(since=format_time(DELTA_RS_TIME, since))
         table = self.delta_rs.open_table(self.path)
         former_paths = _read_size_by_path(table).keys()
 
@@ -257,16 +248,14 @@ class _SparkMaintenance:
 
     def find_last_slice_before(self, time: datetime) -> int:
         return int(
-            self._run_sql(_LAST_SLICE.format(self._quoted_table, _format_time(_SPARK_TIME, time)))["slice"]
+            self._run_sql(_LAST_SLICE.format(self._quoted_table, format_time(SPARK_TIME, time)))["slice"]
         )
 
     def find_last_lsn_before(self, time: datetime) -> int:
-        return int(
-            self._run_sql(_LAST_LSN.format(self._quoted_table, _format_time(_SPARK_TIME, time)))["lsn"]
-        )
+        return int(self._run_sql(_LAST_LSN.format(self._quoted_table, format_time(SPARK_TIME, time)))["lsn"])
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
-        condition = condition.format(since=_format_time(_SPARK_TIME, since))
+        condition = condition.format(since=format_time(SPARK_TIME, since))
         result = self._run_sql(f"delete from {self._quoted_table} where {condition}")
         if deleted_count := int(result["num_affected_rows"]):
             add_commit_costs(self.lake.spark, self.path)

@@ -17,10 +17,6 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.lake import Lake
 
-#: How a time in microseconds is written in the SQL of DataFusion, and in the SQL of Spark.
-_DATAFUSION_TIME_TEMPLATE = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
-_SPARK_TIME_TEMPLATE = "timestamp_micros({})"
-
 
 class MomentError(PgsieveError):
     """The replicas cannot be read as they were at a moment."""
@@ -79,8 +75,7 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
     lake, subscription = states.lake, states.subscription
     all_paths = list_history_paths(lake.paths.change_history, subscription, states.read_newest())
     paths = [path for path in all_paths if lake.records.exists(path)]
-    microseconds = round(time.timestamp() * 1_000_000)
-    later_lsns = _find_lsn_bounds(lake, paths, "min", "commit_time > {time}", microseconds)
+    later_lsns = _find_lsn_bounds(lake, paths, "min", "commit_time > {time}", time)
     subject = f'subscription "{subscription}" at {time.isoformat(" ")}'
     if not later_lsns:
         raise MomentError(
@@ -89,7 +84,7 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
             sqlstate="22023",
         )
     first_lsn = min(later_lsns)
-    earlier_lsns = _find_lsn_bounds(lake, paths, "max", f"commit_lsn < {first_lsn:d}", microseconds)
+    earlier_lsns = _find_lsn_bounds(lake, paths, "max", f"commit_lsn < {first_lsn:d}", time)
     if not earlier_lsns:
         raise MomentError(
             f"{subject}: the first change that is kept, at LSN {format_lsn(first_lsn)}, is later",
@@ -101,7 +96,7 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
 
 
 def _find_lsn_bounds(
-    lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], condition: str, microseconds: int
+    lake: Lake, paths: Sequence[str], bound: Literal["min", "max"], condition: str, time: datetime
 ) -> list[int]:
     """Find the least or the greatest commit LSN in each history, among the changes that meet a condition.
 
@@ -109,12 +104,7 @@ def _find_lsn_bounds(
     """
     bounds, condition = [], f"{condition} and {IS_CHANGE}"
     for path in paths:
-        time_template = (
-            _SPARK_TIME_TEMPLATE if lake.policy.find_reader(path) is None else _DATAFUSION_TIME_TEMPLATE
-        )
-        lsn = lake.find_column_bound(
-            bound, path, "commit_lsn", condition.format(time=time_template.format(microseconds))
-        )
+        lsn = lake.find_column_bound(bound, path, "commit_lsn", condition, time)
         if lsn is not None:
             bounds.append(int(lsn))
     return bounds

@@ -6,9 +6,22 @@ Out: rows.
 Raises DeltaError.
 """
 
+from datetime import datetime
+
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
+
+#: The SQL for a time, in the dialects of delta-rs and Spark. The placeholder is for microseconds since 1970.
+DELTA_RS_TIME, SPARK_TIME = (
+    "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')",
+    "timestamp_micros({})",
+)
+
+
+def format_time(template: str, time: datetime | None) -> str:
+    """A time in the SQL of an engine. The SQL is null for None."""
+    return template.format(round(time.timestamp() * 1_000_000)) if time else "null"
 
 
 def quote_column(column: str) -> str:
