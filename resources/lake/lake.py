@@ -43,10 +43,8 @@ from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, find_constrai
 from pgsieve.resources.lake.delta.slices import StoredSlices
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import share_tables
-from pgsieve.resources.lake.derived_rows import RowWriter, list_file_rows
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
-from pgsieve.resources.lake.rewriting import RowChange
 from pgsieve.resources.lake.runners import (
     Runner,
     SparkRunner,
@@ -61,14 +59,13 @@ from pgsieve.resources.lake.spark_writes import (
     drop_constraints_by_spark,
     enable_vectors_by_spark,
     idempotent_writes,
-    number_columns,
     set_properties_by_spark,
     write_comments_by_spark,
 )
 from pgsieve.resources.lake.stores.storage import Storage, find_storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.strands import count_as_waiting, count_as_working
-from pgsieve.resources.work import DRIVER, add_costs, name_engine, with_job_name
+from pgsieve.resources.work import add_costs, name_engine, with_job_name
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -503,66 +500,6 @@ class Lake:
                 self.write(
                     self.spark.createDataFrame([], ddl), path, Commit(expected_version=expected_version)
                 )
-
-    def rewrite(
-        self,
-        path: str,
-        change: RowChange,
-        expected_version: int | None,
-        *,
-        target_path: str | None = None,
-        position: int | None = None,
-    ) -> None:
-        """Replace the rows of a table by the results of `change`, in one commit that keeps the position.
-
-        With `target_path`, the results and `position` go to the table at that path instead. For `expected_version` see
-        `Commit`.
-        """
-        byte_count, target = (self.records.size_bytes(path) if self.delta_rs else None), target_path or path
-        commit = Commit(position, overwrite=True, expected_version=expected_version)
-        committer = self.policy.choose_committer(target, change.schema.names, byte_count)
-        delta_rs = self.policy.find_reader(path, byte_count)
-        if isinstance(committer, InProcessCommitter) and delta_rs is not None:
-            with self.access.translate_errors(path):
-                batches = delta_rs.read_all_rows(path).select(list(change.columns)).to_batches()
-                new_rows = make_writable(
-                    pa.Table.from_batches(map(change.change_batch, batches), change.schema)
-                )
-            add_costs(DRIVER, 1, new_rows.nbytes)
-            committer.write(target, new_rows, commit)
-            return
-        if self._rewrite_files(path, target, change, commit, byte_count):
-            return
-        names, change_batch = list(change.columns), change.change_batch
-        rows = number_columns(self.read_table(path).select(*map(quote_name, names)))
-        changed_rows = rows.mapInArrow(
-            lambda batches: (change_batch(batch.rename_columns(names)) for batch in batches), change.ddl
-        )
-        self.write(changed_rows, target, commit)
-
-    def _rewrite_files(
-        self, path: str, target: str, change: RowChange, commit: Commit, byte_count: int | None
-    ) -> bool:
-        """Do what `rewrite` does, but let the runner of `byte_count` bytes write files.
-
-        False if delta-rs cannot read or write one of the tables.
-        """
-        committer = self.policy.choose_file_committer(
-            target, change.schema, overwrite=True, can_replace_columns=True
-        )
-        delta_rs = self.policy.find_reader(path)
-        if committer is None or delta_rs is None:
-            return False
-        with self.access.translate_errors(path):
-            stored_schema = delta_rs.arrow_schema(path)
-            columns = pa.schema([stored_schema.field(name) for name in change.columns])
-            parts = [[rows] for rows in list_file_rows(delta_rs, path, columns, change.change_batch)]
-        file_bytes = committer.find_target_file_bytes(target, {})
-        writer = RowWriter(delta_rs.store, target, change.schema, file_bytes, parts)
-        committer.commit(
-            lambda: writer.write_on(self.policy.choose_runner(byte_count)), target, change.schema, commit
-        )
-        return True
 
     def idempotent_writes(
         self, position: int | None, *, can_mark_rows: bool, metadata: Mapping[str, Any] | None = None

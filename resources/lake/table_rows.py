@@ -35,23 +35,29 @@ _TASKS_PER_CORE = 4
 
 
 def open_rows(
-    lake: Lake, path: str, schema: pa.Schema, change_batch: BatchChange, version: int | None = None
+    lake: Lake,
+    path: str,
+    schema: pa.Schema,
+    change_batch: BatchChange,
+    version: int | None = None,
+    *,
+    has_few_parts: bool = False,
 ) -> RowSource[pa.RecordBatch]:
     """The rows of a table, changed by a function of batches. Without `version`, of its newest version.
 
-    `schema` has the columns to read. Spark chooses the types of the rows that it reads.
+    `schema` has the columns to read. Spark chooses the types of the rows that it reads. A part has the rows of a file, or of one
+    of Spark's partitions. `has_few_parts` is for functions whose results are large for a part: a core then has few parts.
     """
     with lake.access.translate_errors(path):
         if (delta_rs := lake.policy.find_reader(path)) is None:
             table = lake.read_table(path) if version is None else lake.read_version(path, version)
-            # Each task yields results, and the results of all tasks have to be few.
-            frame = table.select(*map(quote_name, schema.names)).coalesce(
-                _TASKS_PER_CORE * lake.policy.runner.parallelism
-            )
+            frame = table.select(*map(quote_name, schema.names))
+            if has_few_parts:
+                frame = frame.coalesce(_TASKS_PER_CORE * lake.policy.runner.parallelism)
             return SparkSource([SparkRows(frame, partial(map, change_batch))])
         files = list_file_rows(delta_rs, path, schema, change_batch, version)
         runner = lake.policy.choose_runner(lake.records.size_bytes(path))
-    part_count = min(runner.parallelism, len(files))
+    part_count = min(runner.parallelism, len(files)) if has_few_parts else len(files)
     parts = [partial(_read_files, files[number::part_count]) for number in range(part_count)]
     return StoredSource(parts, runner)
 

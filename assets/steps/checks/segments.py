@@ -30,7 +30,7 @@ def open_living_rows(
     """
     read_schema = schema if deleted_column is None else schema.append(pa.field(deleted_column, pa.bool_()))
     keep_rows = partial(keep_living_rows, schema=schema, deleted_column=deleted_column)
-    return open_rows(lake, path, read_schema, keep_rows, version)
+    return open_rows(lake, path, read_schema, keep_rows, version, has_few_parts=True)
 
 
 def compute_checksums(rows: RowSource[pa.RecordBatch], row_hash: RowHash) -> Checksums:

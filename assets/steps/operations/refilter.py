@@ -44,7 +44,7 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.rewriting import RowChange
+from pgsieve.resources.lake.rewriting import RowChange, rewrite
 from pgsieve.resources.work import name_jobs
 
 
@@ -384,7 +384,8 @@ class Refilter:
             _make_arrow_schema(self.subscription, target_table),
             source_definition.deleted_column,
         )
-        lake.rewrite(
+        rewrite(
+            lake,
             source_path,
             RowChange(
                 selection.column_names, selection, selection.wanted_schema, format_ddl(new_definition.columns)

@@ -45,7 +45,7 @@ from pgsieve.decoding.publications.published_tables import ReplicatedTable
 from pgsieve.decoding.values.types import ColumnType, convert_text
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.rewriting import RowChange
+from pgsieve.resources.lake.rewriting import RowChange, rewrite
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,8 @@ class SchemaChanges:
             if sources != unchanged_sources:
                 lake.add_columns(path, projection.schema, columns_ddl, base_version)
         else:
-            lake.rewrite(
+            rewrite(
+                lake,
                 path,
                 RowChange(projection.former_columns, projection, projection.schema, columns_ddl),
                 base_version,

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import find_tables_to_copy
+from pgsieve.assets.steps.operations import refilter as refiltering
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain_slot
@@ -28,7 +29,6 @@ from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.queries import query_table
-from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures import commands
 from tests.fixtures.servers import drop_slots, own_database
@@ -158,13 +158,13 @@ def test_a_table_that_another_process_marks_meanwhile_is_copied(
 ) -> None:
     """A process that replaces the slot says so, and one that reads it, if the server cannot send a transaction."""
     views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
-    lake, rewrite = build_project(load_config(views.path)).lake.open(), Lake.rewrite
+    lake, rewrite = build_project(load_config(views.path)).lake.open(), refiltering.rewrite
 
     def rewrite_after_other(*arguments: Any, **named: Any) -> Any:
         forget_copies(lake, [marked])
         return rewrite(*arguments, **named)
 
-    monkeypatch.setattr(Lake, "rewrite", rewrite_after_other)
+    monkeypatch.setattr(refiltering, "rewrite", rewrite_after_other)
     command = ["-c", str(views.path), "refilter", "emea"]
     done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
     assert (done.exit_code, "another process wrote to it meanwhile" in done.stderr) == (2, True), done.stderr
@@ -348,7 +348,7 @@ def _dying(*_: object, **__: object) -> None:
 
 
 def _die_at_rewriting() -> None:
-    Lake.rewrite = _dying
+    refiltering.rewrite = _dying
 
 
 @pytest.mark.parametrize("made_before", [False, True])
