@@ -201,68 +201,16 @@ class StoredBatch:
 
 
 @dataclass(frozen=True)
-class StoredMessages:
-    """Messages in row groups of a change log, which can be sent to executors.
+class StoredSelection:
+    """Selects messages of row groups: those that all `filters` select in the slices that end at `slice_ends`.
 
-    They are the messages that all `filters` select in the slices that end at `slice_ends`.
+    It can be sent to executors. So its methods use nothing that only the driver has.
     """
 
     store: Store
-    groups: Sequence[RowGroup]
     slice_ends: frozenset[int]
     filters: tuple[MessageFilter, ...] = ()
     batch_cache: BatchCache = field(default_factory=partial(BatchCache, 0), compare=False, repr=False)
-    can_read_few: ClassVar[bool] = True
-
-    def apply_filter(self, message_filter: MessageFilter) -> "StoredMessages":
-        """The messages that the filter selects."""
-        return replace(self, filters=(*self.filters, message_filter))
-
-    def open_columns(self, columns: Sequence[str]) -> RowSource[pa.RecordBatch]:
-        """Some columns of the messages."""
-        return StoredSource([lambda guard: guard(self._read_batches(columns))], CALLING_THREAD)
-
-    def _read_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        return (batch.messages for batch in self.batches(self.groups, columns))
-
-    def open_encoded(
-        self, filters: Sequence[MessageFilter], runner: Runner, *, has_end_mark: bool
-    ) -> RowSource[NumberedMessages]:
-        """The messages that each filter selects. Each part has some row groups, and one filter."""
-        pieces = [
-            _RowGroupMessages(number, self.apply_filter(message_filter), groups)
-            for number, message_filter in enumerate(filters)
-            for groups in divide_groups(self.groups, runner.parallelism)
-        ]
-        parts: list[Sequence[_RowGroupMessages]] = [[piece] for piece in pieces] or [()]
-        last_part = len(parts) - 1
-        return StoredSource(
-            [
-                partial(_encode_pieces, part, has_end_mark and number == last_part)
-                for number, part in enumerate(parts)
-            ],
-            runner,
-        )
-
-    def read_few(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> Messages:
-        """Read the changes of some relations into memory, as `Messages` describes."""
-        selected_messages, size, rows = (
-            self.apply_filter(MessageFilter(relations=relations)),
-            0,
-            list[pa.RecordBatch](),
-        )
-        for batch in selected_messages.open_columns(
-            list(dict.fromkeys((*_FILTER_COLUMNS, *ENCODED_COLUMNS)))
-        ).read():
-            rows.append(batch)
-            size += pc.sum(pc.binary_length(batch["data"])).as_py() or 0
-            if not is_small(size):
-                return self
-        return FewMessages(pa.Table.from_batches(rows)) if rows else self
-
-    def persist(self) -> AbstractContextManager["StoredMessages"]:
-        """The messages as they are."""
-        return nullcontext(self)
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Yields some columns of the messages in some row groups, in order.
@@ -305,11 +253,71 @@ def _read_batch(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
+class StoredMessages:
+    """Messages in row groups of a change log."""
+
+    groups: Sequence[RowGroup]
+    selection: StoredSelection
+    can_read_few: ClassVar[bool] = True
+
+    def apply_filter(self, message_filter: MessageFilter) -> "StoredMessages":
+        """The messages that the filter selects."""
+        filters = (*self.selection.filters, message_filter)
+        return replace(self, selection=replace(self.selection, filters=filters))
+
+    def open_columns(self, columns: Sequence[str]) -> RowSource[pa.RecordBatch]:
+        """Some columns of the messages."""
+        return StoredSource([lambda guard: guard(self._read_batches(columns))], CALLING_THREAD)
+
+    def _read_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return (batch.messages for batch in self.selection.batches(self.groups, columns))
+
+    def open_encoded(
+        self, filters: Sequence[MessageFilter], runner: Runner, *, has_end_mark: bool
+    ) -> RowSource[NumberedMessages]:
+        """The messages that each filter selects. Each part has some row groups, and one filter."""
+        pieces = [
+            _RowGroupMessages(number, self.apply_filter(message_filter).selection, groups)
+            for number, message_filter in enumerate(filters)
+            for groups in divide_groups(self.groups, runner.parallelism)
+        ]
+        parts: list[Sequence[_RowGroupMessages]] = [[piece] for piece in pieces] or [()]
+        last_part = len(parts) - 1
+        return StoredSource(
+            [
+                partial(_encode_pieces, part, has_end_mark and number == last_part)
+                for number, part in enumerate(parts)
+            ],
+            runner,
+        )
+
+    def read_few(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> Messages:
+        """Read the changes of some relations into memory, as `Messages` describes."""
+        selected_messages, size, rows = (
+            self.apply_filter(MessageFilter(relations=relations)),
+            0,
+            list[pa.RecordBatch](),
+        )
+        for batch in selected_messages.open_columns(
+            list(dict.fromkeys((*_FILTER_COLUMNS, *ENCODED_COLUMNS)))
+        ).read():
+            rows.append(batch)
+            size += pc.sum(pc.binary_length(batch["data"])).as_py() or 0
+            if not is_small(size):
+                return self
+        return FewMessages(pa.Table.from_batches(rows)) if rows else self
+
+    def persist(self) -> AbstractContextManager["StoredMessages"]:
+        """The messages as they are."""
+        return nullcontext(self)
+
+
+@dataclass(frozen=True)
 class _RowGroupMessages:
     """The messages in some row groups, and the number of the filter that has selected them."""
 
     number: int
-    messages: StoredMessages
+    selection: StoredSelection
     groups: Sequence[RowGroup]
 
     def encode(self, guard: Guard) -> Iterator[EncodedMessages]:
@@ -318,11 +326,11 @@ class _RowGroupMessages:
         The columns that row filters read are decoded once for each batch. All subscriptions that need them share the
         result.
         """
-        stored_batches = self.messages.batches(self.groups, ENCODED_COLUMNS)
-        with self.messages.store.prefetch(self.groups, stored_batches) as batches:
+        stored_batches = self.selection.batches(self.groups, ENCODED_COLUMNS)
+        with self.selection.store.prefetch(self.groups, stored_batches) as batches:
             for batch in guard(batches):
                 yield EncodedMessages(
-                    batch.messages, partial(_share_filter_columns, self.messages.batch_cache, batch.key)
+                    batch.messages, partial(_share_filter_columns, self.selection.batch_cache, batch.key)
                 )
 
 
@@ -450,5 +458,6 @@ def open_messages(lake: Lake, path: str, ends: Collection[int], size: int | None
     if (table := lake.read_slice_rows(path, ends, size, must_exist=True)) is not None:
         return FewMessages(table)
     if (slices := lake.find_stored_slices(path, ends, must_exist=True)) is not None:
-        return StoredMessages(lake.store, slices.row_groups, frozenset(ends), batch_cache=get_batch_cache())
+        selection = StoredSelection(lake.store, frozenset(ends), batch_cache=get_batch_cache())
+        return StoredMessages(slices.row_groups, selection)
     return SparkMessages(lake.read_slices(path, ends, must_exist=True))

@@ -14,7 +14,9 @@ from pgsieve.resources.lake.session import SENT_PACKAGES
 from pgsieve.assets.steps.apply import key_filter_tasks, part_deciders, key_reader, moved_rows, part_writer, version_part_tasks
 from pgsieve.decoding.changes.extent import Extent
 from pgsieve.decoding.changes.key_filters import KeySlots
-from pgsieve.assets.steps.update_transformation.changes import TableSlice, _make_change_function
+from pgsieve.assets.steps.update_transformation.changes import SentChanges, TableSlice
+from pgsieve.assets.steps.update_transformation.messages import MessageFilter, StoredMessages, StoredSelection, _encode_batches
+from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns, decode_batch
 from pgsieve.decoding.changes.transform import Transformation
@@ -25,6 +27,11 @@ from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.delta.parquet_files import write_files
+from functools import partial
+from pgsieve.resources.lake import table_rows
+from pgsieve.resources.lake.delta.slices import StoredSlices
+from pgsieve.resources.lake.row_sources import _StoredPart
+from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 
@@ -43,6 +50,9 @@ batch = key_reader.BatchParts(changes_schema([]), (), Extent((1,)), 1, 1)
 read = FilterColumns(frozenset(), relation)
 filtered = Transformation(relation, changes_schema([]), (), frozenset(), {"insert": filters}, (), read)
 of_slice = TableSlice(1, ("c20",), changes_schema([]))
+stored = StoredMessages((), StoredSelection(Store(), frozenset([1])))
+changes = SentChanges(stored, [Reading(MessageFilter(), filtered)], [(1, 1, None)], of_slice)
+encoded = stored.open_encoded([MessageFilter()], CALLING_THREAD, has_end_mark=True)
 for what in sys.argv[1:]:
     sent = cloudpickle.dumps(eval(what))
     assert b"of-the-environment" not in sent, what
@@ -73,7 +83,11 @@ FUNCTIONS = (
     "lambda batch: decode_batch(batch, relation, names, names)",
     "copy.SelectedRows('', '', ('',), columns).read_batches",
     "messages.make_change_log_rows",
-    "_make_change_function(of_slice, filtered)",
+    "changes._change_function",
+    "_StoredPart(encoded.parts, changes._change_function)",
+    "partial(_encode_batches, 1)",
+    "table_rows._SliceRows(Store(), StoredSlices((), changes_schema([])), frozenset(), ())",
+    "partial(table_rows._read_files, ())",
     "key_reader.KeyReader(batch, Store(), 'lake/t', (), (), 1, 2)",
     "part_deciders.KeyDecider(batch, False)",
     "part_deciders.KeyExaminer(batch, False)",

@@ -28,6 +28,7 @@ from pgsieve.assets.steps.update_transformation.messages import (
     Messages,
     SparkMessages,
     StoredMessages,
+    StoredSelection,
     count_changes,
     read_commit_lsns,
 )
@@ -131,7 +132,7 @@ def change_log(folder: Path, messages: list[Message]) -> tuple[pa.Table, StoredM
         pq.write_table(part, file, row_group_size=_GROUP)
     store = Store()
     groups = [group for file in files for group in store.list_row_groups(file)]
-    return rows.slice(10), StoredMessages(store, groups, frozenset([_END]))
+    return rows.slice(10), StoredMessages(groups, StoredSelection(store, frozenset([_END])))
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def test_the_messages_of_a_choice_are_read_from_their_row_groups(
         few, many = few.apply_filter(choice), many.apply_filter(choice)
         assert read_commit_lsns(many) == read_commit_lsns(few)
         assert count_changes(many) == count_changes(few)
-        batches = list(many.batches(many.groups, few.table.column_names))
+        batches = list(many.selection.batches(many.groups, few.table.column_names))
         assert pa.Table.from_batches([b.messages for b in batches]) == few.table.combine_chunks()
     assert len(batches) < len(stored.groups)
 
@@ -257,12 +258,15 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
             each.append(sorted((row for table in tables for row in table.to_pylist()), key=str))
         return each
 
+    def cached(cache: BatchCache) -> StoredMessages:
+        return replace(stored, selection=replace(stored.selection, batch_cache=cache))
+
     stored = messages[1]
     alone = rows(stored, "alone")
     with share_batch_cache():
-        kept = replace(stored, batch_cache=get_batch_cache())
+        kept = cached(get_batch_cache())
         assert rows(kept, "shared") == alone
-    assert rows(replace(stored, batch_cache=BatchCache(2000)), "some") == alone
+    assert rows(cached(BatchCache(2000)), "some") == alone
 
 
 def test_no_file_is_written_if_all_changes_are_filtered_out(
