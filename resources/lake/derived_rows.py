@@ -83,7 +83,9 @@ def remove_rows(
         if on_removed is not None and begin_index < end_index:
             on_removed(
                 slice(begin_index, end_index),
-                batch.take(pa.array(row_numbers[begin_index:end_index] - first_row_number)),
+                batch
+                if end_index - begin_index == batch.num_rows
+                else batch.take(pa.array(row_numbers[begin_index:end_index] - first_row_number)),
             )
         is_kept = np.ones(batch.num_rows, np.bool_)
         is_kept[row_numbers[begin_index:end_index] - first_row_number] = False

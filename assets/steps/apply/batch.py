@@ -112,10 +112,14 @@ class AppliedChangesByTable:
         self._lock = Lock()
         self._row_stores, self._changes_by_table = list[SharedRows](), dict[Name, AppliedChanges]()
 
-    def make_row_store(self) -> SharedRows:
-        """Return an empty store for the rows of one more table. It may use the memory that the other tables have left."""
+    def make_row_store(self, key: Sequence[str]) -> SharedRows:
+        """Return an empty store for the rows of one more table, whose key has these columns.
+
+        It may use the memory that the other tables have left.
+        """
         with self._lock:
-            self._row_stores.append(SharedRows(SHARED_BYTES - sum(rows.nbytes for rows in self._row_stores)))
+            max_bytes = SHARED_BYTES - sum(rows.nbytes for rows in self._row_stores)
+            self._row_stores.append(SharedRows(max_bytes, key))
             return self._row_stores[-1]
 
     def add(self, name: Name, applied_changes: AppliedChanges) -> None:
@@ -364,17 +368,19 @@ class Batch:
         if changes.net_change is not None and not plan.is_examined:
             search.refuse_change(changes.net_change.conflict)
         with batch.lake.access.translate_errors(batch.path):
-            shared_rows = self._make_row_store(batch.pending, changes)
+            shared_rows = self._make_row_store(batch.pending, changes, batch.definition.key)
             writer = FilesWriter(batch.lake, batch.path, batch.pending, self.end, shared_rows)
             result = writer.apply(changes)
             self._keep_applied_changes(batch.pending, changes, shared_rows)
         return result
 
-    def _make_row_store(self, pending: PendingChanges, changes: ManyChanges) -> SharedRows | None:
+    def _make_row_store(
+        self, pending: PendingChanges, changes: ManyChanges, key: Sequence[str]
+    ) -> SharedRows | None:
         """Make a store for the rows that are added and removed; None if the table has no versions of rows."""
         if changes.net_change is None or pending.name not in self.versioned_tables:
             return None
-        return self.applied_changes.make_row_store()
+        return self.applied_changes.make_row_store(key)
 
     def _keep_applied_changes(
         self, pending: PendingChanges, changes: ManyChanges, shared_rows: SharedRows | None

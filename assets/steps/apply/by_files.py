@@ -392,6 +392,7 @@ class FilesWriter:
                 ended_parts,
                 parts,
                 self._select_new_rows(changes, store),
+                shared_rows=self.shared_rows,
             )
             task_with_feed = task if feed is None else FilesTaskWithFeed(task, feed)
             return runner.run(task_with_feed, task_with_feed.part_count)
@@ -433,5 +434,4 @@ class FilesWriter:
             rows.places,
             net_change.ended_metadata,
             missing_values,
-            shared_rows=self.shared_rows,
         )

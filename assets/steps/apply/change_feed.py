@@ -118,7 +118,7 @@ class FilesTaskWithFeed:
                 for batch in task.read_ended_rows(task.ended_rows[ended_part])
             )
         else:
-            selection = replace(task.row_selection, added_columns=self.feed.new_row_types, shared_rows=None)
+            selection = replace(task.row_selection, added_columns=self.feed.new_row_types)
             rows = replace(task, row_selection=selection).read_new_rows(
                 task.change_parts[ended_part - len(task.ended_rows)]
             )

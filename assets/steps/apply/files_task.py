@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.ended_rows import EndedRows
 from pgsieve.assets.steps.apply.row_selection import RowSelection
+from pgsieve.assets.steps.history.shared_rows import NewRows, SharedRows
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.derived_rows import remove_rows
@@ -29,6 +30,7 @@ class FilesTask:
 
     `schema` has the columns of new rows, `replica_schema` all columns of the replica. When a file has
     `target_file_bytes` bytes, the next one begins. `encodings` are the Parquet encodings of columns (`write_files`).
+    `shared_rows`, if it is given, gets the rows that are removed and those that are added.
     """
 
     store: Store
@@ -41,6 +43,7 @@ class FilesTask:
     change_parts: Sequence[Sequence[RowGroup]]
     row_selection: RowSelection
     encodings: Mapping[str, str] | None = None
+    shared_rows: SharedRows | None = None
 
     @property
     def part_count(self) -> int:
@@ -59,13 +62,21 @@ class FilesTask:
         elif (ended_part := number - len(self.files_to_rewrite)) < len(self.ended_rows):
             rows, schema = self.read_ended_rows(self.ended_rows[ended_part]), self.replica_schema
         else:
-            rows = self.read_new_rows(self.change_parts[ended_part - len(self.ended_rows)])
-            schema = self.row_selection.make_file_schema(self.schema)
+            return self._write_new_rows(self.change_parts[ended_part - len(self.ended_rows)], guard)
         return write_files(self.path, schema, guard(rows), self.store, self.target_file_bytes, self.encodings)
+
+    def _write_new_rows(self, groups: Sequence[RowGroup], guard: Guard) -> Iterator[pa.RecordBatch]:
+        schema = self.row_selection.make_file_schema(self.schema)
+        new_rows = None if self.shared_rows is None else self.shared_rows.begin_part(schema)
+        rows = guard(self.read_new_rows(groups, new_rows))
+        for files in write_files(self.path, schema, rows, self.store, self.target_file_bytes, self.encodings):
+            if new_rows is not None:
+                new_rows.files += [join_path(self.path, name) for name in files["path"].to_pylist()]
+            yield files
 
     def _make_row_keeper(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
         """Return a function that keeps a file's removed rows in memory for a later step; None if none are to be kept."""
-        if (shared := self.row_selection.shared_rows) is None:
+        if (shared := self.shared_rows) is None:
             return None
         return lambda row_range, rows: shared.add_removed_rows(match.key_indices[row_range], rows)
 
@@ -76,10 +87,17 @@ class FilesTask:
                 self.store, self.path, self.replica_schema, self.row_selection.stamp
             )
 
-    def read_new_rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
-        """Read the new rows from row groups of the change history."""
+    def read_new_rows(
+        self, groups: Sequence[RowGroup], shared_part: NewRows | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the new rows from row groups of the change history. `shared_part` gets what is to be kept of them."""
         row_type, store = pa.struct(self.schema), self.store
         for selection in self.row_selection.divide(store, groups):
-            rows = (selection.read_rows(read, row_type) for _, read in store.iterate_group_readers(groups))
-            with store.prefetch(groups, rows) as batches:
-                yield from (batch for batch in batches if batch is not None)
+            placed_rows = (
+                selection.read_placed_rows(read, row_type) for _, read in store.iterate_group_readers(groups)
+            )
+            with store.prefetch(groups, placed_rows) as batches:
+                for places, rows in filter(None, batches):
+                    if shared_part is not None:
+                        shared_part.add(places, rows)
+                    yield rows

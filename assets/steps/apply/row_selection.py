@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.completion import MissingValues
-from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.decoding.changes.arrays import Mask, Numbers, is_in
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, compute_places
 from pgsieve.decoding.changes.metadata_columns import Stamp
@@ -66,10 +65,6 @@ class Validity:
             versions = np.searchsorted(self.places, places)
         return add_validity(rows, self.begin_commits[versions], self.end_commits[versions], self.commits)
 
-    def make_batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The same as `add_to`. `RowWriter` expects a function that yields batches; this one yields a single batch."""
-        yield self.add_to(rows, places)
-
 
 @dataclass(frozen=True)
 class RowSelection:
@@ -83,8 +78,6 @@ class RowSelection:
     - `missing_values`: finds the values that the chosen changes did not send, and that are not in memory yet. `divide` reads
       them, and makes them `completions`. None if there are none.
     - `added_columns`: if it is given, the rows get its columns. With a `Validity` they become versions of rows (`scd2`).
-    - `shared_rows`: if it is given, the chosen rows are also kept there, as new rows of the replica. The step that writes
-      the versions of rows then need not read them again.
     - `side`: `new` for the rows after the changes, `old` for the rows before them
     """
 
@@ -94,7 +87,6 @@ class RowSelection:
     completions: Sequence[Completion] = ()
     missing_values: MissingValues | None = None
     added_columns: AddedColumns | None = None
-    shared_rows: SharedRows | None = None
     side: str = "new"
 
     def make_file_schema(self, rows: pa.Schema) -> pa.Schema:
@@ -117,12 +109,11 @@ class RowSelection:
             all_completions = [*completions, *self.completions]
             yield replace(self, places=places, completions=all_completions, missing_values=None)
 
-    def read_rows(self, read: Reader, row_type: pa.DataType) -> pa.RecordBatch | None:
-        """Read the chosen rows of the changes; None if there are none. `read` reads columns of the changes."""
-        return None if (placed_rows := self.read_placed_rows(read, row_type)) is None else placed_rows[1]
-
     def read_placed_rows(self, read: Reader, row_type: pa.DataType) -> tuple[Numbers, pa.RecordBatch] | None:
-        """Read the same rows as `read_rows`, with the places of their changes."""
+        """Read the chosen rows of the changes, with the places of their changes; None if there are none.
+
+        `read` reads columns of the changes.
+        """
         changes = read(PLACE_COLUMNS)
         places = compute_places(changes, self.extent.slices)
         is_chosen = self._mask_inserts(changes) if self.places is None else is_in(places, self.places)
@@ -136,8 +127,6 @@ class RowSelection:
         for completion in self.completions:
             batch = completion.fill(batch, places)
         batch = self.stamp.set_time(batch)
-        if self.shared_rows is not None:
-            self.shared_rows.add_new_rows(places, batch)
         return places, batch if self.added_columns is None else self.added_columns.add_to(batch, places)
 
     def _mask_inserts(self, changes: pa.Table) -> Mask:

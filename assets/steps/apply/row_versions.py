@@ -14,7 +14,7 @@ Raises LakeError, and OvertakenError if another process has committed to the tab
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alt
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
 from pgsieve.assets.steps.apply.version_outcome import VersionOutcome
 from pgsieve.assets.steps.apply.versions_by_parts import VersionPartsWriter
-from pgsieve.assets.steps.history.shared_rows import NumberedRows, SharedRows
+from pgsieve.assets.steps.history.shared_rows import NewRows, SharedRows
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,
     VersionChange,
@@ -52,11 +52,12 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.parquet_columns import ExtendedRows, write_extended_files
 from pgsieve.resources.lake.delta.records import TableHead
-from pgsieve.resources.lake.derived_rows import RowWriter
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
+from pgsieve.resources.parts import Guard
 from pgsieve.resources.work import name_jobs
 
 
@@ -387,17 +388,22 @@ class VersionsWriter:
             yield runner.run(task, len(change_parts))
 
     def _write_shared_rows(
-        self, validity: Validity, shared_parts: Sequence[NumberedRows], target_file_bytes: int
+        self, validity: Validity, shared_parts: Sequence[NewRows], target_file_bytes: int
     ) -> pa.Table:
-        """Write new rows that are in memory, as versions; returns a row (`FILE_SCHEMA`) for each file."""
-        table = self.table
-        # One thread writes all rows as one part. Each part begins a file, and few large files take less time than many.
-        part = [partial(validity.make_batches, numbers, rows) for numbers, rows in shared_parts]
-        encodings = self._stored_versions.encodings
-        row_writer = RowWriter(
-            table.lake.store, table.path, table.schema, target_file_bytes, [part], encodings
-        )
-        return row_writer.write_on(CALLING_THREAD)
+        """Write the rows of the replica's new files as versions; returns a row (`FILE_SCHEMA`) for each file."""
+        table, encodings = self.table, self._stored_versions.encodings
+
+        def write_versions(_: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+            # One thread writes all rows as one part. Each part begins a file, and few large files take less time than many.
+            sources = [
+                ExtendedRows(part.files, guard(validity.add_to(keys, places) for places, keys in part.keys))
+                for part in shared_parts
+            ]
+            return write_extended_files(
+                table.path, table.schema, sources, table.lake.store, target_file_bytes, encodings
+            )
+
+        return CALLING_THREAD.run(write_versions, 1)
 
 
 def read_commits(store: Store, file: str) -> pa.Table:

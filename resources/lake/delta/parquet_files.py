@@ -76,22 +76,13 @@ def write_files(
     remaining_groups = _divide_into_row_groups(batches, min(_GROUP_BYTES, target_bytes))
     group = next(remaining_groups, None)
     while group is not None:
-        name = f"part-{uuid.uuid4()}.parquet"
+        name = make_file_name()
         stored_schema = store.stored_schema(join_path(folder, name), schema)
         file_system, path = store.find_file_system(join_path(folder, name))
         file_system.create_dir(path.rpartition("/")[0])
         with (
             file_system.open_output_stream(path) as stream,
-            pq.ParquetWriter(
-                stream,
-                stored_schema,
-                compression="zstd",
-                compression_level=COMPRESSION_LEVEL,
-                use_dictionary=_find_dictionary_columns(stored_schema, group),
-                column_encoding=encodings,
-                write_statistics=_find_columns_with_bounds(stored_schema),
-                **_PAGE_OPTIONS,
-            ) as writer,
+            open_writer(stream, stored_schema, group, encodings) as writer,
         ):
             # A file gets at least one row group, however small `target_bytes` is.
             while group is not None:
@@ -107,9 +98,37 @@ def write_files(
             file_bytes = stream.tell()
         # A metadata_collector would have the footer, too. But after a failed write it raises an error of its own, which
         # would hide the error of the write.
-        footer: pq.FileMetaData = writer.writer.metadata
-        row = {"path": name, "size": file_bytes, "stats": _format_statistics(footer)}
-        yield pa.RecordBatch.from_pylist([row], FILE_SCHEMA)
+        yield describe_file(name, file_bytes, writer.writer.metadata)
+
+
+def make_file_name() -> str:
+    """A name for a new file, which no other file has."""
+    return f"part-{uuid.uuid4()}.parquet"
+
+
+def open_writer(
+    stream: pa.NativeFile,
+    schema: pa.Schema,
+    group: Sequence[pa.RecordBatch],
+    encodings: Mapping[str, str] | None,
+) -> pq.ParquetWriter:
+    """Open a writer of Parquet. `group` is the first row group, from which it is decided which columns get a dictionary."""
+    return pq.ParquetWriter(
+        stream,
+        schema,
+        compression="zstd",
+        compression_level=COMPRESSION_LEVEL,
+        use_dictionary=_find_dictionary_columns(schema, group),
+        column_encoding=encodings,
+        write_statistics=_find_columns_with_bounds(schema),
+        **_PAGE_OPTIONS,
+    )
+
+
+def describe_file(name: str, size: int, footer: pq.FileMetaData) -> pa.RecordBatch:
+    """Describe a new file by a row (`FILE_SCHEMA`)."""
+    row = {"path": name, "size": size, "stats": _format_statistics(footer)}
+    return pa.RecordBatch.from_pylist([row], FILE_SCHEMA)
 
 
 def _divide_into_row_groups(

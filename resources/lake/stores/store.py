@@ -316,12 +316,13 @@ class Store:
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file into a folder that exists."""
+        with self.open_to_write(path) as stream:
+            write_in_pieces(stream, content)
+
+    def open_to_write(self, path: str) -> pa.NativeFile:
+        """Open a new file in a folder that exists; `write_in_pieces` writes it."""
         file_system, inner_path = self.find_file_system(path)
-        # delta-rs's stream accepts only bytes objects. pyarrow passes bytes objects to it if pyarrow's buffer is larger
-        # than each piece that is written.
-        with file_system.open_output_stream(inner_path, buffer_size=2 * _WRITE_CHUNK_BYTES) as stream:
-            for begin in range(0, len(content), _WRITE_CHUNK_BYTES):
-                stream.write(content[begin : begin + _WRITE_CHUNK_BYTES])
+        return file_system.open_output_stream(inner_path, buffer_size=2 * _WRITE_CHUNK_BYTES)
 
     def read_part(self, path: str, begin: int, size: int) -> bytes:
         """The bytes of a file from `begin` on, `size` of them."""
@@ -338,6 +339,16 @@ class Store:
         file_system, inner_path = self.find_file_system(folder)
         file_system.delete_dir(inner_path)
         return True
+
+
+def write_in_pieces(stream: pa.NativeFile, content: bytes | pa.Buffer) -> None:
+    """Write bytes to a stream that `Store.open_to_write` has opened.
+
+    delta-rs's stream accepts only bytes objects. pyarrow passes bytes objects to it if pyarrow's buffer is larger than each
+    piece that is written.
+    """
+    for begin in range(0, len(content), _WRITE_CHUNK_BYTES):
+        stream.write(content[begin : begin + _WRITE_CHUNK_BYTES])
 
 
 #: The number of bytes of row groups that an executor reads at a time.

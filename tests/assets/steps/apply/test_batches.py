@@ -36,8 +36,8 @@ def test_threads_share_decided_changes_of_many_tables() -> None:
     keyed: Any = rows  # Only its size counts.
 
     def apply(table: str) -> None:
-        room = decided.make_row_store()
-        room.add_new_rows(np.arange(1), rows)
+        room = decided.make_row_store(["k"])
+        room.begin_part(rows.schema).add(np.arange(1), rows)
         decided.add(("public", table), AppliedChanges([1], 0, (), keyed, room))
 
     names, interval = [f"t{number}" for number in range(300)], sys.getswitchinterval()

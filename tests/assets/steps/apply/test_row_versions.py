@@ -128,7 +128,10 @@ class World:
         """The decisions of the replica's apply: of the same changes, or of other slices if the replica was behind."""
         if self.replica_lacks == "nothing":
             return None
-        pending, rows = PendingChanges([slice_], self.lake.records.head(self.replica)), SharedRows(2**20)
+        pending, rows = (
+            PendingChanges([slice_], self.lake.records.head(self.replica)),
+            SharedRows(2**20, ["k"]),
+        )
         many = find_many_changes(TableBatch(self.lake, self.replica, self.log, _DEFINITION, pending))
         assert many is not None
         assert many.net_change is not None
@@ -329,16 +332,21 @@ def test_commits_are_those_of_all_changes(groups: list[list[tuple[int, int | Non
 
 
 def test_rows_that_are_too_many_or_went_to_executors_are_read_again() -> None:
-    numbers, rows = np.arange(3), pa.RecordBatch.from_pydict({"k": [1, 2, 3]})
-    shared = SharedRows(rows.nbytes)
-    shared.add_new_rows(numbers, rows)
-    assert shared.select_new_rows(numbers, rows.schema) == [(numbers, rows)]
-    assert shared.select_new_rows(numbers[:2], rows.schema) is None, "others came"
+    numbers, rows = np.arange(3), pa.RecordBatch.from_pydict({"k": [1, 2, 3], "v": [4, 5, 6]})
+    keys = rows.select(["k"])
+    shared = SharedRows(rows.nbytes, ["k"])
+    second, empty, first = (shared.begin_part(rows.schema) for _ in range(3))
+    second.add(numbers + 3, rows)
+    first.add(numbers, rows)
+    assert [[kept for _, kept in part.keys] for part in (first, empty, second)] == [[keys], [], [keys]]
+    assert shared.select_new_rows(np.arange(6), rows.schema) == [second, first]
+    assert shared.select_new_rows(numbers, rows.schema) is None, "others came"
+    assert shared.select_new_rows(np.arange(6), keys.schema) is None, "they have other columns"
     assert pickle.loads(pickle.dumps(shared)) is None
     shared.add_removed_rows(numbers, rows)
     assert shared.select_removed_rows(rows.schema) == [], "they do not fit"
-    assert shared.select_new_rows(numbers, rows.schema) == [(numbers, rows)], "these did"
-    shared.add_new_rows(numbers + 3, rows)
-    assert shared.select_new_rows(numbers, rows.schema) is None
+    assert shared.select_new_rows(np.arange(6), rows.schema) == [second, first], "these did"
+    second.add(numbers + 6, rows)
+    assert shared.select_new_rows(np.arange(6), rows.schema) is None
     shared.add_removed_rows(numbers, rows)
     assert shared.select_removed_rows(rows.schema) == [(numbers, rows)]
