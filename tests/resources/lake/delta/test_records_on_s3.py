@@ -12,6 +12,7 @@ import pytest
 
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
+from pgsieve.resources.lake.delta.parquet_columns import ExtendedRows, write_extended_files
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, TableHead
 from pgsieve.resources.lake.lake import Lake
@@ -152,3 +153,18 @@ def test_descriptions_are_kept_with_rows_and_position(lake: Lake, records: Delta
     assert records.open_table(path).schema().fields[1].metadata.get("comment", "") == ""
     assert records.position(path) == 20
     assert records.count_rows(path) == 2
+
+
+@pytest.mark.parametrize("has_objects", [True, False], ids=["this process", "an executor"])
+def test_a_file_gets_encoded_columns_of_another(has_objects: bool, lake: Lake) -> None:
+    folder, store = f"{lake.uri}/t", lake.store if has_objects else pickle.loads(pickle.dumps(lake.store))
+    texts = [f"{number * number % 1000003:x}" * 9 for number in range(60_000)]
+    table = pa.table({"id": range(len(texts)), "note": texts})
+    (written,) = write_files(folder, table.schema, table.to_batches(), store)
+    (name,) = written["path"].to_pylist()
+    extended = pa.table({"id": table["id"], "note": table["note"], "since": pa.repeat(7, len(texts))})
+    sources = [ExtendedRows([f"{folder}/{name}"], extended.select(["id", "since"]).to_batches(4_000))]
+    (written,) = write_extended_files(folder, extended.schema, sources, store)
+    (file,) = written.to_pylist()
+    assert file["size"] > 3 * 64 * 1024, "it is written in several pieces"
+    assert store.read_columns(f"{folder}/{file['path']}", extended.column_names).equals(extended)
