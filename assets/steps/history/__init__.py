@@ -5,8 +5,8 @@ which have the time in which each version is valid.
 
 - `copied_rows` begins a change history with the rows of a copy.
 - `versions` writes the table of versions.
-- `shared_rows` keeps in memory the rows that a batch (changes that one commit applies) adds to the replica and removes
-  from it, so that they need not be read again. `ends_in_memory` ends the versions of the removed rows.
+- `shared_rows` keeps the rows that a batch (changes that one commit applies) removes from the replica, and where the rows
+  are that it adds, so that they need not be read again. `ends_in_memory` ends the versions of the removed rows.
 - `repaired_tables` finds replicas in which `check --repair` has corrected rows. Their histories lack the corrections.
 - `expected_histories` describes the histories that the next run will keep.
 """
