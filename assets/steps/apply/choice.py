@@ -18,10 +18,12 @@ from typing import TypeVar
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.by_files import StoredChanges, empties_replica
+from pgsieve.assets.steps.apply.damaged_tables import describe_missing_columns
 from pgsieve.assets.steps.apply.table_result import TableBatch, find_key_alteration_lsn
 from pgsieve.assets.steps.apply.ways import UnsuitedWayError, Way
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT
 from pgsieve.resources.lake.committers import InProcessCommitter, SparkCommitter
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.policy import CANNOT_ADD_FILES, estimate_merge_bytes
 
 _Result = TypeVar("_Result")
@@ -75,6 +77,7 @@ def choose_apply(batch: TableBatch, unsuited_ways: Mapping[Way, str] = MappingPr
     committer, merge_reason = _choose_merge_committer(batch)
     match committer:
         case InProcessCommitter() if Way.MERGE_IN_PROCESS not in unsuited_ways:
+            _refuse_missing_columns(batch)
             return ApplyChoice(Way.MERGE_IN_PROCESS, reason, committer=committer)
         case _:
             merge_reason = unsuited_ways.get(Way.MERGE_IN_PROCESS, merge_reason)
@@ -122,6 +125,13 @@ def _find_stored_changes(batch: TableBatch) -> StoredChanges | str:
         return CANNOT_ADD_FILES
     stamp_column = definition.metadata_column(APPLIED_AT)
     return StoredChanges(committer, stored_slices.row_groups, schema, is_emptied, stamp_column)
+
+
+def _refuse_missing_columns(batch: TableBatch) -> None:
+    """Raise LakeError if another writer has removed columns of the replica: an append of delta-rs would add them again."""
+    problem = describe_missing_columns(batch.lake, batch.path, batch.definition)
+    if problem is not None and batch.pending.truncated_at is None:
+        raise LakeError(problem, sqlstate="42703")
 
 
 def _choose_merge_committer(batch: TableBatch) -> tuple[InProcessCommitter | SparkCommitter, str]:

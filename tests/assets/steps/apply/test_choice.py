@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from pgsieve.assets.steps.apply.choice import ApplyChoice, apply_by_ways, choose_apply
 from pgsieve.assets.steps.apply.ways import UnsuitedWayError, Way
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.policy import CANNOT_ADD_FILES
 from tests.assets.steps.apply.test_ended_rows import _ALL, _DEFINITION, _LIVES, _soft
 from tests.fixtures.replica_changes import Change, Changes, definition, delete, insert, row, update
@@ -53,6 +55,14 @@ def test_a_batch_of_few_changes_has_one_way(
     assert (choice.way, choice.reason) == (way, reason)
     assert (choice.stored_changes is not None) == (way == Way.FILES)
     assert (choice.committer is not None) == (way == Way.MERGE_IN_PROCESS)
+
+
+def test_inserts_add_no_column_that_another_writer_has_removed(tmp_path: Path) -> None:
+    changes = Changes(tmp_path, [row(3, "before")], list(_INSERTS))
+    changes.lake.policy = replace(changes.lake.policy, small_bytes=2**20)
+    write_deltalake(changes.path, pa.table({"other": [1]}), mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(LakeError, match='no longer has the columns? "k"'):
+        choose_apply(changes.batch(definition("k")))
 
 
 @pytest.mark.parametrize(("key", "way"), [(("k",), Way.KEY_PARTS), ((), Way.FILES)])
