@@ -61,7 +61,7 @@ def test_inserts_add_no_column_that_another_writer_has_removed(tmp_path: Path) -
     changes = Changes(tmp_path, [row(3, "before")], list(_INSERTS))
     changes.lake.policy = replace(changes.lake.policy, small_bytes=2**20)
     write_deltalake(changes.path, pa.table({"other": [1]}), mode="overwrite", schema_mode="overwrite")
-    with pytest.raises(LakeError, match='no longer has the columns? "k"'):
+    with pytest.raises(LakeError, match=r'no longer has the columns? "k"'):
         choose_apply(changes.batch(definition("k")))
 
 
