@@ -10,14 +10,14 @@ from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.merge import Merge, make_clauses_without_key
 from pgsieve.resources.lake.delta.records import Commit, quote_name
 
-MERGE = Merge({"id": "k0"}, {"id": "v0", "a`b": "v1"}, {"a`b": "u1"})
+MERGE = Merge({"id": "k0"}, {"id": "v0", "a`b": "v1"})
 
 
 def test_spark_gets_the_clauses_as_sql() -> None:
     assert MERGE.make_clauses(quote_name).format_statement("x", "y") == (
         "merge into x t using y s on t.`id` = s.k0"
         " when matched and s.action = 'delete' then delete"
-        " when matched then update set t.`id` = s.v0, t.`a``b` = case when s.u1 then t.`a``b` else s.v1 end"
+        " when matched then update set t.`id` = s.v0, t.`a``b` = s.v1"
         " when not matched and s.action = 'upsert' then insert (`id`, `a``b`) values (s.v0, s.v1)"
     )
 
@@ -35,11 +35,10 @@ def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
     local.write(path, pa.table({"id": [1, 2, 3, 4], "a`b": ["w", "x", "y", "z"]}), Commit(10))
     source = pa.table(
         {
-            "k0": [1, 2, 3, 5, 6],
-            "v0": [None, 2, 7, 5, 6],
-            "v1": [None, None, "new", "come", "missing"],
-            "u1": [False, True, False, False, False],
-            "action": ["delete", "update", "upsert", "upsert", "update"],
+            "k0": [1, 3, 5, 6],
+            "v0": [None, 7, 5, None],
+            "v1": [None, "new", "come", None],
+            "action": ["delete", "upsert", "upsert", "delete"],
         }
     )
     local.merge(path, source, MERGE, Commit(20, expected_version=local.version(path)))
@@ -49,7 +48,7 @@ def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
 
 
 def test_an_ended_row_gets_only_some_columns(tmp_path: Path) -> None:
-    merge = Merge({"id": "k0"}, {"id": "v0", "a": "v1", "gone": "v2"}, {}, ended_columns=["gone"])
+    merge = Merge({"id": "k0"}, {"id": "v0", "a": "v1", "gone": "v2"}, ended_columns=["gone"])
     assert " when matched and s.action = 'end' then update set t.`gone` = s.v2 when matched then update" in (
         merge.make_clauses(quote_name).format_statement("x", "y")
     )
