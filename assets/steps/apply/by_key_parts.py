@@ -12,7 +12,7 @@ Tasks read the changes, decide which rows come and go, and write the files. This
 names of files and numbers of rows, but no rows and no keys.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -49,32 +49,40 @@ class KeyPartsWriter:
         Raises UnsuitedWayError if that is not possible part by part, for example if a change gives a row the key of another
         row.
         """
-        batch = self.batch
-        with batch.lake.access.translate_errors(batch.path):
+        with self.batch.lake.access.translate_errors(self.batch.path):
             plan = self._plan(stored_changes)
-            results = exchange_keys(
-                self._runner,
-                self._make_reader(stored_changes, plan),
-                plan.row_count,
-                lambda reader: self._make_tasks(stored_changes, plan, reader),
+            results = self._decide(
+                stored_changes, plan, lambda reader: self._make_tasks(stored_changes, plan, reader)
             )
-            return self._commit(stored_changes, plan, _check_results(results))
+            return self._commit(stored_changes, plan, results)
 
     def examine(self, stored_changes: StoredChanges) -> None:
         """Let the tasks decide the changes to a table with a key, but write nothing.
 
         Raises UnsuitedWayError if `apply` would raise it.
         """
-        batch = self.batch
-        with batch.lake.access.translate_errors(batch.path):
-            plan = self._plan(stored_changes)
-            results = exchange_keys(
-                self._runner,
-                self._make_reader(stored_changes, plan),
-                plan.row_count,
+        with self.batch.lake.access.translate_errors(self.batch.path):
+            self._decide(
+                stored_changes,
+                self._plan(stored_changes),
                 lambda reader: (KeyExaminer(reader.batch_parts, stored_changes.empties_replica), None),
             )
-            _check_results(results)
+
+    def _decide(
+        self,
+        stored_changes: StoredChanges,
+        plan: FilesPlan,
+        make_tasks: Callable[[KeyReader], tuple[PartDecider, PartWriter | None]],
+    ) -> TaskResults:
+        """Let tasks decide the changes, and return their results. Raises UnsuitedWayError if they cannot."""
+        results = exchange_keys(
+            self._runner, self._make_reader(stored_changes, plan), plan.row_count, make_tasks
+        )
+        if results is None:
+            raise UnsuitedWayError("UPDATEs that change the key depend on each other too often")
+        if results.counts["refused"]:
+            raise UnsuitedWayError("a part of the keys has a conflict, or too many lost moves")
+        return results
 
     def _list_bounds(self, stored_changes: StoredChanges) -> list[Mapping[str, Bounds]]:
         """List ranges of keys. Only files that may have a key in one of them are searched.
@@ -172,12 +180,3 @@ class KeyPartsWriter:
             plan.commit(stored_changes.committer, batch.path, stored_changes.schema, results, commit)
         counts = pending.adjust_row_counts(results.counts)
         return make_batch_result(batch.lake, batch.path, pending, self.end, **counts)
-
-
-def _check_results(results: TaskResults | None) -> TaskResults:
-    """Raise UnsuitedWayError if the tasks could not decide the changes; else return the results."""
-    if results is None:
-        raise UnsuitedWayError("UPDATEs that change the key depend on each other too often")
-    if results.counts["refused"]:
-        raise UnsuitedWayError("a part of the keys has a conflict, or too many lost moves")
-    return results

@@ -29,8 +29,8 @@ DELETED_COLUMN = "deleted"
 class KeySearch:
     """Finds rows of a replica by their keys, batch by batch. It is sent to executors.
 
-    The batches have the columns k0, k1, … (the key) and, if deleted rows are kept, `DELETED_COLUMN`. `key_numbers` are the numbers of the sought keys.
-    `columns` are the names of the columns to return.
+    The batches have the columns k0, k1, … (the key) and, if deleted rows are kept, `DELETED_COLUMN`. `key_numbers` are the
+    numbers of the sought keys. `columns` are the names of the columns to return.
     """
 
     sought_keys: SoughtKeys
