@@ -12,7 +12,7 @@ and the number of sessions on the publisher do not grow.
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Generic, TypeVar
@@ -21,14 +21,11 @@ from pgsieve.assets.outcome import attach_handler, log_to_step
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.prefetched import PREFETCH_LOG, PrefetchedWork
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.runners import is_interruption
+from pgsieve.resources.lake.runners import stop_until_done
 from pgsieve.resources.lake.shared_jobs import get_shared_jobs
 from pgsieve.resources.postgres.session_pool import get_session_pool
 from pgsieve.resources.strands import Strand, TicketLock
 from pgsieve.resources.work import Work, measure_work
-
-#: After an error, the work in progress is asked to end. It is asked again after this time, until it has ended.
-_POLL_SECONDS = 0.2
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
@@ -59,14 +56,15 @@ def prefetch_work(
         try:
             yield steps_by_key
         except BaseException as error:
-            thread_pool.shutdown(wait=False, cancel_futures=True)
-            while any(not step.ends_within(_POLL_SECONDS) for step in steps_by_key.values()):
-                # A request ends only what the work waits for at that moment. Afterwards the work may begin to wait for
-                # something else, so the request is repeated.
-                lake.runner.stop(cancels_jobs=is_interruption(error))
-                if (session_pool := get_session_pool()) is not None:
-                    session_pool.cancel_statements()
+            futures = [step.future for step in steps_by_key.values()]
+            stop_until_done(lake.runner, futures, error, _cancel_statements)
             raise
+
+
+def _cancel_statements() -> None:
+    """Cancel the statements that sessions of the pool are running."""
+    if (session_pool := get_session_pool()) is not None:
+        session_pool.cancel_statements()
 
 
 class _PrefetchLogHandler(logging.Handler):
@@ -97,15 +95,11 @@ class _PrefetchedStep(Generic[Result]):
             finally:
                 lake.release_tables()
 
-        self._future: Future[tuple[Result, Work]] = thread_pool.submit(copy_context().run, run_work)
-
-    def ends_within(self, seconds: float) -> bool:
-        """True if the work ends within this many seconds, or will never begin."""
-        return self._future.cancelled() or not wait([self._future], seconds).not_done
+        self.future: Future[tuple[Result, Work]] = thread_pool.submit(copy_context().run, run_work)
 
     def __call__(self, log: Log) -> tuple[Result, Work]:
         try:
-            return self._future.result()
+            return self.future.result()
         finally:
             for line in self._lines:
                 if isinstance(line, str):

@@ -230,15 +230,22 @@ def _receive(
     return receivers.receive(*messages_by_receiver[part_number], guard)
 
 
-def stop_until_done(runner: Runner, futures: Sequence[Future[Any]], reason: BaseException) -> None:
+def stop_until_done(
+    runner: Runner,
+    futures: Sequence[Future[Any]],
+    reason: BaseException,
+    stop_others: Callable[[], None] = lambda: None,
+) -> None:
     """Let no further one of `futures` begin, and tell the runner to stop until all of them are done.
 
-    If the reason is an interruption (Ctrl-C), Spark's jobs are cancelled. A request ends only what runs at that moment.
-    Afterwards a future may begin something else, so the request is repeated.
+    If the reason is an interruption (Ctrl-C), Spark's jobs are cancelled. `stop_others` stops what else the futures may wait
+    for. A request ends only what runs at that moment. Afterwards a future may begin something else, so the request is
+    repeated.
     """
     running_futures = [future for future in futures if not future.cancel()]
     while wait(running_futures, _STOP_INTERVAL_SECONDS).not_done:
         runner.stop(cancels_jobs=is_interruption(reason))
+        stop_others()
 
 
 def is_interruption(error: BaseException) -> bool:
