@@ -253,11 +253,12 @@ class SparkCommitter:
         """
         with self.access.translate_errors(path):
             write_by_spark(
-                add_version_guard(frame, path, commit.expected_version, self.access.store),
+                frame,
                 path,
                 commit,
                 options or {},
                 exists,
+                lambda frame, version: add_version_guard(frame, path, version, self.access.store),
             )
 
 

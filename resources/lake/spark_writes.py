@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from pgsieve.resources.lake.delta.feed_property import FEED_PROPERTY, has_feed
 from pgsieve.resources.lake.delta.records import (
     APPLICATION_ID,
     Commit,
@@ -39,6 +40,8 @@ _COMMIT_METRICS = (
 _ANY_PROPERTY_SETTING = "spark.databricks.delta.allowArbitraryProperties.enabled"
 #: Spark's setting that decides whether tables without a property of their own use deletion vectors.
 VECTORS_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
+#: Spark's setting that decides whether a new table without a property of its own has a change data feed.
+_FEED_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableChangeDataFeed"
 
 
 def find_column_mapping_property(columns: Iterable[str]) -> dict[str, str]:
@@ -69,36 +72,86 @@ def write_by_spark(
     commit: Commit,
     options: Mapping[str, str],
     exists: Callable[[], bool],
+    add_guard: Callable[[DataFrame, int | None], DataFrame],
 ) -> None:
     """Append rows to a table, or overwrite the table with them, in one commit.
 
-    `exists` says whether the table exists. Column mapping is enabled if the name of a column needs it.
+    `exists` says whether the table exists. `add_guard` makes a DataFrame fail if the table has a later version than the
+    given one.
+
+    Column mapping is enabled if the name of a column needs it. Delta refuses a commit that adds rows to a table with a
+    feed and also enables column mapping, or drops or renames a mapped column. So a new table with a feed is first created without
+    rows, and an existing one has no feed during such a commit.
     """
-    overwrite, position = commit.overwrite, commit.position
+    mapping_property = find_column_mapping_property(names[-1] for names in _list_field_paths(frame.schema))
+    properties = {**commit.properties, **mapping_property}
+    with _accepted_columns(frame, path, commit, properties, exists) as altered_count:
+        expected_version = (
+            None if commit.expected_version is None else commit.expected_version + altered_count
+        )
+        position = commit.position
+        writer = (
+            add_guard(frame, expected_version)
+            .write.format("delta")
+            .mode("overwrite" if commit.overwrite else "append")
+            .options(
+                **({} if position is None else {"txnAppId": APPLICATION_ID, "txnVersion": str(position)})
+            )
+            .option("userMetadata", commit.user_metadata)
+            .options(**properties, **options)
+        )
+        writer.option("overwriteSchema" if commit.overwrite else "mergeSchema", "true").save(path)
+
+
+@contextmanager
+def _accepted_columns(
+    frame: DataFrame, path: str, commit: Commit, properties: Mapping[str, str], exists: Callable[[], bool]
+) -> Iterator[int]:
+    """Within the block Delta accepts the columns of a frame in a table. Yields how many commits that took."""
     spark, fields = frame.sparkSession, set(_list_field_paths(frame.schema))
-    mapping_property = find_column_mapping_property(names[-1] for names in fields)
-    if mapping_property and exists() and (overwrite or fields - set(_read_field_paths(spark, path))):
-        _enable_column_mapping(spark, path)
-    writer = (
-        frame.write.format("delta")
-        .mode("overwrite" if overwrite else "append")
-        .options(**({} if position is None else {"txnAppId": APPLICATION_ID, "txnVersion": str(position)}))
-        .option("userMetadata", commit.user_metadata)
-        .options(**commit.properties, **mapping_property, **options)
-    )
-    writer = writer.option("overwriteSchema", "true") if overwrite else writer.option("mergeSchema", "true")
-    writer.save(path)
+    is_mapped = COLUMN_MAPPING in properties
+    if not (is_mapped or commit.overwrite):
+        yield 0
+        return
+    if not exists():
+        default = {FEED_PROPERTY: spark.conf.get(_FEED_DEFAULT_SETTING, None) or "false"}
+        if not (is_mapped and has_feed({**default, **properties})):
+            yield 0
+            return
+        spark.createDataFrame([], frame.schema).write.format("delta").options(**properties).save(path)
+        yield 1
+        return
+    table_schema, altered_count = spark.read.format("delta").load(path).schema, 0
+    if is_mapped and (commit.overwrite or fields - set(_list_field_paths(table_schema))):
+        altered_count += _enable_column_mapping(spark, path)
+    types = {field.name: field.dataType for field in frame.schema}
+    if not commit.overwrite or all(types.get(field.name) == field.dataType for field in table_schema):
+        yield altered_count
+        return
+    table_properties = _read_properties(spark, path)
+    if not (_has_mapping(table_properties) and has_feed(table_properties)):
+        yield altered_count
+        return
+    _set_property(spark, path, FEED_PROPERTY, "false")
+    try:
+        yield altered_count + 1
+    finally:
+        _set_property(spark, path, FEED_PROPERTY, "true")
 
 
-def _read_field_paths(spark: SparkSession, path: str) -> Iterator[tuple[str, ...]]:
-    return _list_field_paths(spark.read.format("delta").load(path).schema)
-
-
-def _is_mapped(spark: SparkSession, path: str) -> bool:
-    """True if the table has column mapping."""
+def _read_properties(spark: SparkSession, path: str) -> Mapping[str, str]:
     properties: Mapping[str, str] = spark.sql(f"describe detail delta.{quote_name(path)}").collect()[0][
         "properties"
     ]
+    return properties
+
+
+def _set_property(spark: SparkSession, path: str, name: str, value: str) -> None:
+    spark.sql(f"alter table delta.{quote_name(path)} set tblproperties ('{name}' = '{value}')")
+
+
+def _has_mapping(properties: Mapping[str, str]) -> bool:
+    """True if a table with these properties has column mapping."""
     return properties.get(COLUMN_MAPPING, "none") != "none"
 
 
@@ -107,15 +160,18 @@ def _lacks_mapping(spark: SparkSession, path: str) -> bool:
 
     Until it is enabled, Delta in Spark refuses each alteration of the table.
     """
+    schema = spark.read.format("delta").load(path).schema
     return bool(
-        find_column_mapping_property(names[-1] for names in _read_field_paths(spark, path))
-    ) and not _is_mapped(spark, path)
+        find_column_mapping_property(names[-1] for names in _list_field_paths(schema))
+    ) and not _has_mapping(_read_properties(spark, path))
 
 
-def _enable_column_mapping(spark: SparkSession, path: str) -> None:
-    """Enable column mapping in a table, unless the table has it already."""
-    if not _is_mapped(spark, path):
-        spark.sql(f"alter table delta.{quote_name(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')")
+def _enable_column_mapping(spark: SparkSession, path: str) -> bool:
+    """Enable column mapping in a table. Return False if the table has it already."""
+    if _has_mapping(_read_properties(spark, path)):
+        return False
+    _set_property(spark, path, COLUMN_MAPPING, "name")
+    return True
 
 
 def set_properties_by_spark(
@@ -171,9 +227,7 @@ def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
     The table is not altered if that would need column mapping, which some readers do not support.
     """
     if spark.conf.get(VECTORS_DEFAULT_SETTING, "true") == "true" and not _lacks_mapping(spark, path):
-        spark.sql(
-            f"alter table delta.{quote_name(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"
-        )
+        _set_property(spark, path, "delta.enableDeletionVectors", "true")
 
 
 @contextmanager

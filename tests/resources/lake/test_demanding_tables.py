@@ -156,3 +156,42 @@ def test_a_users_demands_that_refuse_rows_are_removed_and_the_position_stays(
     assert lake.records.position(place) == 7
     lake.write(engine().session.createDataFrame(rows(10)), place, Commit(8, overwrite=True), byte_count=100)
     assert lake.count_rows(place) == 1
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("reached", [False, True], ids=["only Spark reaches it", "delta-rs reaches it"])
+def test_a_feed_and_mapped_names_allow_any_columns(tmp_path: Path, *, reached: bool) -> None:
+    """Delta refuses rows in a commit that maps names, or drops a mapped column, of a table with a feed."""
+    lake = Lake(str(tmp_path) if reached else tmp_path.as_uri(), lambda: engine().session)
+    path, spark, committer = f"{lake.uri}/t", engine().session, SparkCommitter(lake.access)
+
+    def write(position: int, version: int | None = None, **columns: int | str) -> int:
+        commit = Commit(
+            position,
+            overwrite=True,
+            expected_version=version,
+            properties={"delta.enableChangeDataFeed": "TRUE"},
+        )
+        frame = spark.createDataFrame([tuple(columns.values())], list(columns))
+        committer.write(frame, path, commit, exists=lambda: lake.records.exists(path))
+        assert [row.asDict() for row in lake.read_table(path).collect()] == [columns]
+        assert lake.records.position(path) == position
+        properties = spark.sql(f"describe detail delta.{quote_name(path)}").collect()[0]["properties"]
+        assert properties["delta.enableChangeDataFeed"].lower() == "true"
+        return lake.records.version(path)
+
+    def read_feed(version: int) -> list[str]:
+        feed = spark.read.options(readChangeFeed="true", startingVersion=version).format("delta").load(path)
+        return [row["_change_type"] for row in feed.collect()]
+
+    version = write(1, id=1, **{"Line No": 2, "x": 3})
+    assert read_feed(0) == ["insert"], "the feed begins with the table"
+    version = write(2, version, id=1, **{"Line No": 2, "x": 4})
+    assert sorted(read_feed(version)) == ["delete", "insert"]
+    version = write(3, version, id=1, **{"Line No": 2})
+    version = write(4, version, id=1, **{"Line No": "of another type"})
+    if reached:
+        for columns in ({"Line No": "later", "x": 1}, {"Line": "later"}):
+            with pytest.raises(OvertakenError):
+                write(5, version - 1, id=1, **columns)
+    write(5, lake.records.version(path), id=1, Line="no mapped name")
