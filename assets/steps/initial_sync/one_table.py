@@ -42,7 +42,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import ExecutorError, LakeError, OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
-from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.delta.records import COPIED_KEY, Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.postgres.errors import ForeignServerError, SourceError, translate_errors
@@ -241,7 +241,7 @@ class SnapshotCopy:
             progress = Progress(table.quoted_name, len(chunks.queries), chunks.bytes, self.log)
             with name_jobs(self.subscription.name, f"initial sync of {table.quoted_name}"):
                 commit = Commit(
-                    self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
+                    self.snapshot.lsn, overwrite=True, metadata={COPIED_KEY: True}, properties=properties
                 )
                 runner = lake.policy.choose_runner(chunks.bytes)
                 row_count = self._write_copy(path, committer, runner, selected_rows, commit, progress)

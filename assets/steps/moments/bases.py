@@ -82,7 +82,7 @@ def find_bases(moment: Moment, only_table: Name | None = None) -> list[TableBase
     if lsn > reached_lsn:
         raise MomentError(
             f'subscription "{subscription}": LSN {format_lsn(lsn)} has not been read yet: pgsieve has read up to {format_lsn(reached_lsn)}',
-            hint=f"`pgsieve run {subscription}` applies later changes; if nothing was committed since, the newest cut has the same rows",
+            hint=f"`pgsieve run {subscription}` applies later changes; if it finds none, name LSN {format_lsn(reached_lsn)}, which has the same rows",
             sqlstate="22023",
         )
     cuts_before = [cut for cut in cuts if cut.lsn <= lsn]
@@ -178,7 +178,7 @@ class _BaseSearch:
         """
         delta_rs = self._require_delta_rs(name)
         cut_version = None if cut is None else cut.tables[name]
-        version, position = self._find_newest_version(name, delta_rs, path, cut_version)
+        version, position = self._find_newest_version(name, delta_rs, path, ready_state.lsn, cut_version)
         if not ready_state.lsn <= position <= self.moment.lsn:
             raise self._make_unreadable_error(name, "its replica's version of that time is gone")
         if cut_version != version:
@@ -271,11 +271,11 @@ class _BaseSearch:
             )
 
     def _find_newest_version(
-        self, name: Name, delta_rs: DeltaRsRecords, path: str, cut_version: int | None
+        self, name: Name, delta_rs: DeltaRsRecords, path: str, copy_lsn: int, cut_version: int | None
     ) -> tuple[int, int]:
         """The newest version whose position is at or before the LSN, and the position that `_read_position` returns for it.
 
-        It is found by bisection.
+        Versions in which another writer may have changed rows since the cut or, without a cut, since the copy, are left out.
         """
         if not self._lake.records.exists(path):
             raise self._make_unreadable_error(name, "its replica is gone")
@@ -285,14 +285,25 @@ class _BaseSearch:
             if self.cut_after is None
             else min(self.cut_after.tables.get(name, newest_version), newest_version)
         )
-        low_version, position_by_version = cut_version or 0, dict[int, int]()
-        while low_version < high_version:
-            middle_version = (low_version + high_version + 1) // 2
-            if self._read_position(delta_rs, path, middle_version, position_by_version) <= self.moment.lsn:
-                low_version = middle_version
-            else:
-                high_version = middle_version - 1
-        return low_version, self._read_position(delta_rs, path, low_version, position_by_version)
+        position_by_version = dict[int, int]()
+
+        def find_last_version(low_version: int, lsn: int) -> int:
+            """The last version whose position is at or before an LSN, by bisection from `low_version`."""
+            low, high = low_version, high_version
+            while low < high:
+                middle = (low + high + 1) // 2
+                if self._read_position(delta_rs, path, middle, position_by_version) <= lsn:
+                    low = middle
+                else:
+                    high = middle - 1
+            return low
+
+        version = find_last_version(cut_version or 0, self.moment.lsn)
+        since_version = find_last_version(0, copy_lsn - 1) if cut_version is None else cut_version
+        if since_version < version:
+            with self._lake.access.translate_errors(path):
+                version = delta_rs.find_own_version(path, since_version, version)
+        return version, self._read_position(delta_rs, path, version, position_by_version)
 
     @staticmethod
     def _read_position(

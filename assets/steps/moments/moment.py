@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates, list_history_paths
 from pgsieve.decoding.changes.copied_rows import IS_CHANGE
 from pgsieve.decoding.errors import PgsieveError
@@ -88,11 +89,33 @@ def _find_lsn(states: TableStates, time: datetime) -> int:
     if not earlier_lsns:
         raise MomentError(
             f"{subject}: the first change that is kept, at LSN {format_lsn(first_lsn)}, is later",
-            hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
+            hint=_make_early_time_hint(states, time, first_lsn),
             sqlstate="22023",
         )
     # If the result were `first_lsn`, copies that were made after the last earlier commit would belong to the moment, too.
     return max(earlier_lsns) + 1
+
+
+def _make_early_time_hint(states: TableStates, time: datetime, first_lsn: int) -> str:
+    """The hint for a time before the first change that is kept, which is at `first_lsn`.
+
+    The time of a copy was read just before its snapshot was made, which may have waited for transactions. So between both, the
+    records do not tell which commits the copy has, and no LSN stands for such a time.
+    """
+    deleted_up_to = SubscriptionRecord(states.lake, states.subscription).read_state().deleted_up_to
+    copies = [
+        (state.lsn, record.time)
+        for state in states.read_newest().values()
+        if state.definition and (record := state.definition.published) and record.time
+    ]
+    if not copies or deleted_up_to is None or deleted_up_to > min(copies)[0]:
+        return "name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml"
+    copy_lsn, copy_time = min(copies)
+    if time < copy_time:
+        return f"the tables were copied later: the first copy has the rows at LSN {format_lsn(copy_lsn)}"
+    return (
+        f"if the tables had been copied by then, name LSN {format_lsn(first_lsn)}: nothing changed in between"
+    )
 
 
 def _find_lsn_bounds(

@@ -28,7 +28,12 @@ from pgsieve.resources.lake.delta.key_lookup import (
     find_single_value_files,
 )
 from pgsieve.resources.lake.delta.queries import query_table, quote_column
-from pgsieve.resources.lake.delta.records import SEARCHED_COMMITS, find_version_of_position, has_repair
+from pgsieve.resources.lake.delta.records import (
+    SEARCHED_COMMITS,
+    find_own_version,
+    find_version_of_position,
+    has_repair,
+)
 from pgsieve.resources.lake.delta.slices import Slices
 from pgsieve.resources.lake.delta.tables import find_column_names, make_arrow_schema
 from pgsieve.resources.lake.stores.storage import is_uri
@@ -232,6 +237,15 @@ class DeltaRsRecords(Commits):
         table = self.open_table(path)
         later_count = table.version() - since_version
         return later_count > 0 and has_repair(table.history(later_count))
+
+    def find_own_version(self, path: str, since_version: int, version: int) -> int:
+        """The newest version up to `version` whose rows no other writer has changed since `since_version`."""
+        log_entries = self._tables.log_entries(path)
+        later_versions = range(since_version + 1, version + 1)
+        return find_own_version(
+            ((later_version, log_entries.read_actions(later_version)) for later_version in later_versions),
+            since_version,
+        )
 
     def version_of_position(self, path: str, position: int) -> int | None:
         """The version in which pgsieve wrote a position, the LSN up to which the table has all changes.

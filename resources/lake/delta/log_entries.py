@@ -1,7 +1,7 @@
-"""Lists the log entries of a Delta table from a version on. This shows whether an open table is at its newest version.
+"""Lists the log entries of a Delta table from a version on, and reads them. The list shows whether an open table is at its newest version.
 
 In: the path of the table, and its store.
-Out: maps versions to stamps. If an entry is replaced by another one with the same name, the stamp differs.
+Out: maps versions to stamps, and the actions of an entry. If an entry is replaced by another one with the same name, the stamp differs.
 
 In a folder, and on a store that only delta-rs can reach, only two entries are looked up, by name: that of the version at
 the last check, and the one after the open table's version. On other object stores one request lists the entries. A
@@ -10,9 +10,11 @@ DamagedTableError if an entry is incomplete, or has another size than expected. 
 an object, so there only an empty entry counts as incomplete.
 """
 
+import json
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from pgsieve.resources.lake.delta.complete_entries import NO_ACTIONS, find_defect
@@ -73,6 +75,17 @@ class LogEntries:
         """The size in bytes of the entry of a version. None if the entry does not exist."""
         stamp = self.read_stamp(version)
         return None if stamp is None else _read_stamp_bytes(stamp)
+
+    def read_actions(self, version: int) -> list[Mapping[str, Any]]:
+        """The actions of the entry of a version. Empty if the entry does not exist."""
+        file_system, inner_path = self._store.find_file_system(
+            f"{self._log_path}/{_make_entry_name(version)}"
+        )
+        try:
+            with file_system.open_input_stream(inner_path) as stream:
+                return [json.loads(line) for line in stream.read().splitlines() if line.strip()]
+        except FileNotFoundError:
+            return []
 
     def raise_if_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
         """Raise DamagedTableError if an entry is incomplete, or if its size is not `entry_bytes`."""

@@ -24,6 +24,8 @@ VERSION_COLUMN = "version"
 VERSION_APPLICATION_ID = "pgsieve.version"
 #: The key in the user metadata that marks a commit as one of `check --repair`.
 REPAIRED_KEY = "repaired"
+#: The key in the user metadata that marks a commit as a copy of all rows.
+COPIED_KEY = "copied"
 #: A position is searched in at most this many of the newest commits.
 SEARCHED_COMMITS = 16
 
@@ -113,6 +115,32 @@ def parse_position(metadata: str | None) -> tuple[int | None, bool]:
 def has_repair(commits: Iterable[Mapping[str, Any]]) -> bool:
     """True if one of these commits is a repair."""
     return any(REPAIRED_KEY in _parse_pgsieve_metadata(commit.get("userMetadata")) for commit in commits)
+
+
+def find_own_version(entries: Iterable[tuple[int, Sequence[Mapping[str, Any]]]], since_version: int) -> int:
+    """The newest version whose rows no other writer has changed since `since_version`.
+
+    `entries` has all later versions, the oldest first, each with the actions of its log entry. A copy or a repair replaces what
+    another writer has changed.
+    """
+    own_version, is_own = since_version, True
+    for version, actions in entries:
+        metadata = next(
+            (action["commitInfo"].get("userMetadata") for action in actions if "commitInfo" in action), None
+        )
+        metadata_of_pgsieve = _parse_pgsieve_metadata(metadata)
+        if {COPIED_KEY, REPAIRED_KEY} & metadata_of_pgsieve.keys():
+            is_own = True
+        elif not metadata_of_pgsieve and any(map(_changes_rows, actions)):
+            is_own = False
+        if is_own:
+            own_version = version
+    return own_version
+
+
+def _changes_rows(action: Mapping[str, Any]) -> bool:
+    """True if an action of a log entry adds or removes a file, and is not part of a compaction."""
+    return any(action.get(kind, {}).get("dataChange", False) for kind in ("add", "remove"))
 
 
 def _parse_pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:

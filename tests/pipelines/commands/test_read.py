@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import random
+import re
 import shutil
 from operator import itemgetter
 from pathlib import Path
@@ -49,6 +50,82 @@ def test_one_table_is_read_as_of_an_lsn_between_two_cuts(shop: Shop, monkeypatch
     assert code == 2
     assert "42P01" in refused
     assert "did you mean 'public.orders'?" in " ".join(refused.split())
+
+
+def _follow_hint(shop: Shop, moment: str) -> tuple[str, set[int]]:
+    """Read `orders` at a moment that is refused, then at the LSN of the hint. Returns the refusal and the ids."""
+    code, refused = shop.cli("read", "one", "public.orders", "--at", moment)
+    assert code == 2, refused
+    refused = " ".join(refused.split())
+    (named,) = re.findall(r"(?:name|at) LSN ([0-9A-F]+/[0-9A-F]+)", refused.split("hint:")[1])
+    code, printed = shop.cli("read", "one", "public.orders", "--at", named, "--json")
+    assert code == 0, printed
+    return refused, {json.loads(line)["id"] for line in printed.splitlines()}
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_the_hint_for_a_moment_that_is_not_recorded_names_one_that_is(shop: Shop) -> None:
+    """After empty transactions, which runs need not record, and in the time between the copy and the first change."""
+    database = shop.database
+
+    def value(sql: str) -> str:
+        row = database.execute(f"select ({sql})::text").fetchone()
+        assert row is not None
+        return str(row[0])
+
+    before = value("now()")
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    copied = value("now()")
+    for _ in range(3):
+        database.execute("create temp table nothing (); drop table nothing")
+    empty = value("pg_current_wal_insert_lsn()")
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    refused, ids = _follow_hint(shop, empty)
+    assert "has not been read yet" in refused
+    assert ids == {2, 3, 4}
+    database.execute("insert into orders values (77, 1)")
+    after = value("pg_current_wal_insert_lsn()")
+    database.execute("insert into orders values (78, 1)")
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    for lsn, expected in {empty: set[int](), after: {77}}.items():
+        code, printed = shop.cli("read", "one", "public.orders", "--at", lsn, "--json")
+        assert code == 0, printed
+        assert {json.loads(line)["id"] for line in printed.splitlines()} == {2, 3, 4} | expected
+    for time, reason in {
+        before: "the tables were copied later",
+        copied: "nothing changed in between",
+    }.items():
+        refused, ids = _follow_hint(shop, time)
+        assert "the first change that is kept" in refused
+        assert reason in refused
+        assert "retention" not in refused
+        assert ids == {2, 3, 4}
+
+
+@pytest.mark.usefixtures("orchestrator")
+@pytest.mark.parametrize("is_repaired", [False, True])
+def test_rows_that_another_writer_changed_are_read_as_the_publisher_had_them(
+    shop: Shop, *, is_repaired: bool
+) -> None:
+    """Between the cut before the damage and the next one the changes are added to the cut."""
+    database = shop.database
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    replica = shop.table("one", "orders")
+    replica.delete("id = 3")
+    replica.update({"n": "0"}, predicate="id = 2")
+    database.execute("insert into orders values (77, 1)")
+    row = database.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    database.execute("insert into orders values (78, 1)")
+    if is_repaired:
+        assert (checked := shop.cli("check", "--repair", "one"))[0] == 1, checked
+    else:
+        assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    code, printed = shop.cli("read", "one", "public.orders", "--at", row[0], "--json")
+    assert code == 0, printed
+    rows = [json.loads(line) for line in printed.splitlines()]
+    assert sorted((row["id"], row["n"]) for row in rows) == [(2, 2), (3, 3), (4, 4), (77, 1)]
+    assert ({(2, 2), (3, 3)} <= set(shop.pairs("one", "orders"))) is is_repaired
 
 
 def test_a_table_is_read_between_two_cuts_although_another_one_was_copied_again(shop: Shop) -> None:
