@@ -8,7 +8,6 @@ Raises a `LakeError` that names the table. Raises OvertakenError if the table ha
 position than the caller's plan expects. `pgsieve.resources.lake.policy` chooses the committer.
 """
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.layout import find_target_file_bytes
-from pgsieve.resources.lake.delta.log import Action, UnmarkableError
+from pgsieve.resources.lake.delta.log import Action
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.requirements import has_change_feed
@@ -34,8 +33,6 @@ from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.spark_writes import write_by_spark
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.version_guard import add_version_guard
-
-_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -122,13 +119,13 @@ class FileCommitter:
 
     def prepare_marked_files(
         self, path: str, matches: Sequence[FileMatches], expected_version: int
-    ) -> list[MarkedFile] | None:
+    ) -> list[MarkedFile]:
         """Return the files that contain the rows `matches`, with these rows marked, for `commit_marked_files`.
 
-        Returns None, or raises OvertakenError, in the same cases as `find_markable_files`.
+        Raises UnmarkableError and OvertakenError in the same cases as `find_markable_files`.
         """
         files = self.find_markable_files(path, {match.name for match in matches}, expected_version)
-        return None if files is None else row_removal.make_marked_files(files, matches)
+        return row_removal.make_marked_files(files, matches)
 
     def has_change_feed(self, path: str) -> bool:
         """True if a table has a change data feed."""
@@ -137,24 +134,20 @@ class FileCommitter:
 
     def find_markable_files(
         self, path: str, names: Collection[str], expected_version: int, *, removes_files: bool = False
-    ) -> dict[str, Action] | None:
+    ) -> dict[str, Action]:
         """Maps the names of these files to their `add` actions, for `commit_marked_files`.
 
-        Returns None if the log lacks such an action, or if rows of the table cannot be marked. Raises OvertakenError if the
-        table is not, or no longer, at `expected_version`. Without `removes_files`, which says that the files are removed as
-        a whole, this first enables deletion vectors if need be. That makes a new version of the table, so OvertakenError is
-        raised then, too.
+        Raises UnmarkableError if the log lacks such an action, or if rows of the table cannot be marked. Raises
+        OvertakenError if the table is not, or no longer, at `expected_version`. Without `removes_files`, which says that the
+        files are removed as a whole, this first enables deletion vectors if need be. That makes a new version of the table,
+        so OvertakenError is raised then, too.
         """
         with self.access.translate_errors(path):
-            try:
-                if not (removes_files or self.delta_rs.has_deletion_vectors(path)):
-                    row_removal.enable_marking(self.delta_rs, path)
-                if self.delta_rs.version(path) != expected_version:
-                    raise OvertakenError(path)
-                return row_removal.find_markable_files(self.delta_rs, path, names, expected_version)
-            except UnmarkableError as error:
-                _LOGGER.debug("%s: %s", path, error)
-                return None
+            if not (removes_files or self.delta_rs.has_deletion_vectors(path)):
+                row_removal.enable_marking(self.delta_rs, path)
+            if self.delta_rs.version(path) != expected_version:
+                raise OvertakenError(path)
+            return row_removal.find_markable_files(self.delta_rs, path, names, expected_version)
 
     def find_row_matches(
         self, path: str, digests: WantedDigests, schema: pa.Schema, runner: Runner
@@ -180,7 +173,7 @@ class FileCommitter:
         key_masks: Iterable[Mask],
         max_bytes: int | None,
         null_column: str | None = None,
-    ) -> list[FileMatches] | None:
+    ) -> list[FileMatches]:
         """The rows of a table that have one of these keys, file by file. See `key_lookup.find_key_matches`."""
         with self.access.translate_errors(path):
             return self.delta_rs.find_key_matches(path, keys, key_masks, max_bytes, null_column)

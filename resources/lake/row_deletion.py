@@ -4,7 +4,7 @@ In: - the rows to delete, file by file
     - the size of the changes that delete them, in bytes
 Out: `DeletedRows`.
 
-Raises LakeError.
+Raises LakeError, and UnmarkableError if rows can be deleted in neither way.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,6 +13,7 @@ from functools import cached_property
 
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.lake import Lake
 
 #: Files are rewritten if the table is small (a setting of the lake says how small), or if the files together have
@@ -61,8 +62,8 @@ class RowDeletion:
     max_table_bytes: int | None = None
     writes_feed: bool = False
 
-    def decide(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
-        """The decision for these rows. None if the rows cannot be marked, and their files cannot be rewritten."""
+    def decide(self, matches: Sequence[FileMatches]) -> DeletedRows:
+        """The decision for these rows. Raises UnmarkableError if they can be deleted in neither way."""
         if not matches:
             return DeletedRows()
         is_small = sum(match.size_bytes for match in matches) <= self.max_rewritten_bytes
@@ -70,7 +71,9 @@ class RowDeletion:
             self.path, self.columns, writes_feed=self.writes_feed
         ):
             return DeletedRows(matches)
-        return DeletedRows(matches, are_marked=True) if self.can_mark_rows else None
+        if not self.can_mark_rows:
+            raise UnmarkableError("rows can neither be marked as deleted, nor their files be rewritten")
+        return DeletedRows(matches, are_marked=True)
 
     @cached_property
     def can_mark_rows(self) -> bool:

@@ -35,7 +35,6 @@ from pgsieve.assets.steps.apply.table_result import (
     make_batch_result,
 )
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
-from pgsieve.assets.steps.apply.ways import UnsuitedWayError
 from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.arrays import NONE, Numbers
@@ -55,7 +54,6 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
 #: The most memory for the `KeyedChanges` of a batch: the key and a few numbers of each change. If a table's changes need
 #: more, Spark applies them.
 KEY_BYTES = 1024 * 1024 * 1024
-_CANNOT_REMOVE = "rows can neither be marked as deleted, nor their files be rewritten"
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,8 @@ class ManyChanges:
 def add_net_change(batch: TableBatch, stored_changes: StoredChanges) -> ManyChanges:
     """Compute the net change of a batch.
 
-    Raises UnsuitedWayError if the files with the rows to remove can neither be rewritten nor get deletion vectors, or if the
-    changes by key exceed `KEY_BYTES`.
+    Raises UnmarkableError if the files with the rows to remove can neither be rewritten nor get deletion vectors, and
+    UnsuitedWayError if the changes by key exceed `KEY_BYTES`.
     """
     if not (batch.definition.key or batch.pending.count("update", "delete")):
         return ManyChanges(stored_changes, None)
@@ -152,7 +150,7 @@ def add_net_change(batch: TableBatch, stored_changes: StoredChanges) -> ManyChan
 
 @dataclass(frozen=True)
 class _NetChangeComputation:
-    """Computes the net change of a batch. Its methods raise UnsuitedWayError (`add_net_change`)."""
+    """Computes the net change of a batch. Its methods raise the errors of `add_net_change`."""
 
     lake: Lake
     committer: FileCommitter
@@ -173,8 +171,6 @@ class _NetChangeComputation:
             keyed_changes = make_keyed_changes(
                 change_tables, key_schema, unsent, pending.extent, KEY_BYTES, soft_delete_columns
             )
-        if keyed_changes is None:
-            raise UnsuitedWayError(f"the keys of the changes take more than {KEY_BYTES} bytes")
         matches = self._find_matching_rows(keyed_changes)
         living_rows = self._find_living_rows(matches) if soft_delete_columns else matches
         is_emptied = empties_replica(self.definition, pending)
@@ -195,7 +191,7 @@ class _NetChangeComputation:
                 endings.split_rows(removed_rows),
                 endings.make_completions(self.schema),
             )
-        deleted_rows = self._delete(removed_rows)
+        deleted_rows = self._deletion.decide(removed_rows)
         counts = pending.adjust_row_counts(net.count_rows(had_row))
         has_changes = outcome.has_row_changes or pending.truncated_at is not None
         new_rows = find_net_rows(
@@ -245,7 +241,7 @@ class _NetChangeComputation:
         changes = KeylessChanges.from_digests(digests, pending.extent)
         outcome = changes.compute_net_change(count_rows)
         net = outcome.net_change
-        deleted_rows = self._delete(
+        deleted_rows = self._deletion.decide(
             select_first_matches(matches, net.deletion_counts[outcome.looked_up_rows])
         )
         places, deleted_count = changes.places[net.inserting_changes], int(net.deletion_counts.sum())
@@ -257,18 +253,9 @@ class _NetChangeComputation:
     def _find_matching_rows(self, keyed_changes: KeyedChanges) -> Sequence[FileMatches]:
         """Find the replica's rows with the keys of the changes."""
         max_bytes = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
-        matches = self.committer.find_key_matches(
+        return self.committer.find_key_matches(
             self.path, keyed_changes.keys, keyed_changes.lookup_masks, max_bytes
         )
-        if matches is None:
-            raise UnsuitedWayError(_CANNOT_REMOVE)
-        return matches
-
-    def _delete(self, matches: Sequence[FileMatches]) -> DeletedRows:
-        """Decide how to remove rows from their files."""
-        if (deleted_rows := self._deletion.decide(matches)) is None:
-            raise UnsuitedWayError(_CANNOT_REMOVE)
-        return deleted_rows
 
     @cached_property
     def _deletion(self) -> RowDeletion:
@@ -306,7 +293,7 @@ class FilesWriter:
     def apply(self, changes: ManyChanges) -> TableResult:
         """Apply changes that have no conflict.
 
-        Raises UnsuitedWayError if the log lacks what the new entries of the files with removed rows need.
+        Raises UnmarkableError if the log lacks what the new entries of the files with removed rows need.
         """
         lake, path, pending, end, net_change = (
             self.lake,
@@ -322,15 +309,13 @@ class FilesWriter:
             feed, marked_files = self._make_feed(net_change, committer), None
             if feed is not None or net_change.deleted_rows.are_marked:
                 marked_files = self._prepare_marked_files(committer, net_change.deleted_rows)
-                if marked_files is None:
-                    raise UnsuitedWayError("the log lacks entries of the files that lose rows")
             self._commit(changes, marked_files, feed)
         return make_batch_result(lake, path, pending, end, **net_change.counts)
 
     def _prepare_marked_files(
         self, committer: FileCommitter, deleted_rows: DeletedRows
-    ) -> Sequence[MarkedFile] | None:
-        """Prepare the files whose rows are marked as deleted, or which are removed as a whole. None if they cannot be.
+    ) -> Sequence[MarkedFile]:
+        """Prepare the files whose rows are marked as deleted, or which are removed as a whole.
 
         If the replica has a change data feed, files that are written again without some rows are also removed in this way:
         only a commit that this process writes itself can add files of the feed.
@@ -340,7 +325,7 @@ class FilesWriter:
             return committer.prepare_marked_files(self.path, matches, version)
         names = {match.name for match in matches}
         actions = committer.find_markable_files(self.path, names, version, removes_files=True)
-        return None if actions is None else [MarkedFile.removed(action) for action in actions.values()]
+        return [MarkedFile.removed(action) for action in actions.values()]
 
     def _make_feed(self, net_change: ReplicaChange, committer: FileCommitter) -> ChangeFeed | None:
         """Find what the change data feed gets; None without a feed, or if the batch only adds rows or removes all."""

@@ -5,7 +5,7 @@ applied in one commit. In a table without a key, the digest of the whole row tak
 (`pgsieve.decoding.changes.digests`).
 
 In: a batch's changes in the files of the change history (the Delta table that has all changes). Out: `TableResult`,
-after one commit. Raises UnsuitedWayError if the changes cannot be divided by keys; then `by_files` applies them, with all
+after one commit. Raises one of `UNSUITED_ERRORS` if the changes cannot be divided by keys; then `by_files` applies them, with all
 keys in the memory of this process. Raises LakeError.
 
 Tasks read the changes, decide which rows come and go, and write the files. This process only commits: it receives the
@@ -26,7 +26,6 @@ from pgsieve.assets.steps.apply.part_files import FilesPlan, list_key_bounds
 from pgsieve.assets.steps.apply.part_writer import PartWriter
 from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.apply.table_result import TableBatch, TableResult, make_batch_result
-from pgsieve.assets.steps.apply.ways import UnsuitedWayError
 from pgsieve.decoding.changes.digests import DIGEST_SCHEMA
 from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.resources.lake.delta.key_lookup import Bounds, find_stored_files
@@ -46,8 +45,8 @@ class KeyPartsWriter:
     def apply(self, stored_changes: StoredChanges) -> TableResult:
         """Apply the changes.
 
-        Raises UnsuitedWayError if that is not possible part by part, for example if a change gives a row the key of another
-        row.
+        Raises one of `UNSUITED_ERRORS` if that is not possible part by part, for example if a change gives a row the key of
+        another row.
         """
         with self.batch.lake.access.translate_errors(self.batch.path):
             plan = self._plan(stored_changes)
@@ -59,7 +58,7 @@ class KeyPartsWriter:
     def examine(self, stored_changes: StoredChanges) -> None:
         """Let the tasks decide the changes to a table with a key, but write nothing.
 
-        Raises UnsuitedWayError if `apply` would raise it.
+        Raises one of `UNSUITED_ERRORS` if `apply` would raise it.
         """
         with self.batch.lake.access.translate_errors(self.batch.path):
             self._decide(
@@ -74,15 +73,9 @@ class KeyPartsWriter:
         plan: FilesPlan,
         make_tasks: Callable[[KeyReader], tuple[PartDecider, PartWriter | None]],
     ) -> TaskResults:
-        """Let tasks decide the changes, and return their results. Raises UnsuitedWayError if they cannot."""
-        results = exchange_keys(
-            self._runner, self._make_reader(stored_changes, plan), plan.row_count, make_tasks
-        )
-        if results is None:
-            raise UnsuitedWayError("UPDATEs that change the key depend on each other too often")
-        if results.counts["refused"]:
-            raise UnsuitedWayError("a part of the keys has a conflict, or too many lost moves")
-        return results
+        """Let tasks decide the changes, and return their results."""
+        reader = self._make_reader(stored_changes, plan)
+        return exchange_keys(self._runner, reader, plan.row_count, make_tasks)
 
     def _list_bounds(self, stored_changes: StoredChanges) -> list[Mapping[str, Bounds]]:
         """List ranges of keys. Only files that may have a key in one of them are searched.
@@ -115,10 +108,7 @@ class KeyPartsWriter:
         removes_rows = not stored_changes.empties_replica and (
             bool(self.batch.definition.soft_delete_columns) or pending.count("update", "delete") > 0
         )
-        plan = FilesPlan.make(deletion, files, pending.head.version, removes_rows=removes_rows)
-        if plan is None:
-            raise UnsuitedWayError("files can neither be rewritten nor get deletion vectors")
-        return plan
+        return FilesPlan.make(deletion, files, pending.head.version, removes_rows=removes_rows)
 
     def _make_tasks(
         self, stored_changes: StoredChanges, plan: FilesPlan, reader: KeyReader

@@ -4,7 +4,7 @@ A batch is the changes that are applied to a replica in one commit.
 
 In: the numbers and sizes of the changes, the definition of the table, and what the Delta logs of the replica and of the
 change history (the table's changes) require of writers and readers. Out: an `ApplyChoice`: the way, the committer, and the
-reason. If the way finds out that it cannot apply the changes (`UnsuitedWayError`), another one is chosen. Raises LakeError.
+reason. If the way finds out that it cannot apply the changes (`UNSUITED_ERRORS`), another one is chosen. Raises LakeError.
 
     files by key parts ──► files ──► MERGE by delta-rs ──► MERGE by Spark
 """
@@ -20,7 +20,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.apply.by_files import StoredChanges, empties_replica
 from pgsieve.assets.steps.apply.damaged_tables import describe_missing_columns
 from pgsieve.assets.steps.apply.table_result import TableBatch, find_key_alteration_lsn
-from pgsieve.assets.steps.apply.ways import UnsuitedWayError, Way
+from pgsieve.assets.steps.apply.ways import UNSUITED_ERRORS, Way
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT
 from pgsieve.resources.lake.committers import InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -52,7 +52,7 @@ def apply_by_ways(
     apply: Callable[[ApplyChoice], _Result],
     unsuited_ways: Mapping[Way, str] = MappingProxyType({}),
 ) -> _Result:
-    """Call `apply` with the choice for a batch. If it raises `UnsuitedWayError`, call it with the next choice.
+    """Call `apply` with the choice for a batch. After one of `UNSUITED_ERRORS`, call it with the next choice.
 
     `unsuited_ways` maps the ways that are not taken to the reasons.
     """
@@ -62,8 +62,8 @@ def apply_by_ways(
         _LOGGER.debug('Delta table "%s": %s (%s)', batch.path, choice.way, choice.reason)
         try:
             return apply(choice)
-        except UnsuitedWayError as error:
-            reason_by_way[choice.way] = error.reason
+        except UNSUITED_ERRORS as error:
+            reason_by_way[choice.way] = str(error)
 
 
 def choose_apply(batch: TableBatch, unsuited_ways: Mapping[Way, str] = MappingProxyType({})) -> ApplyChoice:

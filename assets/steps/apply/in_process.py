@@ -48,15 +48,13 @@ class FewChanges(ChangesToMerge[pa.Table]):
 
     def read_keyed_changes(self) -> KeyedChanges:
         """Return the changes by key."""
-        keyed_changes = make_keyed_changes(
+        return make_keyed_changes(
             [self.rows],
             self._make_schema(self.batch.definition.key),
             sorted(self.batch.pending.unsent_columns),
             self.batch.pending.extent,
             soft_delete_columns=self.batch.definition.soft_delete_columns,
         )
-        assert keyed_changes is not None
-        return keyed_changes
 
     def find_present_keys(self, keyed_changes: KeyedChanges) -> PresentKeys:
         """Find the rows of the replica that have one of the keys to look up (`KeyedChanges.sought_keys`)."""

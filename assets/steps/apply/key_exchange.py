@@ -5,7 +5,7 @@ The tasks have stages. Those of each stage send messages to those of the next on
     KeyReader reads keys ──► PartDecider decides the changes of one part of the keys ──► PartWriter writes files
 
 To decide changes is to find out which rows are removed and written. In: these tasks. Out: what the last ones return: counts,
-and the new and the changed files. Raises LakeError.
+and the new and the changed files. Raises LakeError, and UnsuitedWayError if the tasks cannot decide.
 """
 
 import json
@@ -22,6 +22,7 @@ from pgsieve.assets.steps.apply.key_reader import KeyReader
 from pgsieve.assets.steps.apply.moved_rows import DeciderWithLinks, SourceResolver
 from pgsieve.assets.steps.apply.part_deciders import RESULT_SCHEMA, PartDecider
 from pgsieve.assets.steps.apply.part_writer import PartWriter
+from pgsieve.assets.steps.apply.ways import UnsuitedWayError
 from pgsieve.decoding.changes.arrays import Numbers
 from pgsieve.decoding.changes.key_filters import KeyFilter, KeySlots
 from pgsieve.resources.lake.delta.log import Action
@@ -76,8 +77,10 @@ def exchange_keys(
     reader: KeyReader,
     row_count: int,
     make_tasks: Callable[[KeyReader], tuple[PartDecider, PartWriter | None]],
-) -> TaskResults | None:
-    """Let tasks read the keys, decide the changes of each part, and write files; None if this takes too many attempts.
+) -> TaskResults:
+    """Let tasks read the keys, decide the changes of each part, and write files.
+
+    Raises UnsuitedWayError if a task refuses its part, or if this takes too many attempts.
 
     `row_count` is the number of rows in the files that the reader reads. `make_tasks` makes the tasks of the other stages.
     If it makes no writer, the changes are decided, and nothing is written.
@@ -99,13 +102,15 @@ def exchange_keys(
         results = TaskResults.from_rows(runner.exchange(reader, reader.task_count, stages, RESULT_SCHEMA))
         if len(results.lost_places):
             lost_places = np.union1d(lost_places, results.lost_places)
-        elif results.counts["refused"] or not results.counts["unresolved"]:
+        elif results.counts["refused"]:
+            raise UnsuitedWayError("a part of the keys has a conflict, or too many lost moves")
+        elif not results.counts["unresolved"]:
             return results
         elif resolver_stages == most_resolver_stages:
             break
         else:
             resolver_stages = most_resolver_stages
-    return None
+    raise UnsuitedWayError("UPDATEs that change the key depend on each other too often")
 
 
 def _add_key_filter(runner: Runner, reader: KeyReader, row_count: int) -> KeyReader:

@@ -93,9 +93,7 @@ class KeylessChanges:
     @classmethod
     def from_digests(cls, digests: pa.Table, extent: Extent) -> "KeylessChanges":
         """Make the object from what `read_digests` has read; `extent` tells which changes belong to the batch."""
-        keyed_changes = make_keyed_changes([digests], DIGEST_SCHEMA, (), extent)
-        assert keyed_changes is not None
-        return cls(keyed_changes)
+        return cls(make_keyed_changes([digests], DIGEST_SCHEMA, (), extent))
 
     @property
     def places(self) -> Numbers:

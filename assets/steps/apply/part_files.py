@@ -3,8 +3,8 @@
 A batch is the changes that one commit applies.
 
 In: the files of the table, and the results of the tasks that write (`part_writer`, `version_part_tasks`). Out: a plan,
-which says which files the tasks search, and one commit with the files that they wrote. Raises LakeError, and
-OvertakenError if another process has committed to the table first.
+which says which files the tasks search, and one commit with the files that they wrote. Raises LakeError, UnmarkableError,
+and OvertakenError if another process has committed to the table first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from pgsieve.decoding.changes.keys import is_orderable
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile, parse_vector_file
 from pgsieve.resources.lake.delta.key_lookup import Bounds, StoredFile
-from pgsieve.resources.lake.delta.log import Action
+from pgsieve.resources.lake.delta.log import Action, UnmarkableError
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.row_deletion import RowDeletion
 from pgsieve.resources.lake.stores.store import RowGroup, Store
@@ -46,11 +46,11 @@ class FilesPlan:
     @classmethod
     def make(
         cls, deletion: RowDeletion, files: Sequence[StoredFile], version: int, *, removes_rows: bool
-    ) -> "FilesPlan | None":
+    ) -> "FilesPlan":
         """Decide how to remove rows from these files of a table, which has this Delta version.
 
-        `removes_rows` says whether the batch may remove rows. Returns None if the files can neither be rewritten nor get
-        deletion vectors.
+        `removes_rows` says whether the batch may remove rows. Raises UnmarkableError if the files can neither be rewritten
+        nor get deletion vectors.
         """
         committer, path = deletion.committer, deletion.path
         row_count, names = sum(file.row_count or 0 for file in files), {file.name for file in files}
@@ -63,23 +63,17 @@ class FilesPlan:
             and committer.can_rewrite_files(path, deletion.columns, writes_feed=deletion.writes_feed)
         ):
             replica_files = [ReplicaFile(file.name, file.log_path, file.size_bytes) for file in files]
-            if not has_feed:
-                return cls(replica_files, row_count)
-            add_action_by_name = committer.find_markable_files(path, names, version, removes_files=True)
-            return (
-                None
-                if add_action_by_name is None
-                else cls(replica_files, row_count, add_action_by_name, has_feed=True)
+            add_action_by_name = (
+                committer.find_markable_files(path, names, version, removes_files=True) if has_feed else {}
             )
+            return cls(replica_files, row_count, add_action_by_name, has_feed=has_feed)
         # Deletion vectors have to be enabled by a property of the table. INSERTs alone must not enable them.
         if not deletion.can_mark_rows or not (removes_rows or committer.delta_rs.has_deletion_vectors(path)):
-            return None
+            raise UnmarkableError("files can neither be rewritten nor get deletion vectors")
         add_action_by_name = committer.find_markable_files(path, names, version)
-        if add_action_by_name is None:
-            return None
         vectors = [add_action_by_name[file.name].get("deletionVector") for file in files]
         if any(vector and parse_vector_file(vector) is None for vector in vectors):
-            return None
+            raise UnmarkableError("deletion vectors are not in files of the table's folder")
         return cls(
             [ReplicaFile(f.name, f.log_path, f.size_bytes, v) for f, v in zip(files, vectors, strict=True)],
             row_count,

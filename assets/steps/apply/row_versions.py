@@ -12,6 +12,7 @@ all others.
 Raises LakeError, and OvertakenError if another process has committed to the table first.
 """
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +30,7 @@ from pgsieve.assets.steps.apply.table_result import PendingChanges, find_key_alt
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
 from pgsieve.assets.steps.apply.version_outcome import VersionOutcome
 from pgsieve.assets.steps.apply.versions_by_parts import VersionPartsWriter
+from pgsieve.assets.steps.apply.ways import UNSUITED_ERRORS
 from pgsieve.assets.steps.history.shared_rows import NewRows, SharedRows
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,
@@ -59,6 +61,8 @@ from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
 from pgsieve.resources.parts import Guard
 from pgsieve.resources.work import name_jobs
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class VersionsDuringApply:
@@ -229,23 +233,31 @@ class VersionsWriter:
             return
         table.add_new_columns()
         groups = self._find_groups()
-        if (
-            self._same_changes is None
-            and VersionPartsWriter(table, self.changes_path, groups, pending, self.since_lsn).apply()
-        ):
-            return
+        # Changes that the driver has decided for the replica are in memory, so tasks need not read them.
+        if self._same_changes is None and pending.row_change_count >= lake.policy.min_parted_changes:
+            try:
+                VersionPartsWriter(table, self.changes_path, groups, pending, self.since_lsn).apply()
+            except UNSUITED_ERRORS as error:
+                _LOGGER.debug('Delta table "%s": the driver decides the changes (%s)', table.path, error)
+            else:
+                return
+        self._apply_by_driver(groups)
+
+    def _apply_by_driver(self, groups: Sequence[RowGroup]) -> None:
+        """Decide all changes in this process, and let the runner write the versions."""
+        pending = self.pending
         outcome, matches = self._compute_outcome(groups)
         ending_matches, ending_commits = self._find_ended_versions(outcome, matches)
         change = VersionChange.plan_ends(
             self._stored_versions, ending_matches, ending_commits, outcome.commits, pending.size_bytes
         )
         if (shared_rows := self._shared_rows) is not None and outcome.truncate_commit is None:
-            change = replace(change, replica_rows=shared_rows.select_removed_rows(table.columns))
+            change = replace(change, replica_rows=shared_rows.select_removed_rows(self.table.columns))
 
         def write_new_versions() -> list[pa.Table]:
             return list(self._write_new_versions(outcome, matches, groups))
 
-        change.commit(self._stored_versions, write_new_versions, end, pending.head.version)
+        change.commit(self._stored_versions, write_new_versions, pending.slice_ends[-1], pending.head.version)
 
     @cached_property
     def _stored_versions(self) -> StoredVersions:
@@ -281,11 +293,9 @@ class VersionsWriter:
         key_schema = pa.schema([table.columns.field(name) for name in table.definition.key])
         unsent_columns = sorted(pending.unsent_columns)
         change_tables = read_changes(table.lake.store, files, key_schema, unsent_columns)
-        keyed_changes = make_keyed_changes(
+        return make_keyed_changes(
             change_tables, key_schema, unsent_columns, Extent(pending.slice_ends, self.since_lsn)
         )
-        assert keyed_changes is not None
-        return keyed_changes
 
     @property
     def _same_changes(self) -> AppliedChanges | None:
@@ -318,7 +328,6 @@ class VersionsWriter:
         # UPDATE has no effect, and a row may have had key 2 all along.
         key_masks = (is_expected, is_relevant) if keyed_changes.changes.is_move.any() else (is_expected,)
         matches = committer.find_key_matches(path, keyed_changes.keys, key_masks, None, VALID_TO_LSN)
-        assert matches is not None
         return find_present_versions(committer, path, matches)
 
     def _find_ended_versions(

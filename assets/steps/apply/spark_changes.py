@@ -96,15 +96,13 @@ class SparkChanges(ChangesToMerge[DataFrame]):
         changes = self.read_changes().select(*columns, select_side("new"), select_side("old")).toArrow()
         row_type = changes.schema.field("new").type
         key_schema = pa.schema([row_type.field(row_type.get_field_index(name)) for name in key])
-        keyed_changes = make_keyed_changes(
+        return make_keyed_changes(
             [changes],
             key_schema,
             sorted(self.pending.unsent_columns),
             self.pending.extent,
             soft_delete_columns=soft_delete_columns,
         )
-        assert keyed_changes is not None
-        return keyed_changes
 
     def read_keyless_changes(self) -> KeylessChanges:
         """Read the changes of a table without a key."""

@@ -6,7 +6,7 @@ columns are read: the keys, the operations, the places, and the names of the col
 that keeps deleted rows, the metadata of these rows, such as the time of a DELETE, is read, too. The place of a change is
 one number, made of the number of its slice in the batch and the change's number in this slice. Out: `KeyedChanges`, the
 changes in order, in the form that `pgsieve.decoding.changes.net_change` takes. Everything is computed on whole columns; no
-Python code runs per change. Raises Arrow's errors.
+Python code runs per change. Raises Arrow's errors, and UnsuitedWayError if the changes take too much memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
+from pgsieve.assets.steps.apply.ways import UnsuitedWayError
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, struct_field
 from pgsieve.decoding.changes.extent import PLACE_COLUMNS, Extent, compute_places
@@ -100,8 +101,10 @@ def make_keyed_changes(
     extent: Extent,
     max_bytes: int | None = None,
     soft_delete_columns: Metadata = (),
-) -> KeyedChanges | None:
-    """Number the keys of a batch's changes, and put the changes in order; None if they take more than `max_bytes`.
+) -> KeyedChanges:
+    """Number the keys of a batch's changes, and put the changes in order.
+
+    Raises UnsuitedWayError if they take more than `max_bytes`.
 
     `key_schema` has the names and types of the key's columns. `unsent_columns` are the columns that some change did not
     send. `extent` tells which of the `changes` belong to the batch.
@@ -123,7 +126,7 @@ def make_keyed_changes(
         parts.append(extract_changes(part, key_schema, unsent_columns, extent, soft_delete_columns))
         size += parts[-1].nbytes
         if max_bytes is not None and size > max_bytes:
-            return None
+            raise UnsuitedWayError(f"the keys of the changes take more than {max_bytes} bytes")
     return join_changes(parts, unsent_columns, soft_delete_columns)
 
 

@@ -4,7 +4,7 @@ A task decides a part: it computes from the changes of these keys which versions
 changes that are applied in one commit.
 
 In: a batch's changes in the files of the change history (the Delta table that has all changes), and the table of versions.
-Out: one commit of the table of versions. Nothing is written if the changes cannot be divided by keys; in that case
+Out: one commit of the table of versions. Raises one of `UNSUITED_ERRORS` if the changes cannot be divided by keys; then
 `row_versions` applies them, with all keys in the memory of this process. Raises LakeError, and OvertakenError if another
 process has committed to the table first.
 
@@ -47,21 +47,14 @@ class VersionPartsWriter:
     pending: PendingChanges
     since_lsn: int
 
-    def apply(self) -> bool:
+    def apply(self) -> None:
         """Write the versions in one commit. It says up to which LSN the table then has all changes.
 
-        Returns False if nothing was written, because the batch is small or cannot be applied part by part.
+        Raises one of `UNSUITED_ERRORS` if the changes cannot be applied part by part.
         """
-        if not self._is_large:
-            return False
         table = self.table
         with table.lake.access.translate_errors(table.path):
-            return self._write(table.stored_versions)
-
-    @property
-    def _is_large(self) -> bool:
-        """Whether the batch is large enough."""
-        return self.pending.row_change_count >= self.table.lake.policy.min_parted_changes
+            self._write(table.stored_versions)
 
     def _list_bounds(self, key_schema: pa.Schema) -> Sequence[Mapping[str, Bounds]]:
         """List ranges of keys. Only files that may have a key in one of them are searched.
@@ -75,24 +68,19 @@ class VersionPartsWriter:
         with self.table.lake.access.translate_errors(self.changes_path):
             return list_key_bounds(self.table.lake.store, self.groups, key_schema)
 
-    def _plan(self, versions: StoredVersions, key_schema: pa.Schema) -> FilesPlan | None:
-        """Find the files that may have a present version of one of the keys, and decide how to remove versions from them.
-
-        None if they can neither be rewritten nor get deletion vectors.
-        """
+    def _plan(self, versions: StoredVersions, key_schema: pa.Schema) -> FilesPlan:
+        """Find the files that may have a present version of one of the keys, and decide how to remove versions from them."""
         pending, delta_table = self.pending, versions.committer.delta_rs.open_table(versions.path)
         files = find_stored_files(delta_table, self._list_bounds(key_schema), VALID_TO_LSN)
         deletion = versions.make_deletion(pending.size_bytes)
         return FilesPlan.make(deletion, files, pending.head.version, removes_rows=True)
 
-    def _write(self, versions: StoredVersions) -> bool:
-        """Let tasks decide the changes and write files, and commit the files; False if a task refuses its part."""
+    def _write(self, versions: StoredVersions) -> None:
+        """Let tasks decide the changes and write files, and commit the files."""
         table, pending, path = self.table, self.pending, self.table.path
         lake, store, committer = table.lake, table.lake.store, versions.committer
         key_schema = pa.schema([table.columns.field(name) for name in table.definition.key])
         plan = self._plan(versions, key_schema)
-        if plan is None:
-            return False
         runner, files = lake.policy.choose_runner(pending.size_bytes), plan.files
         change_parts = divide_groups(self.groups, runner.parallelism)
         extent = Extent(pending.slice_ends, self.since_lsn, pending.truncated_at)
@@ -134,8 +122,5 @@ class VersionPartsWriter:
             )
 
         results = exchange_keys(runner, reader, plan.row_count, make_tasks)
-        if results is None or results.counts["refused"]:
-            return False
         commit = Commit(pending.slice_ends[-1], expected_version=pending.head.version)
         plan.commit(committer, path, table.schema, results, commit)
-        return True

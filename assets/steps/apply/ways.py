@@ -1,10 +1,12 @@
 """The ways in which a batch is applied to one replica table. `choice` decides which one is taken.
 
-A batch is the changes that are applied to a replica in one commit. In: nothing. Out: the names of the ways, and the error
-that says that a way cannot apply a batch.
+A batch is the changes that are applied to a replica in one commit. In: nothing. Out: the names of the ways, and the errors
+that say that a way cannot apply a batch.
 """
 
 from enum import StrEnum
+
+from pgsieve.resources.lake.delta.log import UnmarkableError
 
 
 class Way(StrEnum):
@@ -19,9 +21,9 @@ class Way(StrEnum):
 class UnsuitedWayError(Exception):
     """A way cannot apply a batch, for a reason that was not known before the changes were read. Nothing was written.
 
-    `reason` says why. Then `choose_apply` chooses another way.
+    The message is the reason.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+
+#: The errors after which another way is taken.
+UNSUITED_ERRORS = (UnsuitedWayError, UnmarkableError)

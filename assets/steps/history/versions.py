@@ -46,6 +46,7 @@ from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.feed_property import FEED_PROPERTY
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
+from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import RowWriter, list_file_rows, read_rows
@@ -406,12 +407,13 @@ class VersionChange:
         `change_bytes` is the size in bytes of the changes that end the versions.
         """
         deletion = table.make_deletion(change_bytes)
-        deleted_rows = deletion.decide(matches)
-        if deleted_rows is None:
+        try:
+            deleted_rows = deletion.decide(matches)
+        except UnmarkableError as error:
             if not table.committer.can_rewrite_files(table.path, deletion.columns):
                 raise _make_altered_table_error(
                     table.path, has_feed=table.committer.has_change_feed(table.path)
-                )
+                ) from error
             deleted_rows = DeletedRows(matches)
         return cls(deleted_rows, ending_commits, commits)
 
@@ -473,9 +475,10 @@ class VersionChange:
                 removed_size_by_path,
             )
             return
-        marked_files = committer.prepare_marked_files(path, self.ended_rows.matches, expected_version)
-        if marked_files is None:
-            raise _make_altered_table_error(path)
+        try:
+            marked_files = committer.prepare_marked_files(path, self.ended_rows.matches, expected_version)
+        except UnmarkableError as error:
+            raise _make_altered_table_error(path) from error
         committer.commit_marked_files(write_all_files, path, marked_files, position, expected_version)
 
     def _divide_by_memory(self, rows: Sequence[NumberedRows]) -> tuple[list[_Ends], list[_Ends]]:

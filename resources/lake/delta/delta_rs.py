@@ -60,7 +60,7 @@ class DeltaRsRecords(Commits):
         key_masks: Iterable[npt.NDArray[np.bool_]],
         max_bytes: int | None,
         null_column: str | None = None,
-    ) -> list[FileMatches] | None:
+    ) -> list[FileMatches]:
         """The rows of a table that have one of these keys, file by file. See `key_lookup.find_key_matches`."""
         return find_key_matches(
             self.open_table(path), path, self.make_table_store(path), keys, key_masks, max_bytes, null_column

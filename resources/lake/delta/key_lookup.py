@@ -7,7 +7,7 @@ column are, no file is read.
 In: a table, and keys as Arrow columns.
 Out: the rows that have these keys.
 
-Raises errors of delta-rs and Arrow.
+Raises errors of delta-rs and Arrow, and UnmarkableError.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +26,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pgsieve.decoding.changes.equality import to_comparable
 from pgsieve.decoding.changes.keys import SoughtKeys, find_equal_rows, is_orderable, is_text
 from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows, has_deleted_rows
+from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.queries import quote_column
 from pgsieve.resources.lake.delta.requirements import has_plain_rows
 from pgsieve.resources.lake.delta.tables import find_column_names
@@ -37,6 +38,9 @@ Bounds = tuple[pa.Scalar, pa.Scalar]
 
 #: The number of files that are searched at the same time. The keys of one file may take tens of megabytes.
 _PARALLEL_FILES = 2
+_TOO_MANY_BYTES = (
+    "rows cannot be marked as deleted, and the files with their keys are too large to be rewritten"
+)
 
 #: Delta may truncate the times in statistics to milliseconds. So the greatest time in a file may be later than its
 #: bound, by at most this (Delta protocol, Per-file Statistics).
@@ -116,20 +120,21 @@ def find_key_matches(
     key_masks: Iterable[npt.NDArray[np.bool_]],
     max_bytes: int | None,
     null_column: str | None = None,
-) -> list[FileMatches] | None:
-    """The rows of a table that have one of these keys, file by file. None if too many bytes of files would be needed.
+) -> list[FileMatches]:
+    """The rows of a table that have one of these keys, file by file.
 
     `key_masks` are masks that divide the keys into groups. A file is read if its bounds overlap the bounds of a group,
     and if it may have a NULL in the column `null_column` (None: NULLs do not matter).
 
-    With `max_bytes` the result is None in three cases:
+    `max_bytes` is for rows that cannot be marked as deleted, so that their files have to be rewritten. With it,
+    UnmarkableError is raised in three cases:
 
     - the files that contain matches have more bytes than `max_bytes`
     - the files that must be read have more bytes than twice `max_bytes`; in this case no file is read
     - a file must be read, and the table is not plain (`requirements.has_plain_rows`), for example because it has
       partitions
 
-    If `max_bytes` is None, the result is never None, and files may have deletion vectors.
+    If `max_bytes` is None, files may have deletion vectors.
     """
     groups = [keys.filter(pa.array(mask)) for mask in key_masks if mask.any()]
     names = {
@@ -142,13 +147,13 @@ def find_key_matches(
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     needed_bytes = sum(file["size_bytes"] for file in files if unquote(file["path"]) in names)
     if not has_plain_rows(table) or needed_bytes > 2 * max_bytes:
-        return None
+        raise UnmarkableError(_TOO_MANY_BYTES)
     matches, needed_bytes = list[FileMatches](), 0
     for match in _find_matched_files(table, path, store, keys, names, {}):
         matches.append(match)
         needed_bytes += match.size_bytes
         if needed_bytes > max_bytes:
-            return None
+            raise UnmarkableError(_TOO_MANY_BYTES)
     return matches
 
 

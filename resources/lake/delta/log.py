@@ -41,9 +41,9 @@ NO_LINK_ERRORS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, er
 
 
 class UnmarkableError(Exception):
-    """Rows of a table cannot be marked as deleted.
+    """Rows of a table cannot be marked as deleted, and rewriting their files is impossible or too much work.
 
-    The log of the table is incomplete, or this process cannot add an entry to it.
+    The log of the table is incomplete, or this process cannot add an entry to it, or the table does not permit it.
     """
 
 

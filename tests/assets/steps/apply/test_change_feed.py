@@ -14,7 +14,8 @@ from pgsieve.assets.steps.apply import by_files, key_reader
 from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.assets.steps.apply.choice import apply_by_ways, choose_apply
-from pgsieve.assets.steps.apply.ways import UnsuitedWayError, Way
+from pgsieve.assets.steps.apply.ways import Way
+from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.row_removal import enable_marking
 from tests.fixtures.replica_changes import (
     ENDS,
@@ -100,10 +101,10 @@ def test_a_feed_is_left_to_a_merge_if_the_log_lacks_statistics_of_a_file(tmp_pat
     choice = choose_apply(batch)
     assert (choice.way, choice.stored_changes is None) == (Way.KEY_PARTS, False)
     assert choice.stored_changes is not None
-    with pytest.raises(UnsuitedWayError, match="neither be rewritten nor get deletion vectors"):
+    with pytest.raises(UnmarkableError, match="lacks the actions or statistics"):
         KeyPartsWriter(batch, ENDS[-1]).apply(choice.stored_changes)
     changes = add_net_change(batch, choice.stored_changes)
-    with pytest.raises(UnsuitedWayError, match="the log lacks entries"):
+    with pytest.raises(UnmarkableError, match="lacks the actions or statistics"):
         FilesWriter(replica.lake, replica.path, batch.pending, ENDS[-1]).apply(changes)
     merged = apply_by_ways(
         batch, lambda choice: choice.way, dict.fromkeys([Way.KEY_PARTS, Way.FILES], "refused")

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.unordered_changes import make_keyed_changes, read_changes
+from pgsieve.assets.steps.apply.ways import UnsuitedWayError
 from pgsieve.decoding.changes.arrays import NONE
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.extent import Extent
@@ -54,14 +56,13 @@ def test_changes_are_read_from_files_in_their_order(tmp_path: Path) -> None:
         ),
     ]
 
-    def read(most_bytes: int, *paths: str) -> KeyedChanges | None:
+    def read(most_bytes: int, *paths: str) -> KeyedChanges:
         stored = read_changes(Store(), paths, _KEY, ["other"])
         return make_keyed_changes(
             stored, _KEY, ["other"], Extent(_SLICES, since_lsn=50), max_bytes=most_bytes
         )
 
     keyed = read(2000, *files)
-    assert keyed is not None
     keys, changes = [*map(tuple, map(dict.values, keyed.keys.to_pylist())), None], keyed.changes
     assert [keys[number] for number in changes.new_keys] == [(1, "a"), None, (1, "b"), (1, "b")]
     # An UPDATE whose old key equals the new one is no move.
@@ -76,9 +77,9 @@ def test_changes_are_read_from_files_in_their_order(tmp_path: Path) -> None:
     assert keyed.places.tolist() == [4, 5, 1 << 56, (1 << 56) + 1]
     assert keyed.commit_lsns.tolist() == [90, 90, 150, 150]
     assert keyed.truncate_indices == (1,)
-    assert read(50, *files) is None
+    with pytest.raises(UnsuitedWayError, match="more than 50 bytes"):
+        read(50, *files)
     nothing = read(0)
-    assert nothing is not None
     assert (nothing.keys.num_rows, nothing.truncate_indices) == (0, ())
 
 
@@ -106,6 +107,5 @@ def test_keys_are_equal_if_postgresql_finds_them_equal() -> None:
         ),
     )
     keyed = make_keyed_changes([changes], keys, (), Extent([100]))
-    assert keyed is not None
     assert keyed.changes.new_keys.tolist() == [0, 0, 1, 2, 0, 0, 1, 2]
     assert NONE not in keyed.changes.new_keys

@@ -387,7 +387,6 @@ class TestOnABadNetwork:
         assert matches
         base = local.version(place.path)
         marked = files.prepare_marked_files(place.path, matches, base)
-        assert marked is not None
         proxy.refuse(EXPIRED, methods="PUT", part="deletion_vector_")
         with pytest.raises(
             LakeUnavailableError, match=r"does not accept the credentials \(ExpiredToken\)"
@@ -398,7 +397,8 @@ class TestOnABadNetwork:
         assert place.local().position(place.path) == 3
         # If the store refuses this library, delta-rs may still reach it. Then Spark marks the rows.
         proxy.refuse(DENIED, methods="GET", part="_last_checkpoint")
-        assert files.prepare_marked_files(place.path, matches, base) is None
+        with pytest.raises(UnmarkableError, match="cannot be read"):
+            files.prepare_marked_files(place.path, matches, base)
 
 
 def test_where_delta_rs_would_find_no_vector_no_row_is_marked(place: Place) -> None:
