@@ -58,7 +58,6 @@ from pgsieve.resources.lake.spark_writes import (
     add_commit_costs,
     drop_constraints_by_spark,
     enable_vectors_by_spark,
-    idempotent_writes,
     set_properties_by_spark,
     write_comments_by_spark,
 )
@@ -501,28 +500,23 @@ class Lake:
                     self.spark.createDataFrame([], ddl), path, Commit(expected_version=expected_version)
                 )
 
-    def idempotent_writes(
-        self, position: int | None, *, can_mark_rows: bool, metadata: Mapping[str, Any] | None = None
-    ) -> AbstractContextManager[None]:
-        """Commit each SQL write of the block only once per table and position. See `spark_writes.idempotent_writes`."""
-        return idempotent_writes(self.spark, position, can_mark_rows=can_mark_rows, metadata=metadata)
-
-    def enable_deletion_vectors(self, path: str) -> None:
-        """Enable deletion vectors in a table.
+    def enable_deletion_vectors(self, path: str) -> bool:
+        """Enable deletion vectors in a table. Returns True if this took a commit.
 
         Does nothing if the user has disabled them, or if delta-rs could not find the files of the vectors
         (`row_removal.has_hidden_vectors`).
         """
         if self.delta_rs is not None and row_removal.has_hidden_vectors(path):
-            return
-        if self.records.has_deletion_vectors(path) is None:
-            with self.access.translate_errors(path):
-                if (
-                    self.delta_rs is not None
-                    and self.policy.wants_vectors
-                    and row_removal.can_enable_marking(self.delta_rs, path)
-                ):
-                    with suppress(UnmarkableError):
-                        row_removal.enable_marking(self.delta_rs, path)
-                        return
-                enable_vectors_by_spark(self.spark, path)
+            return False
+        if self.records.has_deletion_vectors(path) is not None:
+            return False
+        with self.access.translate_errors(path):
+            if (
+                self.delta_rs is not None
+                and self.policy.wants_vectors
+                and row_removal.can_enable_marking(self.delta_rs, path)
+            ):
+                with suppress(UnmarkableError):
+                    row_removal.enable_marking(self.delta_rs, path)
+                    return True
+            return enable_vectors_by_spark(self.spark, path)

@@ -31,7 +31,7 @@ from pgsieve.resources.lake.delta.queries import DELTA_RS_TIME, SPARK_TIME, form
 from pgsieve.resources.lake.delta.records import make_unchanged_position_metadata, quote_name
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import METADATA_SETTING, add_commit_costs
+from pgsieve.resources.lake.spark_writes import METADATA_SETTING, add_commit_costs, hold_settings
 from pgsieve.resources.work import DRIVER, add_costs, name_engine
 
 #: The size up to which delta-rs clusters a table, that is, sorts all its rows into new files. Spark clusters
@@ -299,17 +299,12 @@ class _SparkMaintenance:
 
         `further_settings` are settings of Spark for this statement.
         """
-        conf = self.lake.spark.conf
+        spark = self.lake.spark
         settings = {
             **(further_settings or {}),
             METADATA_SETTING: make_unchanged_position_metadata(self.lake.records.position(self.path)),
             _RETENTION_CHECK_SETTING: "false",
-            _LISTING_TASKS_SETTING: str(conf.get("spark.sql.shuffle.partitions")),
+            _LISTING_TASKS_SETTING: str(spark.conf.get("spark.sql.shuffle.partitions")),
         }
-        try:
-            for name, value in settings.items():
-                conf.set(name, value)
-            return next(iter(self.lake.spark.sql(statement).collect()), Row())
-        finally:
-            for name in settings:
-                conf.unset(name)
+        with hold_settings(spark, settings):
+            return next(iter(spark.sql(statement).collect()), Row())

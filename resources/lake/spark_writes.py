@@ -9,7 +9,7 @@ Raises Spark's errors.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from threading import Condition
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -18,7 +18,6 @@ from pgsieve.resources.lake.delta.feed_property import FEED_PROPERTY, has_feed
 from pgsieve.resources.lake.delta.records import (
     APPLICATION_ID,
     Commit,
-    commit_metadata,
     make_unchanged_position_metadata,
     quote_name,
     quote_text,
@@ -42,6 +41,40 @@ _ANY_PROPERTY_SETTING = "spark.databricks.delta.allowArbitraryProperties.enabled
 VECTORS_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 #: Spark's setting that decides whether a new table without a property of its own has a change data feed.
 _FEED_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableChangeDataFeed"
+
+
+class _SettingsLock:
+    """Lets blocks run at the same time only if they need the same settings of the same session.
+
+    A session has its settings for all threads.
+    """
+
+    def __init__(self) -> None:
+        self._condition, self._blocks = Condition(), list[tuple[SparkSession, Mapping[str, str]]]()
+
+    @contextmanager
+    def hold(self, spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+        """Give the session these settings for the block. Blocks with other settings have to end first."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: all(held == settings for session, held in self._blocks if session is spark)
+            )
+            self._blocks.append((spark, settings))
+            for name, value in settings.items():
+                spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._blocks.remove((spark, settings))
+                if not any(session is spark for session, _ in self._blocks):
+                    for name in settings:
+                        spark.conf.unset(name)
+                    self._condition.notify_all()
+
+
+#: Gives a session settings for a block. Such a block must not contain another one.
+hold_settings = _SettingsLock().hold
 
 
 def find_column_mapping_property(columns: Iterable[str]) -> dict[str, str]:
@@ -118,7 +151,8 @@ def _accepted_columns(
         if not (is_mapped and has_feed({**default, **properties})):
             yield 0
             return
-        spark.createDataFrame([], frame.schema).write.format("delta").options(**properties).save(path)
+        with hold_settings(spark, {}):
+            spark.createDataFrame([], frame.schema).write.format("delta").options(**properties).save(path)
         yield 1
         return
     table_schema, altered_count = spark.read.format("delta").load(path).schema, 0
@@ -147,7 +181,8 @@ def _read_properties(spark: SparkSession, path: str) -> Mapping[str, str]:
 
 
 def _set_property(spark: SparkSession, path: str, name: str, value: str) -> None:
-    spark.sql(f"alter table delta.{quote_name(path)} set tblproperties ('{name}' = '{value}')")
+    with hold_settings(spark, {}):
+        spark.sql(f"alter table delta.{quote_name(path)} set tblproperties ('{name}' = '{value}')")
 
 
 def _has_mapping(properties: Mapping[str, str]) -> bool:
@@ -209,52 +244,37 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
         # Without this setting, Spark refuses the property for the size of files, which only delta-rs and Databricks know.
         _ANY_PROPERTY_SETTING: "true",
     }
-    try:
-        for name, value in settings.items():
-            spark.conf.set(name, value)
-        if _lacks_mapping(spark, path):
-            _enable_column_mapping(spark, path)
+    if _lacks_mapping(spark, path):
+        _enable_column_mapping(spark, path)
+    with hold_settings(spark, settings):
         for change in changes:
             spark.sql(f"alter table delta.{quote_name(path)} {change}")
-    finally:
-        for name in settings:
-            spark.conf.unset(name)
 
 
-def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
+def enable_vectors_by_spark(spark: SparkSession, path: str) -> bool:
     """Let Spark mark rows of a table in deletion vectors, unless the user disabled deletion vectors for all tables.
 
-    The table is not altered if that would need column mapping, which some readers do not support.
+    The table is not altered if that would need column mapping, which some readers do not support. Returns True if the
+    table was altered.
     """
-    if spark.conf.get(VECTORS_DEFAULT_SETTING, "true") == "true" and not _lacks_mapping(spark, path):
-        _set_property(spark, path, "delta.enableDeletionVectors", "true")
+    if spark.conf.get(VECTORS_DEFAULT_SETTING, "true") != "true" or _lacks_mapping(spark, path):
+        return False
+    _set_property(spark, path, "delta.enableDeletionVectors", "true")
+    return True
 
 
-@contextmanager
-def idempotent_writes(
-    spark: SparkSession,
-    position: int | None,
-    *,
-    can_mark_rows: bool,
-    metadata: Mapping[str, Any] | None = None,
-) -> Iterator[None]:
-    """Commit each SQL write of the block only once per table and position.
+def make_merge_settings(commit: Commit, *, can_mark_rows: bool) -> dict[str, str]:
+    """The settings with which a MERGE makes a commit. It is made only once per position.
 
-    Without a position, the tables keep their positions.
-
-    `can_mark_rows` says whether MERGE may mark rows in tables that have deletion vectors. `metadata` is added to the
-    user metadata of the commits.
+    `can_mark_rows` says whether the MERGE may mark rows, if the table has deletion vectors.
     """
-    if position is not None:
-        spark.conf.set(_TXN_APP_SETTING, APPLICATION_ID)
-        spark.conf.set(_TXN_VERSION_SETTING, str(position))
-    spark.conf.set(METADATA_SETTING, commit_metadata(position, metadata))
-    spark.conf.set(_MERGE_VECTORS_SETTING, str(can_mark_rows).lower())
-    try:
-        yield
-    finally:
-        for key in (_TXN_APP_SETTING, _TXN_VERSION_SETTING, METADATA_SETTING, _MERGE_VECTORS_SETTING):
-            spark.conf.unset(key)
+    settings = {
+        METADATA_SETTING: commit.user_metadata,
+        _MERGE_VECTORS_SETTING: str(can_mark_rows).lower(),
+    }
+    if commit.position is not None:
+        settings |= {_TXN_APP_SETTING: APPLICATION_ID, _TXN_VERSION_SETTING: str(commit.position)}
+    return settings
 
 
 def add_commit_costs(spark: SparkSession, path: str) -> None:

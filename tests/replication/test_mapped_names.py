@@ -79,7 +79,7 @@ def test_a_replica_whose_names_are_mapped_is_written_as_files(
             " ('delta.columnMapping.mode' = 'name', 'delta.enableChangeDataFeed' = 'true')"
         )
     with monkeypatch.context() as without_spark:
-        without_spark.setattr(batch, "_commit_by_spark", None)
+        without_spark.setattr(batch, "_merge_by_spark", None)
         scenario.publisher("""
             UPDATE keyed SET n = '{0}' WHERE a < 20; UPDATE keyed SET a = 100 WHERE a = 30; DELETE FROM keyed WHERE a = 31;
             INSERT INTO keyed VALUES (50, 1, 'new', NULL), (7, 2, 'filtered', NULL);
@@ -90,7 +90,7 @@ def test_a_replica_whose_names_are_mapped_is_written_as_files(
     alter(scenario, "ALTER TABLE keyed ADD COLUMN c text")
     scenario.check(*_TABLES)
     with monkeypatch.context() as without_spark:
-        without_spark.setattr(batch, "_commit_by_spark", None)
+        without_spark.setattr(batch, "_merge_by_spark", None)
         scenario.publisher("""
             UPDATE keyed SET c = 'c ' || a WHERE a % 2 = 0; INSERT INTO keyed VALUES (60, 1, 'new', NULL, 'c');
             UPDATE keyed SET b = 5 WHERE a = 12; TRUNCATE keyless; INSERT INTO keyless VALUES (1, 'after')

@@ -15,7 +15,7 @@ from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OvertakenError
 from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import number_columns
+from pgsieve.resources.lake.spark_writes import hold_settings, make_merge_settings, number_columns
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.version_guard import add_version_guard
 from tests.fixtures.pgsieve_replica import engine
@@ -35,7 +35,8 @@ def overwrite(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
 
 def merge(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
     delta.add_version_guard(checkpoint(rows), path, base, Store()).createOrReplaceTempView("merged")
-    with lake.idempotent_writes(20, can_mark_rows=False), lake.access.translate_errors(path):
+    settings = make_merge_settings(Commit(20), can_mark_rows=False)
+    with hold_settings(lake.spark, settings), lake.access.translate_errors(path):
         lake.spark.sql(
             f"merge into delta.{quote_name(path)} t using merged s on t.`a.b` = s.`a.b`"
             " when matched then update set * when not matched then insert *"

@@ -10,11 +10,11 @@ changes that this version lacks are planned. The commit succeeds only if the rep
 process has committed meanwhile, the plan is made again.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 from pgsieve.assets.steps.apply.by_files import (
     KEY_BYTES,
@@ -74,16 +74,6 @@ class Plan:
     state: TableState
     is_examined: bool = False
     examined_changes: ManyChanges | None = None
-
-
-@dataclass(frozen=True)
-class _LeftToSpark:
-    """Says that a plan was not applied, because only Spark can merge its changes."""
-
-    plan: Plan
-
-
-_Outcome = TypeVar("_Outcome")
 
 
 @dataclass(frozen=True)
@@ -186,28 +176,7 @@ class Batch:
 
     def apply(self, plans: Sequence[Plan]) -> list[TableResult]:
         """Apply the plans; the result of a table that fails has the problem."""
-        if not plans:
-            return []
-        lake, results = self.lake, list[TableResult]()
-        path_by_table = {
-            p.pending.name: lake.paths.replica(self.subscription, *p.pending.name) for p in plans
-        }
-        with lake.consistent_read(*path_by_table.values()):
-            bytes_by_table = {name: lake.records.size_bytes(path) for name, path in path_by_table.items()}
-        for is_large in (False, True):
-            plans_of_size = [
-                p for p in plans if marks_rows_in_merge(bytes_by_table[p.pending.name]) == is_large
-            ]
-            outcomes = lake.map_in_parallel(self._apply_in_process, plans_of_size)
-            results += [outcome for outcome in outcomes if isinstance(outcome, TableResult)]
-            plans_for_spark = [outcome.plan for outcome in outcomes if isinstance(outcome, _LeftToSpark)]
-            if plans_for_spark and is_large:
-                for plan in plans_for_spark:
-                    lake.enable_deletion_vectors(path_by_table[plan.pending.name])
-                plans_for_spark, _, _ = self.plan([p.pending.name for p in plans_for_spark])
-            if plans_for_spark:
-                with lake.idempotent_writes(self.end, can_mark_rows=is_large):
-                    results += lake.map_in_parallel(self._apply_by_spark, plans_for_spark)
+        results = self.lake.map_in_parallel(self._apply_plan, plans)
         return [*self._apply_before_conflicts(results), *results]
 
     def _apply_before_conflicts(self, results: Sequence[TableResult]) -> list[TableResult]:
@@ -287,25 +256,15 @@ class Batch:
 
         return apply_by_ways(batch, examine_by)
 
-    def _apply_in_process(self, plan: Plan) -> TableResult | _LeftToSpark:
-        """Apply a plan by a commit of this process. If only Spark can merge the changes, return that."""
-        return self._apply_plan(plan, self._commit)
-
-    def _apply_by_spark(self, plan: Plan) -> TableResult:
-        """Apply a plan by a commit of Spark."""
-        return self._apply_plan(plan, _commit_by_spark)
-
-    def _apply_plan(
-        self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], _Outcome]
-    ) -> TableResult | _Outcome:
-        """Apply a plan by the function `commit`, and return what it returns. If the table fails, return the problem.
+    def _apply_plan(self, plan: Plan) -> TableResult:
+        """Apply a plan. If the table fails, the result has the problem.
 
         If another process commits to the replica first, the changes that the replica still lacks are planned again.
         """
         name, path = plan.pending.name, self.lake.paths.replica(self.subscription, *plan.pending.name)
         plans, definition = [plan], plan.state.definition
 
-        def attempt() -> TableResult | _Outcome:
+        def attempt() -> TableResult:
             if not plans:
                 plans.extend(self.plan([name])[0])
             if not plans:
@@ -315,7 +274,7 @@ class Batch:
             present_plan = plans.pop()
             try:
                 search = _make_conflict_search(self.subscription, self.lake, present_plan)
-                return commit(search, present_plan, self.end)
+                return self._commit(search, present_plan)
             except TABLE_ERRORS as error:
                 if is_overtaken(self.lake, path, present_plan.pending.head):
                     raise OvertakenError(path) from error
@@ -337,11 +296,11 @@ class Batch:
                 problem, is_damaged = altered, True
             return TableResult(*name, problem=problem, damaged=is_damaged)
 
-    def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> TableResult | _LeftToSpark:
-        """Apply a plan by a commit of this process: as files, or as a MERGE of few changes."""
-        batch = search.batch
+    def _commit(self, search: ConflictSearch, plan: Plan) -> TableResult:
+        """Apply a plan in one commit: as files, or as a MERGE."""
+        batch, end = search.batch, self.end
 
-        def commit_by(choice: ApplyChoice) -> TableResult | _LeftToSpark:
+        def commit_by(choice: ApplyChoice) -> TableResult:
             with _large_apply_lock(batch, choice):
                 match choice.way:
                     case Way.KEY_PARTS:
@@ -354,7 +313,7 @@ class Batch:
                         with batch.lake.access.translate_errors(batch.path):
                             result = writer.apply_by_key(changes)
                     case Way.MERGE_BY_SPARK:
-                        return _LeftToSpark(plan)
+                        result = _merge_by_spark(search, plan, end)
             reach(Failpoint.REPLICA_COMMITTED)
             return result
 
@@ -449,11 +408,16 @@ def _make_replica_writer(search: ConflictSearch, plan: Plan, end: int) -> Replic
     )
 
 
-def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> TableResult:
-    """Apply a plan by a commit of Spark."""
+def _merge_by_spark(search: ConflictSearch, plan: Plan, end: int) -> TableResult:
+    """Apply a plan by a MERGE of Spark. In a large replica it marks rows in deletion vectors.
+
+    Enabling these is a commit of its own. Then OvertakenError is raised, and the changes are planned again.
+    """
     batch = search.batch
-    changes, writer = SparkChanges.of_history(batch), _make_replica_writer(search, plan, end)
+    can_mark_rows = marks_rows_in_merge(batch.lake.records.size_bytes(batch.path))
+    if can_mark_rows and batch.lake.enable_deletion_vectors(batch.path):
+        raise OvertakenError(batch.path)
+    changes = SparkChanges.of_history(batch, can_mark_rows=can_mark_rows)
+    writer = _make_replica_writer(search, plan, end)
     with batch.lake.access.translate_errors(batch.path):
-        result = writer.apply_by_key(changes) if batch.definition.key else writer.apply_by_row(changes)
-        reach(Failpoint.REPLICA_COMMITTED)
-    return result
+        return writer.apply_by_key(changes) if batch.definition.key else writer.apply_by_row(changes)

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructType
 
 from pgsieve.resources.lake.delta.merge import Clauses, make_clauses_without_key, refuse_reserved_columns
-from pgsieve.resources.lake.delta.records import quote_name
+from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import add_commit_costs
+from pgsieve.resources.lake.spark_writes import add_commit_costs, hold_settings, make_merge_settings
 from pgsieve.resources.lake.version_guard import add_version_guard
 
 
@@ -48,19 +48,20 @@ def _find_text_type(column_type: DataType) -> str | None:
 
 
 def merge_by_spark(
-    lake: Lake, path: str, source: DataFrame, clauses: Clauses, base_version: int
+    lake: Lake, path: str, source: DataFrame, clauses: Clauses, commit: Commit, *, can_mark_rows: bool
 ) -> Mapping[str, int]:
-    """Run a MERGE that was planned for the Delta version `base_version`.
+    """Run a MERGE that makes a commit.
 
-    Returns the number of rows of each kind (inserted, updated, deleted). It is empty if Delta leaves out the MERGE
+    `can_mark_rows` says whether it may mark rows in deletion vectors, if the table has them. Returns the number of rows of each kind (inserted, updated, deleted). It is empty if Delta leaves out the MERGE
     because the table has reached the LSN of the MERGE already. Raises LakeError if a column of the table has one
     of the names that the MERGE uses itself.
     """
     refuse_reserved_columns(lake.columns(path))
     view = f"pgsieve_{uuid4().hex}"
-    add_version_guard(source, path, base_version, lake.store).createOrReplaceTempView(view)
+    add_version_guard(source, path, commit.expected_version, lake.store).createOrReplaceTempView(view)
     session = lake.spark
-    result = session.sql(clauses.format_statement(f"delta.{quote_name(path)}", view)).collect()
+    with hold_settings(session, make_merge_settings(commit, can_mark_rows=can_mark_rows)):
+        result = session.sql(clauses.format_statement(f"delta.{quote_name(path)}", view)).collect()
     session.catalog.dropTempView(view)
     if result:
         add_commit_costs(session, path)

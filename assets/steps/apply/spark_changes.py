@@ -8,7 +8,7 @@ a MERGE. Spark joins rows only by numbers, not by keys. Functions on Arrow batch
 keys are equal by the same rules as in the other engines (`spark_tasks`). Raises Spark's errors.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 
@@ -46,7 +46,7 @@ from pgsieve.decoding.changes.keys import PresentKeys, is_orderable
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_rows import NetRows
 from pgsieve.resources.lake.delta.conforming import conform
-from pgsieve.resources.lake.delta.merge import Merge
+from pgsieve.resources.lake.delta.merge import Clauses, Merge
 from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.runners import to_arrow_schema, to_spark_schema
@@ -57,6 +57,7 @@ class SparkChanges(ChangesToMerge[DataFrame]):
     """A batch's changes of one table.
 
     `path` is the replica. `read_changes` returns all changes of the batch's slices, in the columns of a change history.
+    `can_mark_rows` says whether a MERGE may mark rows in deletion vectors, if the replica has them.
     """
 
     lake: Lake
@@ -64,13 +65,14 @@ class SparkChanges(ChangesToMerge[DataFrame]):
     read_changes: Callable[[], DataFrame]
     definition: Definition
     pending: PendingChanges
+    can_mark_rows: bool = False
 
     @classmethod
-    def of_history(cls, batch: TableBatch) -> "SparkChanges":
+    def of_history(cls, batch: TableBatch, *, can_mark_rows: bool = False) -> "SparkChanges":
         """The changes in a change history."""
         lake, slice_ends = batch.lake, batch.pending.slice_ends
         read_changes = partial(lake.read_slices, batch.changes_path, slice_ends, must_exist=True)
-        return cls(lake, batch.path, read_changes, batch.definition, batch.pending)
+        return cls(lake, batch.path, read_changes, batch.definition, batch.pending, can_mark_rows)
 
     @cached_property
     def _stamp(self) -> Stamp:
@@ -221,12 +223,14 @@ class SparkChanges(ChangesToMerge[DataFrame]):
 
     def merge(self, merge_rows: MergeRows, keyed_changes: KeyedChanges, commit: Commit) -> bool:
         """Merge a net change into the replica. Returns False if the replica has the position of the commit already."""
-        assert commit.expected_version is not None
-        clauses, source = (
-            merge_rows.merge.make_clauses(quote_name),
-            checkpoint(self._make_source(merge_rows, keyed_changes)),
+        source = self._make_source(merge_rows, keyed_changes)
+        return bool(self.run_merge(source, merge_rows.merge.make_clauses(quote_name), commit))
+
+    def run_merge(self, source: DataFrame, clauses: Clauses, commit: Commit) -> Mapping[str, int]:
+        """Merge a source into the replica, as `merge_by_spark` does."""
+        return merge_by_spark(
+            self.lake, self.path, checkpoint(source), clauses, commit, can_mark_rows=self.can_mark_rows
         )
-        return bool(merge_by_spark(self.lake, self.path, source, clauses, commit.expected_version))
 
     def append(self, rows: DataFrame, commit: Commit) -> None:
         """Append rows to the replica, or overwrite the replica with them."""

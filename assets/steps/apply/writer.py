@@ -15,10 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pgsieve.assets.steps.apply.by_files import empties_replica
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
 from pgsieve.assets.steps.apply.merge_rows import ChangesToMerge, MergeRows, Rows
-from pgsieve.assets.steps.apply.merging import make_keyless_clauses, merge_by_spark
+from pgsieve.assets.steps.apply.merging import make_keyless_clauses
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableResult, make_batch_result
-from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.keys import PresentKeys
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
@@ -33,7 +32,7 @@ class ReplicaWriter:
 
     - `end`: the LSN at which the batch ends; None for a repair, which keeps the replica's position
     - `conflict_search`: searches the batch for key conflicts; None if the batch was searched already
-    - `metadata`: is added to the user metadata of an append. `lake.idempotent_writes` adds that of a MERGE.
+    - `metadata`: is added to the user metadata of the commit
     """
 
     lake: Lake
@@ -111,9 +110,7 @@ class ReplicaWriter:
             rows_to_reinsert.unionByName(new_rows).select(F.lit("insert").alias("action"), "row")
         )
         clauses = make_keyless_clauses(source, dict(self.definition.table_columns), self.definition.names)
-        merge_metrics = merge_by_spark(
-            self.lake, self.path, checkpoint(source), clauses, pending.head.version
-        )
+        merge_metrics = changes.run_merge(source, clauses, self._make_commit())
         counts = {"inserted": inserted_count, "deleted": deleted_count, "missing": net_change.missing_count}
         return self._make_result(**(counts if merge_metrics else {}))
 

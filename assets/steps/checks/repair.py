@@ -350,14 +350,13 @@ class _ReplicaRepair:
         )
         size_bytes = lake.records.size_bytes(self.path)
         pending = self._make_pending(self.version, size_bytes)
-        changes = SparkChanges(lake, self.path, lambda: frame, self.definition, pending)
+        can_mark_rows = bool(lake.records.has_deletion_vectors(self.path))
+        changes = SparkChanges(lake, self.path, lambda: frame, self.definition, pending, can_mark_rows)
         writer = ReplicaWriter(lake, self.path, self.definition, pending, None, None, self._commit_metadata)
-        has_deletion_vectors = bool(lake.records.has_deletion_vectors(self.path))
-        with lake.idempotent_writes(None, can_mark_rows=has_deletion_vectors, metadata=self._commit_metadata):
-            if self.definition.key:
-                writer.apply_by_key(changes)
-            else:
-                writer.apply_by_row(changes)
+        if self.definition.key:
+            writer.apply_by_key(changes)
+        else:
+            writer.apply_by_row(changes)
 
     @property
     def _commit_metadata(self) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.batch import Plan, _commit_by_spark
+from pgsieve.assets.steps.apply.batch import Plan, _merge_by_spark
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.merging import make_keyless_clauses
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableBatch, TableResult
@@ -20,6 +20,8 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import compute_row_digests
 from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake import policy
+from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.lake import Lake
 from tests.assets.steps.apply.test_ended_rows import _ALL, _DEFINITION, _LIVES, _followed, _soft
@@ -58,10 +60,7 @@ def by_spark(changes: Changes, replicated: Definition) -> TableResult:
         TableState("public", "t", SyncState.READY, 100),
     )
     search = ConflictSearch(TableBatch(lake, path, log, replicated, plan.pending))
-    with lake.idempotent_writes(ENDS[-1], can_mark_rows=False):
-        applied = _commit_by_spark(search, plan, ENDS[-1])
-    assert isinstance(applied, TableResult)
-    return applied
+    return _merge_by_spark(search, plan, ENDS[-1])
 
 
 def _outcome(apply: Callable[[], TableResult]) -> TableResult | str:
@@ -169,6 +168,20 @@ def test_a_key_is_found_whatever_form_its_value_has(tmp_path: Path, types: tuple
     done = by_spark(made, replicated)
     assert sorted(str(each["v"]) for each in made.rows()) == sorted(f"after {name}" for name in keys)
     assert count_rows(done) == (0, len(keys), 0, 0)
+
+
+def test_rows_of_a_large_replica_are_marked_once_it_has_deletion_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enabling them is a commit of its own, after which the changes are planned again."""
+    monkeypatch.setattr(policy, "_MARKED_BYTES", 0)
+    made = Changes(tmp_path, [row(key, "before") for key in range(9)], [update(row(3, "after"))])
+    with pytest.raises(OvertakenError):
+        by_spark(made, definition("k"))
+    assert count_rows(by_spark(made, definition("k"))) == (0, 1, 0, 0)
+    assert sorted(str(each["v"]) for each in made.rows()) == ["after", *["before"] * 8]
+    newest_entry = max(Path(made.path, "_delta_log").glob("*.json"))
+    assert '"deletionVector"' in newest_entry.read_text()
 
 
 def test_a_slice_of_inserts_counts_those_after_a_truncate(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""Threads share the settings of a session, so blocks with other settings wait for each other. No JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from unittest.mock import Mock
+
+from pyspark.sql import SparkSession
+
+from pgsieve.resources.lake.spark_writes import hold_settings
+
+#: No block of this test takes so many seconds.
+_LONG = 30.0
+
+
+class _Settings(dict[str, str]):
+    def unset(self, name: str) -> None:
+        del self[name]
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+def test_only_blocks_with_the_same_settings_run_at_the_same_time() -> None:
+    session = Mock(SparkSession, conf=_Settings())
+    began, may_end = Event(), Event()
+
+    def hold(settings: Mapping[str, str], *, waits: bool = False) -> dict[str, str]:
+        with hold_settings(session, settings):
+            if waits:
+                began.set()
+                assert may_end.wait(_LONG)
+            return dict(session.conf)
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(hold, {"a": "1"}, waits=True)
+        assert began.wait(_LONG)
+        assert pool.submit(hold, {"a": "1"}).result(_LONG) == {"a": "1"}
+        others = [pool.submit(hold, settings) for settings in ({"b": "2"}, {})]
+        assert session.conf == {"a": "1"}
+        assert not any(other.done() for other in others)
+        may_end.set()
+        assert [first.result(_LONG), *(other.result(_LONG) for other in others)] == [
+            {"a": "1"},
+            {"b": "2"},
+            {},
+        ]
+    assert session.conf == {}
