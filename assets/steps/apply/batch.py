@@ -420,4 +420,4 @@ def _merge_by_spark(search: ConflictSearch, plan: Plan, end: int) -> TableResult
     changes = SparkChanges.of_history(batch, can_mark_rows=can_mark_rows)
     writer = _make_replica_writer(search, plan, end)
     with batch.lake.access.translate_errors(batch.path):
-        return writer.apply_by_key(changes) if batch.definition.key else writer.apply_by_row(changes)
+        return writer.apply_by_spark(changes)

@@ -76,7 +76,11 @@ class ReplicaWriter:
         rows = changes.read_new_rows(merge_rows, keyed_changes)
         return self._append(changes, rows, counts, has_changes=outcome.has_row_changes)
 
-    def apply_by_row(self, changes: SparkChanges) -> TableResult:
+    def apply_by_spark(self, changes: SparkChanges) -> TableResult:
+        """Apply changes that Spark reads to a table with or without a key. Raises KeyConflictError."""
+        return self.apply_by_key(changes) if self.definition.key else self._apply_by_row(changes)
+
+    def _apply_by_row(self, changes: SparkChanges) -> TableResult:
         """Apply the changes to a table without a key. A DELETE removes only one of several equal rows."""
         pending = self.pending
         if not pending.count("update", "delete"):

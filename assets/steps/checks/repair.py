@@ -14,7 +14,7 @@ the new versions: a cut is an LSN, and for each replica the Delta version that e
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change
 from pgsieve.assets.steps.apply.choice import ApplyChoice, apply_by_ways
+from pgsieve.assets.steps.apply.in_process import read_few_changes
 from pgsieve.assets.steps.apply.replica_tables import apply, renew_cut
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.table_result import PendingChanges, TableBatch
@@ -257,22 +258,18 @@ class _ReplicaRepair:
 
     def correct(self, rows: pa.Table | DataFrame) -> None:
         """Correct the replica, in one commit. `rows` are the differing rows."""
-        if not self._correct_in_process(rows):
-            self._correct_by_spark(rows)
+        lake, path = self.lake, self.changes_path
+        if lake.delta_rs is None:
+            frame = self._make_frame(rows)
+            self._apply(lambda: frame, lake.records.size_bytes(self.path))
+        else:
+            try:
+                self._store_changes(lake.delta_rs, rows)
+                size_bytes = rows.nbytes if isinstance(rows, pa.Table) else lake.records.size_bytes(path)
+                self._apply(partial(lake.read_table, path), size_bytes)
+            finally:
+                lake.remove(self.changes_folder)
         reach(Failpoint.REPLICA_COMMITTED)
-
-    def _correct_in_process(self, rows: pa.Table | DataFrame) -> bool:
-        """Write the replica's files, and commit them in this process. False if only Spark can commit."""
-        if self.lake.delta_rs is None:
-            return False
-        try:
-            self._store_changes(self.lake.delta_rs, rows)
-            size_bytes = (
-                rows.nbytes if isinstance(rows, pa.Table) else self.lake.records.size_bytes(self.changes_path)
-            )
-            return self._apply_stored_changes(size_bytes)
-        finally:
-            self.lake.remove(self.changes_folder)
 
     def _store_changes(self, delta_rs: DeltaRsRecords, rows: pa.Table | DataFrame) -> None:
         commit = Commit(overwrite=True, properties=CHANGES_PROPERTIES)
@@ -298,34 +295,45 @@ class _ReplicaRepair:
         ddl = format_changes_ddl(self.definition.columns)
         return rows.mapInArrow(_make_change_function(self.corrections), ddl)
 
-    def _apply_stored_changes(self, size_bytes: int) -> bool:
-        """Apply the stored changes; False if that is impossible without Spark's MERGE."""
-        had_vectors = self.lake.records.has_deletion_vectors(self.path)
+    def _make_frame(self, rows: pa.Table | DataFrame) -> DataFrame:
+        """Make a DataFrame of the changes."""
+        if not isinstance(rows, pa.Table):
+            return checkpoint(self._make_changes_by_spark(rows))
+        changes, ddl = self._make_few_changes(rows), format_changes_ddl(self.definition.columns)
+        return self.lake.spark.createDataFrame(changes, ddl)
 
-        def apply_to(version: int) -> bool:
+    def _apply(self, read_changes: Callable[[], DataFrame], size_bytes: int) -> None:
+        """Apply the changes, which Spark reads by `read_changes`. They have `size_bytes` bytes."""
+        lake, path, definition, metadata = self.lake, self.path, self.definition, self._commit_metadata
+        had_vectors = lake.records.has_deletion_vectors(path)
+
+        def apply_to(version: int) -> None:
             pending = self._make_pending(version, size_bytes)
-            batch = TableBatch(self.lake, self.path, self.changes_path, self.definition, pending)
+            batch = TableBatch(lake, path, self.changes_path, definition, pending)
+            writer = ReplicaWriter(lake, path, definition, pending, None, None, metadata)
 
-            def apply_choice(choice: ApplyChoice) -> bool:
-                if choice.stored_changes is None:
-                    return False
-                changes = add_net_change(batch, choice.stored_changes)
-                FilesWriter(self.lake, self.path, pending, None, metadata=self._commit_metadata).apply(
-                    changes
-                )
-                return True
+            def apply_choice(choice: ApplyChoice) -> None:
+                if choice.stored_changes is not None:
+                    changes = add_net_change(batch, choice.stored_changes)
+                    FilesWriter(lake, path, pending, None, metadata=metadata).apply(changes)
+                elif choice.committer is not None:
+                    writer.apply_by_key(read_few_changes(batch, choice.committer))
+                else:
+                    writer.apply_by_spark(
+                        SparkChanges(lake, path, read_changes, definition, pending, bool(had_vectors))
+                    )
 
             # Tasks that decide by parts of the keys would set the replica's position.
-            return apply_by_ways(batch, apply_choice, {Way.KEY_PARTS: "a repair keeps the position"})
+            apply_by_ways(batch, apply_choice, {Way.KEY_PARTS: "a repair keeps the position"})
 
         try:
-            return apply_to(self.version)
+            apply_to(self.version)
         except OvertakenError:
             # Perhaps the attempt itself has enabled deletion vectors, by a commit of its own.
-            has_vectors = self.lake.records.has_deletion_vectors(self.path)
-            if had_vectors or not has_vectors or self.lake.records.version(self.path) != self.version + 1:
+            has_vectors = lake.records.has_deletion_vectors(path)
+            if had_vectors or not has_vectors or lake.records.version(path) != self.version + 1:
                 raise
-            return apply_to(self.version + 1)
+            apply_to(self.version + 1)
 
     def _make_pending(self, version: int, size_bytes: int) -> PendingChanges:
         """Describe the changes as a batch for a version of the replica. Each operation is a slice."""
@@ -337,26 +345,6 @@ class _ReplicaRepair:
             if count
         ]
         return PendingChanges(slices, TableHead(version))
-
-    def _correct_by_spark(self, rows: pa.Table | DataFrame) -> None:
-        """Correct the replica by a MERGE of Spark."""
-        lake = self.lake
-        frame = (
-            lake.spark.createDataFrame(
-                self._make_few_changes(rows), format_changes_ddl(self.definition.columns)
-            )
-            if isinstance(rows, pa.Table)
-            else checkpoint(self._make_changes_by_spark(rows))
-        )
-        size_bytes = lake.records.size_bytes(self.path)
-        pending = self._make_pending(self.version, size_bytes)
-        can_mark_rows = bool(lake.records.has_deletion_vectors(self.path))
-        changes = SparkChanges(lake, self.path, lambda: frame, self.definition, pending, can_mark_rows)
-        writer = ReplicaWriter(lake, self.path, self.definition, pending, None, None, self._commit_metadata)
-        if self.definition.key:
-            writer.apply_by_key(changes)
-        else:
-            writer.apply_by_row(changes)
 
     @property
     def _commit_metadata(self) -> Mapping[str, int]:
