@@ -255,7 +255,7 @@ def _has_mapped_columns(lake: Lake, subscription_name: str, table_name: Name) ->
 
     This includes a replica that only Spark can write, because Spark maps the names when it writes.
     """
-    return lake.policy.find_delta_rs_writer(lake.paths.replica(subscription_name, *table_name)) is None
+    return lake.policy.is_written_by_spark(lake.paths.replica(subscription_name, *table_name))
 
 
 def _find_rights_errors(

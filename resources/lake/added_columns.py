@@ -8,7 +8,9 @@ Raises LakeError.
 
 import pyarrow as pa
 
+from pgsieve.resources.lake.committers import SparkCommitter
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.requirements import lacks_columns
 from pgsieve.resources.lake.lake import Lake
 
@@ -19,10 +21,11 @@ def add_missing_columns(lake: Lake, path: str, schema: pa.Schema) -> bool:
     They are NULL in all rows that exist. Nothing is added if there is no table, if only Spark can write it, or if one of
     its columns has another type.
     """
-    if (delta_rs := lake.policy.find_delta_rs_writer(path)) is None or not lake.records.exists(path):
+    committer = lake.policy.choose_small_committer(path)
+    if isinstance(committer, SparkCommitter) or not lake.records.exists(path):
         return False
     with lake.access.translate_errors(path):
-        if not lacks_columns(delta_rs.open_table(path), schema):
+        if not lacks_columns(committer.delta_rs.open_table(path), schema):
             return False
-        retry_after_conflict(delta_rs.append)(path, schema.empty_table())
+    retry_after_conflict(committer.write)(path, schema.empty_table(), Commit())
     return True

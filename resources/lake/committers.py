@@ -255,4 +255,7 @@ class SparkCommitter:
             )
 
 
-Committer = InProcessCommitter | FileCommitter | SparkCommitter
+#: The committers of few rows, and those of any number of rows.
+SmallCommitter = InProcessCommitter | SparkCommitter
+LargeCommitter = FileCommitter | SparkCommitter
+Committer = SmallCommitter | LargeCommitter

@@ -481,10 +481,11 @@ class Lake:
     def record_position(self, path: str, position: int) -> None:
         """Commit a position to a table, without any rows."""
         with self.access.translate_errors(path):
-            if delta_rs := self.policy.find_delta_rs_writer(path):
-                delta_rs.append(path, delta_rs.arrow_schema(path).empty_table(), position)
-            else:
-                self.write(self.read_table(path).limit(0), path, Commit(position))
+            match self.policy.choose_small_committer(path):
+                case InProcessCommitter() as committer:
+                    committer.write(path, self.schema(path).empty_table(), Commit(position))
+                case SparkCommitter():
+                    self.write(self.read_table(path).limit(0), path, Commit(position))
 
     def add_columns(self, path: str, schema: pa.Schema, ddl: str, expected_version: int) -> None:
         """Add columns at the end of a table. They are NULL in all rows that exist.
@@ -492,13 +493,12 @@ class Lake:
         `schema` has the old and the new columns. `ddl` is the same schema in Spark's types. For `expected_version` see
         `Commit`.
         """
-        with self.access.translate_errors(path):
-            if delta_rs := self.policy.find_delta_rs_writer(path):
-                delta_rs.append(path, schema.empty_table(), expected_version=expected_version)
-            else:
-                self.write(
-                    self.spark.createDataFrame([], ddl), path, Commit(expected_version=expected_version)
-                )
+        commit = Commit(expected_version=expected_version)
+        match self.policy.choose_small_committer(path):
+            case InProcessCommitter() as committer:
+                committer.write(path, schema.empty_table(), commit)
+            case SparkCommitter():
+                self.write(self.spark.createDataFrame([], ddl), path, commit)
 
     def enable_deletion_vectors(self, path: str) -> bool:
         """Enable deletion vectors in a table. Returns True if this took a commit.

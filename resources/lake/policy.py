@@ -20,7 +20,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.resources.lake.access import LakeAccess
-from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
+from pgsieve.resources.lake.committers import (
+    Committer,
+    FileCommitter,
+    InProcessCommitter,
+    LargeCommitter,
+    SmallCommitter,
+    SparkCommitter,
+)
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.runners import CALLING_THREAD, Runner, ThreadRunner
 
@@ -140,18 +147,21 @@ class Policy:
         """The number of parts that run at the same time if the whole work has `byte_count` bytes."""
         return self.choose_runner(byte_count).parallelism
 
-    def find_delta_rs_writer(self, path: str) -> DeltaRsRecords | None:
-        """The access to the lake by delta-rs, if delta-rs can write the table at `path`; None if only Spark can.
+    def choose_small_committer(self, path: str) -> SmallCommitter:
+        """The committer that writes few rows to the table at `path`: delta-rs if it can, otherwise Spark.
 
         Only Spark writes tables that require a feature that delta-rs lacks, and tables with column mapping: a column
-        has another name in the files than in the table. With `translates_names`, `choose_file_committer` accepts the latter.
+        has another name in the files than in the table. With `translates_names`, `choose_large_committer` accepts the latter.
         """
         if self.delta_rs is None:
-            return None
+            return SparkCommitter(self.access)
         with self.access.translate_errors(path):
-            return (
-                self.delta_rs if self.delta_rs.is_unmapped(path) and self.delta_rs.can_write(path) else None
-            )
+            can_write = self.delta_rs.is_unmapped(path) and self.delta_rs.can_write(path)
+        return InProcessCommitter(self.delta_rs, self.access) if can_write else SparkCommitter(self.access)
+
+    def is_written_by_spark(self, path: str) -> bool:
+        """True if only Spark writes a table (see `choose_small_committer`)."""
+        return isinstance(self.choose_small_committer(path), SparkCommitter)
 
     def choose_committer(
         self,
@@ -190,9 +200,10 @@ class Policy:
         - `overwrite`: whether the rows replace all rows of the table
         - `key_types`: the Spark types of the columns that identify rows; empty if no rows are looked up
         """
-        delta_rs = self.find_delta_rs_writer(path)
-        if delta_rs is None:
-            return SparkCommitter(self.access), "only Spark writes this table"
+        committer = self.choose_small_committer(path)
+        if isinstance(committer, SparkCommitter):
+            return committer, "only Spark writes this table"
+        delta_rs = committer.delta_rs
         with self.access.translate_errors(path):
             if not self.is_small(byte_count):
                 reason = "many rows" if byte_count is None else f"{byte_count} bytes"
@@ -205,15 +216,12 @@ class Policy:
             elif overwrite and delta_rs.is_partitioned_by_other_columns(path, columns):
                 reason = "partitions by a column that is dropped"
             else:
-                return InProcessCommitter(delta_rs, self.access), f"{byte_count} bytes"
-        file_committer = (
-            None
-            if make_schema is None
-            else self.choose_file_committer(
-                path, make_schema(), overwrite=overwrite, can_replace_columns=overwrite
-            )
-        )
-        return (SparkCommitter(self.access) if file_committer is None else file_committer), reason
+                return committer, f"{byte_count} bytes"
+        if make_schema is None:
+            return SparkCommitter(self.access), reason
+        return self.choose_large_committer(
+            path, make_schema(), overwrite=overwrite, can_replace_columns=overwrite
+        ), reason
 
     def choose_apply_committer(
         self,
@@ -230,9 +238,11 @@ class Policy:
         `choose_merge_committer`. `schema` has the columns of the rows. The other parameters are those of
         `choose_committer_with_reason`.
         """
-        file_committer = self.choose_file_committer(path, schema, overwrite=overwrite, translates_names=True)
-        if file_committer is not None:
-            return file_committer, "its files are written anew, and this process commits them"
+        large_committer = self.choose_large_committer(
+            path, schema, overwrite=overwrite, translates_names=True
+        )
+        if isinstance(large_committer, FileCommitter):
+            return large_committer, "its files are written anew, and this process commits them"
         committer, reason = self.choose_merge_committer(
             path, schema.names, byte_count, overwrite=overwrite, key_types=key_types
         )
@@ -248,7 +258,7 @@ class Policy:
         *,
         overwrite: bool = False,
         key_types: Iterable[str] = (),
-    ) -> tuple[InProcessCommitter | SparkCommitter, str]:
+    ) -> tuple[SmallCommitter, str]:
         """The committer that merges changes into a table, and the reason.
 
         The parameters are those of `choose_committer_with_reason`. `byte_count` is the size of the MERGE
@@ -261,7 +271,7 @@ class Policy:
             committer if isinstance(committer, InProcessCommitter) else SparkCommitter(self.access)
         ), reason
 
-    def choose_file_committer(
+    def choose_large_committer(
         self,
         path: str,
         schema: pa.Schema,
@@ -269,25 +279,30 @@ class Policy:
         overwrite: bool = False,
         can_replace_columns: bool = False,
         translates_names: bool = False,
-    ) -> FileCommitter | None:
-        """The committer that adds files with this schema to a table, for any number of rows.
+    ) -> LargeCommitter:
+        """The committer that writes any number of rows to a table.
 
-        A runner writes these files before the commit. None if only Spark can commit rows to the table.
+        It adds files with this schema, which a runner writes before the commit. If that is impossible, Spark commits.
 
         `can_replace_columns`: an overwrite may give the table other columns.
         `translates_names`: the caller uses `FileCommitter.make_table_store`, which translates the names of columns.
         Otherwise tables with column mapping are left to Spark.
         """
-        delta_rs = self.delta_rs if translates_names else self.find_delta_rs_writer(path)
-        if delta_rs is None:
-            return None
+        if (delta_rs := self.delta_rs) is None:
+            return SparkCommitter(self.access)
         with self.access.translate_errors(path):
-            can_add_files = delta_rs.can_write(path) and (
-                delta_rs.can_replace_rows(path, schema)
-                if overwrite and can_replace_columns
-                else delta_rs.can_add_files(path, schema, overwrite=overwrite)
+            can_add_files = (
+                (translates_names or delta_rs.is_unmapped(path))
+                and delta_rs.can_write(path)
+                and (
+                    delta_rs.can_replace_rows(path, schema)
+                    if overwrite and can_replace_columns
+                    else delta_rs.can_add_files(path, schema, overwrite=overwrite)
+                )
             )
-        return FileCommitter(delta_rs, self.access, self.wants_vectors) if can_add_files else None
+        if not can_add_files:
+            return SparkCommitter(self.access)
+        return FileCommitter(delta_rs, self.access, self.wants_vectors)
 
     def find_reader(self, path: str, byte_count: int | None = None) -> DeltaRsRecords | None:
         """The access to the lake by delta-rs, if this process may read `byte_count` bytes of a table with it.

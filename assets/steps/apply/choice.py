@@ -22,7 +22,7 @@ from pgsieve.assets.steps.apply.damaged_tables import describe_missing_columns
 from pgsieve.assets.steps.apply.table_result import TableBatch, find_key_alteration_lsn
 from pgsieve.assets.steps.apply.ways import UNSUITED_ERRORS, Way
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT
-from pgsieve.resources.lake.committers import InProcessCommitter, SparkCommitter
+from pgsieve.resources.lake.committers import InProcessCommitter, SmallCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.policy import CANNOT_ADD_FILES, estimate_merge_bytes
 
@@ -118,10 +118,10 @@ def _find_stored_changes(batch: TableBatch) -> StoredChanges | str:
     row_type = stored_slices.schema.field("new").type
     schema = pa.schema([row_type.field(name) for name in definition.names])
     is_emptied = empties_replica(definition, pending)
-    committer = lake.policy.choose_file_committer(
+    committer = lake.policy.choose_large_committer(
         batch.path, schema, overwrite=is_emptied, translates_names=True
     )
-    if committer is None:
+    if isinstance(committer, SparkCommitter):
         return CANNOT_ADD_FILES
     stamp_column = definition.metadata_column(APPLIED_AT)
     return StoredChanges(committer, stored_slices.row_groups, schema, is_emptied, stamp_column)
@@ -134,7 +134,7 @@ def _refuse_missing_columns(batch: TableBatch) -> None:
         raise LakeError(problem, sqlstate="42703")
 
 
-def _choose_merge_committer(batch: TableBatch) -> tuple[InProcessCommitter | SparkCommitter, str]:
+def _choose_merge_committer(batch: TableBatch) -> tuple[SmallCommitter, str]:
     """Choose the committer of a MERGE, and give the reason."""
     lake, definition, pending = batch.lake, batch.definition, batch.pending
     needs_replica_rows = bool(definition.soft_delete_columns or pending.count("update", "delete"))

@@ -42,7 +42,7 @@ from pgsieve.decoding.changes.versions import (
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.added_columns import add_missing_columns
-from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.committers import FileCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.feed_property import FEED_PROPERTY
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
@@ -89,7 +89,7 @@ def find_versions_problem(lake: Lake, definition: Definition, replica_path: str)
             f"it has a column {quote_identifier(conflicting_names[0])} of its own",
             "rename the column, or publish a column list without it",
         )
-    if lake.policy.find_delta_rs_writer(replica_path) is None:
+    if lake.policy.is_written_by_spark(replica_path):
         return (
             "only Spark writes its replica",
             "leave `scd2` out for it; the change history has all versions of its rows",
@@ -112,8 +112,8 @@ class StoredVersions:
     @cached_property
     def committer(self) -> FileCommitter:
         """The object that commits files to the table; raises LakeError if another writer has altered the table."""
-        committer = self.lake.policy.choose_file_committer(self.path, self.schema)
-        if committer is None:
+        committer = self.lake.policy.choose_large_committer(self.path, self.schema)
+        if isinstance(committer, SparkCommitter):
             raise _make_altered_table_error(self.path)
         return committer
 

@@ -75,8 +75,8 @@ def copy_slice(
     schema, end_lsn = lake.schema(base.history_path), min(slice_end, moment_lsn)
     assert schema.names[0] == "slice"
     make_copier = partial(_SliceCopier, end_lsn, moment_lsn, base.definition.key)
-    committer = target_lake.policy.choose_file_committer(history_path, schema)
-    if committer is not None:
+    committer = target_lake.policy.choose_large_committer(history_path, schema)
+    if isinstance(committer, FileCommitter):
         notes = _copy_files(rows, make_copier, committer, target_lake.store, history_path, schema)
     else:
         spark_schema = lake.read_table(base.history_path).schema.add(NOTE, "string")

@@ -53,7 +53,7 @@ from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.added_columns import add_missing_columns
-from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.committers import FileCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
@@ -304,7 +304,7 @@ class _SliceTransformation:
         )
         with lake.consistent_read():
             position = lake.records.position(path) or 0
-            committer = lake.policy.choose_file_committer(path, schema)
+            committer = lake.policy.choose_large_committer(path, schema)
         if self.progress.cut is not None:
             self.progress.cut.refuse_earlier_history(path, state, position)
         # If the history begins with the copied rows, its position is at least that of the copy (`state.lsn`).
@@ -320,11 +320,13 @@ class _SliceTransformation:
             counts = changes.count_without_writing(lake.policy.choose_runner(result.size))
             tally = _count_written_changes(lake, path, contents.end, definition.key)
             return _add_counts(result, replace(counts, sent=tally))
-        if committer is None and add_missing_columns(lake, path, schema):
-            committer = lake.policy.choose_file_committer(path, schema)
-        if committer is not None:
-            return _write_files(lake, committer, path, result, changes, position)
-        return _write_by_spark(lake, path, result, changes, definition, position)
+        if isinstance(committer, SparkCommitter) and add_missing_columns(lake, path, schema):
+            committer = lake.policy.choose_large_committer(path, schema)
+        match committer:
+            case FileCommitter():
+                return _write_files(lake, committer, path, result, changes, position)
+            case SparkCommitter():
+                return _write_by_spark(lake, path, result, changes, definition, position)
 
 
 def _write_files(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pgsieve.resources.lake.added_columns import add_missing_columns
+from pgsieve.resources.lake.committers import FileCommitter, SparkCommitter
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.lakes import no_session
 
@@ -24,9 +25,9 @@ def test_a_table_gets_missing_columns_and_fields_and_keeps_its_position(tmp_path
         path, pa.Table.from_pylist([{"slice": 5, "new": {"id": 1, "n": 2}}], former_schema), 5
     )
     present_schema = _schema(id=pa.int64(), c=pa.string()).append(pa.field("d", pa.bool_()))
-    assert lake.policy.choose_file_committer(path, present_schema) is None
+    assert isinstance(lake.policy.choose_large_committer(path, present_schema), SparkCommitter)
     assert add_missing_columns(lake, path, present_schema)
-    assert lake.policy.choose_file_committer(path, present_schema) is not None
+    assert isinstance(lake.policy.choose_large_committer(path, present_schema), FileCommitter)
     assert lake.delta_rs.position(path) == 5
     assert lake.delta_rs.read_all_rows(path).to_pylist() == [
         {"slice": 5, "new": {"id": 1, "n": 2, "c": None}, "d": None}
