@@ -8,7 +8,6 @@ Out: DataFrames, Arrow tables, and commits. The position of a commit (the LSN up
 Raises `LakeError` if the lake cannot be read or written.
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -21,7 +20,6 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter, SparkCommitter
@@ -40,7 +38,7 @@ from pgsieve.resources.lake.delta.parquet_files import FILE_DDL, write_files
 from pgsieve.resources.lake.delta.queries import DELTA_RS_TIME, SPARK_TIME, format_time
 from pgsieve.resources.lake.delta.records import Commit, Records, TableHead, quote_name, sort_by_version
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, find_constraints, is_append_only
-from pgsieve.resources.lake.delta.slices import StoredSlices
+from pgsieve.resources.lake.delta.slices import SparkSlices, StoredSlices
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import share_tables
 from pgsieve.resources.lake.paths import LakePaths
@@ -280,53 +278,18 @@ class Lake:
                 return table.count()
         return self.records.count_rows(path, version)
 
-    def read_slices(self, path: str, slice_ends: Collection[int], *, must_exist: bool = False) -> DataFrame:
-        """The rows of the slices that end at `slice_ends`. A slice is the changes between two positions of the slot.
-
-        If delta-rs finds the files of these slices (`Slices.find_files`), Spark reads only these files, and not the
-        Delta log.
-
-        With `must_exist` each slice must have rows: DamagedTableError is raised if delta-rs finds no rows of a slice.
-        """
-        with self.access.translate_errors(path):
-            slices = self.delta_rs.open_slices(path) if self.delta_rs else None
-            files = slices.find_files(slice_ends, must_exist=must_exist) if slices else None
-        if slices is None or files is None:
-            return self.read_table(path).where(F.col("slice").isin(sorted(slice_ends)))
-        reader = self.spark.read.schema(StructType.fromJson(json.loads(slices.table.schema().to_json())))
-        rows = reader.parquet(*files) if files else reader.parquet(path).limit(0)
-        return rows.where(F.col("slice").isin(sorted(slice_ends)))
-
-    def find_stored_slices(
+    def find_slices(
         self, path: str, slice_ends: Collection[int], *, must_exist: bool = False
-    ) -> StoredSlices | None:
-        """The row groups with the rows of some slices; None if only Spark can read them. For `must_exist` see `read_slices`."""
-        if self.delta_rs is None:
-            return None
-        with self.access.translate_errors(path):
-            slices = self.delta_rs.open_slices(path)
-            groups = slices.find_row_groups(slice_ends, must_exist=must_exist)
-            return None if groups is None else StoredSlices(groups, slices.schema)
+    ) -> StoredSlices | SparkSlices:
+        """Find the slices that end at `slice_ends`. A slice is the changes between two positions of the slot.
 
-    def read_slice_rows(
-        self,
-        path: str,
-        slice_ends: Collection[int],
-        byte_count: int | None,
-        *,
-        columns: Sequence[str] | None = None,
-        must_exist: bool = False,
-    ) -> pa.Table | None:
-        """The rows of some slices in the order of their changes. None if they are many, or if only Spark can read them.
-
-        `byte_count` is the estimated number of their bytes; None means many. For `must_exist` see `read_slices`.
+        The result reads their rows, and raises errors of delta-rs and Arrow. With `must_exist` each slice must have rows:
+        DamagedTableError is raised if delta-rs finds no rows of a slice.
         """
-        if self.delta_rs is None or not self.policy.is_small(byte_count):
-            return None
+        if self.delta_rs is None:
+            return SparkSlices(path, frozenset(slice_ends))
         with self.access.translate_errors(path):
-            return self.delta_rs.open_slices(path).read_rows(
-                slice_ends, columns=columns, must_exist=must_exist
-            )
+            return self.delta_rs.open_slices(path).find(slice_ends, must_exist=must_exist)
 
     # writing
 

@@ -1,7 +1,7 @@
 """Opens the rows of a table, or of some of its slices, for functions of batches (`row_sources`).
 
 The functions decide whether files are read, or Spark reads. Files are read if delta-rs reaches the lake, and if the table has no
-feature that delta-rs or Arrow lacks (`Policy.find_reader`, `Slices.find_files`).
+feature that delta-rs or Arrow lacks (`Policy.find_reader`, `Slices.find`).
 
 In: the lake, and the path of a table.
 Out: a source of rows.
@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.records import quote_name
-from pgsieve.resources.lake.delta.slices import StoredSlices
+from pgsieve.resources.lake.delta.slices import SparkSlices, StoredSlices
 from pgsieve.resources.lake.derived_rows import FileRows, list_file_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_sources import RowSource, SparkRows, SparkSource, StoredSource
 from pgsieve.resources.lake.runners import CALLING_THREAD
-from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.lake.stores.store import RowGroup, Store
 from pgsieve.resources.parts import Guard
 
 #: A function that returns a batch of rows that it has made from another batch.
@@ -79,13 +79,16 @@ def open_slices(
     *,
     must_exist: bool = False,
 ) -> RowSource[pa.RecordBatch]:
-    """Some columns of the rows of slices, as one part if files are read. For `must_exist` see `Lake.read_slices`."""
-    stored_slices = lake.find_stored_slices(path, slice_ends, must_exist=must_exist)
-    if stored_slices is None:
-        frame = lake.read_slices(path, slice_ends, must_exist=must_exist)
-        return SparkSource([SparkRows(frame if columns is None else frame.select(*columns), iter)])
-    rows = _SliceRows(lake.store, stored_slices, frozenset(slice_ends), columns or stored_slices.schema.names)
-    return StoredSource([rows], CALLING_THREAD)
+    """Some columns of the rows of slices, as one part if files are read. For `must_exist` see `Lake.find_slices`."""
+    with lake.access.translate_errors(path):
+        match lake.find_slices(path, slice_ends, must_exist=must_exist):
+            case SparkSlices() as slices:
+                frame = slices.read_frame(lake.spark)
+                return SparkSource([SparkRows(frame if columns is None else frame.select(*columns), iter)])
+            case StoredSlices() as slices:
+                schema = slices.schema
+                rows = _SliceRows(lake.store, slices.row_groups, schema, slices.ends, columns or schema.names)
+                return StoredSource([rows], CALLING_THREAD)
 
 
 def _read_files(files: Sequence[FileRows], guard: Guard) -> Iterable[pa.RecordBatch]:
@@ -97,7 +100,8 @@ class _SliceRows:
     """Reads some columns of the rows of slices from row groups."""
 
     store: Store
-    slices: StoredSlices
+    row_groups: Sequence[RowGroup]
+    schema: pa.Schema
     slice_ends: frozenset[int]
     columns: Sequence[str]
 
@@ -105,9 +109,9 @@ class _SliceRows:
         return guard(self._read_row_groups())
 
     def _read_row_groups(self) -> Iterator[pa.RecordBatch]:
-        schema, ends = self.slices.schema, pa.array(sorted(self.slice_ends), pa.int64())
-        read_schema = pa.schema([schema.field(name) for name in dict.fromkeys((*self.columns, "slice"))])
-        for _, read in self.store.iterate_group_readers(self.slices.row_groups):
+        ends = pa.array(sorted(self.slice_ends), pa.int64())
+        read_schema = pa.schema([self.schema.field(name) for name in dict.fromkeys((*self.columns, "slice"))])
+        for _, read in self.store.iterate_group_readers(self.row_groups):
             rows = read(read_schema.names)
             if (slice_rows := rows.filter(pc.is_in(rows["slice"], ends))).num_rows:
                 yield from conform(slice_rows, read_schema).select(self.columns).to_batches()

@@ -24,6 +24,7 @@ from pgsieve.assets.steps.apply.ways import UNSUITED_ERRORS, Way
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT
 from pgsieve.resources.lake.committers import InProcessCommitter, SmallCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import LakeError
+from pgsieve.resources.lake.delta.slices import SparkSlices
 from pgsieve.resources.lake.policy import CANNOT_ADD_FILES, estimate_merge_bytes
 
 _Result = TypeVar("_Result")
@@ -112,10 +113,11 @@ def _find_stored_changes(batch: TableBatch) -> StoredChanges | str:
     lake, definition, pending = batch.lake, batch.definition, batch.pending
     if pending.since_lsn < find_key_alteration_lsn(definition):
         return "some changes may be from before the key was altered"
-    stored_slices = lake.find_stored_slices(batch.changes_path, pending.slice_ends, must_exist=True)
-    if stored_slices is None:
-        return "only Spark reads the change history"
-    row_type = stored_slices.schema.field("new").type
+    with lake.access.translate_errors(batch.changes_path):
+        slices = lake.find_slices(batch.changes_path, pending.slice_ends, must_exist=True)
+        if isinstance(slices, SparkSlices):
+            return "only Spark reads the change history"
+        row_type, groups = slices.schema.field("new").type, slices.row_groups
     schema = pa.schema([row_type.field(name) for name in definition.names])
     is_emptied = empties_replica(definition, pending)
     committer = lake.policy.choose_large_committer(
@@ -124,7 +126,7 @@ def _find_stored_changes(batch: TableBatch) -> StoredChanges | str:
     if isinstance(committer, SparkCommitter):
         return CANNOT_ADD_FILES
     stamp_column = definition.metadata_column(APPLIED_AT)
-    return StoredChanges(committer, stored_slices.row_groups, schema, is_emptied, stamp_column)
+    return StoredChanges(committer, groups, schema, is_emptied, stamp_column)
 
 
 def _refuse_missing_columns(batch: TableBatch) -> None:

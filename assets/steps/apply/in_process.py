@@ -26,6 +26,7 @@ from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp, mask_li
 from pgsieve.decoding.changes.value_sources import NumberedValues
 from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.delta.slices import SparkSlices
 from pgsieve.resources.work import DRIVER, add_costs
 
 
@@ -154,11 +155,9 @@ class FewChanges(ChangesToMerge[pa.Table]):
 
 def read_few_changes(batch: TableBatch, committer: InProcessCommitter) -> FewChanges:
     """Read the changes of a batch, for a MERGE in this process. Raises UnsuitedWayError if only Spark can read them."""
-    lake, pending = batch.lake, batch.pending
-    with lake.consistent_read(batch.path, batch.changes_path):
-        rows = lake.read_slice_rows(
-            batch.changes_path, pending.slice_ends, pending.size_bytes, must_exist=True
-        )
-    if rows is None:
-        raise UnsuitedWayError("only Spark reads the change history")
-    return FewChanges(batch, rows, committer)
+    lake, path = batch.lake, batch.changes_path
+    with lake.consistent_read(batch.path, path), lake.access.translate_errors(path):
+        slices = lake.find_slices(path, batch.pending.slice_ends, must_exist=True)
+        if isinstance(slices, SparkSlices):
+            raise UnsuitedWayError("only Spark reads the change history")
+        return FewChanges(batch, slices.read_rows(), committer)

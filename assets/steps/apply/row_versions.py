@@ -56,6 +56,7 @@ from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_columns import ExtendedRows, write_extended_files
 from pgsieve.resources.lake.delta.records import TableHead
+from pgsieve.resources.lake.delta.slices import SparkSlices
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
@@ -267,12 +268,12 @@ class VersionsWriter:
         """Find the row groups of the change history that have the changes."""
         if self._same_changes is not None:
             return self._same_changes.groups
-        changes = self.table.lake.find_stored_slices(
-            self.changes_path, self.pending.slice_ends, must_exist=True
-        )
-        if changes is None:
-            raise LakeError(f'Delta table "{self.changes_path}": only Spark reads it', sqlstate="55000")
-        return changes.row_groups
+        lake, path = self.table.lake, self.changes_path
+        with lake.access.translate_errors(path):
+            slices = lake.find_slices(path, self.pending.slice_ends, must_exist=True)
+            if isinstance(slices, SparkSlices):
+                raise LakeError(f'Delta table "{path}": only Spark reads it', sqlstate="55000")
+            return slices.row_groups
 
     def _compute_outcome(self, groups: Sequence[RowGroup]) -> tuple[VersionOutcome, Sequence[FileMatches]]:
         """Find out which versions end and begin; also returns where the table has present versions of the keys."""

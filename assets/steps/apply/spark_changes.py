@@ -70,8 +70,11 @@ class SparkChanges(ChangesToMerge[DataFrame]):
     @classmethod
     def of_history(cls, batch: TableBatch, *, can_mark_rows: bool = False) -> "SparkChanges":
         """The changes in a change history."""
-        lake, slice_ends = batch.lake, batch.pending.slice_ends
-        read_changes = partial(lake.read_slices, batch.changes_path, slice_ends, must_exist=True)
+        lake, path, ends = batch.lake, batch.changes_path, batch.pending.slice_ends
+
+        def read_changes() -> DataFrame:
+            return lake.find_slices(path, ends, must_exist=True).read_frame(lake.spark)
+
         return cls(lake, batch.path, read_changes, batch.definition, batch.pending, can_mark_rows)
 
     @cached_property

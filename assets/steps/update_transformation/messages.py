@@ -28,6 +28,7 @@ from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS
 from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.transform import EncodedMessages
+from pgsieve.resources.lake.delta.slices import SparkSlices, StoredSlices
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_sources import RowSource, SparkRows, SparkSource, StoredSource
 from pgsieve.resources.lake.runners import CALLING_THREAD, Runner
@@ -455,9 +456,12 @@ def open_messages(lake: Lake, path: str, ends: Collection[int], size: int | None
 
     `size` is their number of bytes; None if it is not known. Raises DamagedTableError if a slice is lost.
     """
-    if (table := lake.read_slice_rows(path, ends, size, must_exist=True)) is not None:
-        return FewMessages(table)
-    if (slices := lake.find_stored_slices(path, ends, must_exist=True)) is not None:
-        selection = StoredSelection(lake.store, frozenset(ends), batch_cache=get_batch_cache())
-        return StoredMessages(slices.row_groups, selection)
-    return SparkMessages(lake.read_slices(path, ends, must_exist=True))
+    with lake.access.translate_errors(path):
+        match lake.find_slices(path, ends, must_exist=True):
+            case StoredSlices() as slices if lake.policy.is_small(size):
+                return FewMessages(slices.read_rows())
+            case StoredSlices() as slices:
+                selection = StoredSelection(lake.store, slices.ends, batch_cache=get_batch_cache())
+                return StoredMessages(slices.row_groups, selection)
+            case SparkSlices() as slices:
+                return SparkMessages(slices.read_frame(lake.spark))

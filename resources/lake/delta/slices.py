@@ -4,18 +4,23 @@ A change log has the raw messages of a slot. A change history has the decoded ch
 slices: a slice is the changes from one position of the slot to another. Each row has the LSN where its slice ends.
 
 In: such a table, at one of its versions.
-Out: its slices, and their files and rows.
+Out: its slices, and their files and rows. If only Spark can read the rows, it reads them by the Delta log.
 
 Raises DamagedTableError if slices or files are missing, and errors of delta-rs and Arrow.
 """
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import StructType
 
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.conforming import conform
@@ -24,14 +29,6 @@ from pgsieve.resources.lake.delta.queries import query_table
 from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
-
-
-@dataclass(frozen=True)
-class StoredSlices:
-    """The row groups that contain the rows of some slices, perhaps together with other rows; and the columns of the table."""
-
-    row_groups: Sequence[RowGroup]
-    schema: pa.Schema
 
 
 @dataclass(frozen=True)
@@ -67,19 +64,17 @@ class Slices:
         messages: list[bytes] = rows["data"].to_pylist()
         return messages
 
-    def find_files(self, slice_ends: Collection[int], *, must_exist: bool = False) -> list[str] | None:
-        """The Parquet files that contain the rows of some slices, and perhaps of others.
+    def find(self, slice_ends: Collection[int], *, must_exist: bool = False) -> "StoredSlices | SparkSlices":
+        """Find the Parquet files that contain the rows of some slices, and perhaps of others.
 
-        They can be read without Delta's log.
-
-        None if the table is not plain (`requirements.is_plain`), for example because it has partitions; also None if a
-        file has no statistics. Raises DamagedTableError if a file is missing or empty; with `must_exist` also if a slice
-        is in no file.
+        Only Spark can read the rows if the table is not plain (`requirements.is_plain`), for example because it has
+        partitions, or if a file has no statistics. Raises DamagedTableError if a file is missing or empty; with
+        `must_exist` also if a slice is in no file.
         """
-        files_of_slices, missing_ends = [], set(slice_ends)
+        files_of_slices, missing_ends, ends = list[str](), set(slice_ends), frozenset(slice_ends)
         for file, bounds in self._read_bounds_by_file().items():
             if bounds is None:
-                return None
+                return SparkSlices(self.path, ends)
             if present_ends := {end for end in slice_ends if bounds[0] <= end <= bounds[1]}:
                 # From an empty file Spark would read no rows, and would raise no error.
                 if not (stamp := self.store.read_stamp(file)) or not stamp[1]:
@@ -92,44 +87,11 @@ class Slices:
             raise DamagedTableError(
                 f'Delta table "{self.path}": it has lost the slices that end at {missing_lsns}'
             )
-        return files_of_slices if is_plain(self.table) else None
-
-    def find_row_groups(
-        self, slice_ends: Collection[int], *, must_exist: bool = False
-    ) -> list[RowGroup] | None:
-        """The row groups in the files of some slices, in the order of the files.
-
-        Returns None and raises DamagedTableError in the same cases as `find_files`.
-        """
-        files = self.find_files(slice_ends, must_exist=must_exist)
         return (
-            None if files is None else [group for file in files for group in self.store.list_row_groups(file)]
+            StoredSlices(self, ends, files_of_slices)
+            if is_plain(self.table)
+            else SparkSlices(self.path, ends)
         )
-
-    def read_rows(
-        self, slice_ends: Collection[int], *, columns: Sequence[str] | None = None, must_exist: bool = False
-    ) -> pa.Table | None:
-        """The rows of some slices in the order of their changes.
-
-        Returns None and raises DamagedTableError in the same cases as `find_files`.
-        """
-        files = self.find_files(slice_ends, must_exist=must_exist)
-        if files is None:
-            return None
-        schema = self.schema
-        if columns is not None:
-            schema = pa.schema([schema.field(name) for name in columns])
-        is_in_slices = pc.field("slice").isin(sorted(slice_ends))
-        rows = pa.concat_tables(
-            [
-                schema.empty_table(),
-                *(
-                    conform(self.store.read_rows(file, columns=columns, filters=is_in_slices), schema)
-                    for file in files
-                ),
-            ]
-        )
-        return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def _read_bounds_by_file(self) -> dict[str, tuple[int, int] | None]:
         """Maps each Parquet file to the ends of its first and its last slice.
@@ -145,3 +107,51 @@ class Slices:
             has_bounds = least is not None and greatest is not None
             files[join_path(self.path, unquote(row["path"]))] = (least, greatest) if has_bounds else None
         return files
+
+
+@dataclass(frozen=True)
+class StoredSlices:
+    """Some slices of a table, and the files that contain their rows, perhaps together with other rows.
+
+    This process, executors and Spark can read these files, without Delta's log.
+    """
+
+    slices: Slices
+    ends: frozenset[int]
+    files: Sequence[str]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        return self.slices.schema
+
+    @cached_property
+    def row_groups(self) -> Sequence[RowGroup]:
+        """The row groups in the files, in the order of the files."""
+        return [group for file in self.files for group in self.slices.store.list_row_groups(file)]
+
+    def read_rows(self) -> pa.Table:
+        """The rows of the slices in the order of their changes."""
+        schema, store = self.schema, self.slices.store
+        is_in_slices = pc.field("slice").isin(sorted(self.ends))
+        tables = [conform(store.read_rows(file, filters=is_in_slices), schema) for file in self.files]
+        rows = pa.concat_tables([schema.empty_table(), *tables])
+        return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+
+    def read_frame(self, spark: SparkSession) -> DataFrame:
+        """The rows of the slices as a DataFrame. Spark reads the files, and not the Delta log."""
+        reader = spark.read.schema(StructType.fromJson(json.loads(self.slices.table.schema().to_json())))
+        rows = reader.parquet(*self.files) if self.files else reader.parquet(self.slices.path).limit(0)
+        return rows.where(F.col("slice").isin(sorted(self.ends)))
+
+
+@dataclass(frozen=True)
+class SparkSlices:
+    """Some slices of a table whose rows only Spark can read."""
+
+    path: str
+    ends: frozenset[int]
+
+    def read_frame(self, spark: SparkSession) -> DataFrame:
+        """The rows of the slices as a DataFrame."""
+        return spark.read.format("delta").load(self.path).where(F.col("slice").isin(sorted(self.ends)))

@@ -29,7 +29,6 @@ from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from functools import partial
 from pgsieve.resources.lake import table_rows
-from pgsieve.resources.lake.delta.slices import StoredSlices
 from pgsieve.resources.lake.row_sources import _StoredPart
 from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.storage import Storage
@@ -86,7 +85,7 @@ FUNCTIONS = (
     "changes._change_function",
     "_StoredPart(encoded.parts, changes._change_function)",
     "partial(_encode_batches, 1)",
-    "table_rows._SliceRows(Store(), StoredSlices((), changes_schema([])), frozenset(), ())",
+    "table_rows._SliceRows(Store(), (), changes_schema([]), frozenset(), ())",
     "partial(table_rows._read_files, ())",
     "key_reader.KeyReader(batch, Store(), 'lake/t', (), (), 1, 2)",
     "part_deciders.KeyDecider(batch, False)",

@@ -35,7 +35,7 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.work import get_job_name, measure_work
-from tests.fixtures.lakes import no_session
+from tests.fixtures.lakes import find_slices, no_session
 
 pytestmark = pytest.mark.slow
 
@@ -193,9 +193,8 @@ def test_a_compacted_slice_is_read_by_itself(shop: Shop) -> None:
     assert DeltaTable(path).get_add_actions().num_rows == 1
     assert list(shop.local.slices(path, 10)) == [20, 30]
     assert shop.local.open_slices(path).read_messages(20) == [b"message 20"]
-    files = shop.local.open_slices(path).find_files([20]) or []
-    assert len(files) == 1
-    assert shop.local.open_slices(path).find_files([40]) == []
+    assert len(find_slices(shop.local, path, [20]).files) == 1
+    assert find_slices(shop.local, path, [40], must_exist=False).files == []
 
 
 def test_records_of_alterations_are_deleted_with_their_changes_but_the_next_slices_catalog_stays(

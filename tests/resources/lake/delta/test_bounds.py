@@ -16,7 +16,7 @@ from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import make_table_maintenance
-from tests.fixtures.lakes import no_session
+from tests.fixtures.lakes import find_slices, no_session
 
 #: 262142-12-31, PostgreSQL's last date, infinity and -infinity, as days since 1970-01-01.
 _LAST, _LAST_OF_POSTGRESQL, _INFINITY, _MINUS_INFINITY = 95_026_236, 2_145_042_905, 2**31 - 1, -(2**31)
@@ -68,9 +68,7 @@ def test_other_columns_of_files_with_distant_dates_have_bounds(tmp_path: Path) -
     local.write(
         path, pa.table({"slice": [10, 10], "commit_lsn": [5, 6], "ordinal": [0, 0], "new": new}), Commit(10)
     )
-    rows = local.open_slices(path).read_rows([10], must_exist=True)
-    assert rows is not None
-    assert rows.num_rows == 2
+    assert find_slices(local, path, [10]).read_rows().num_rows == 2
 
 
 def test_other_dates_have_bounds(tmp_path: Path) -> None:

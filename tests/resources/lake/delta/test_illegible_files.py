@@ -17,7 +17,7 @@ from pgsieve.resources.lake.delta.errors import DamagedTableError, find_illegibl
 from pgsieve.resources.lake.delta.tables import share_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
-from tests.fixtures.lakes import no_session
+from tests.fixtures.lakes import find_slices, no_session
 from tests.fixtures.s3_server import S3Server
 
 ROWS = pa.table(
@@ -54,7 +54,7 @@ READERS: dict[str, Callable[[DeltaRsRecords, str], object]] = {
         path, ROWS.select(["ordinal"]), [np.ones(ROWS.num_rows, np.bool_)], None
     ),
     "rows_of": lambda records, path: records.find_rows(path, ROWS.select(["ordinal"]), ROWS.schema),
-    "slices": lambda records, path: records.open_slices(path).read_rows([10]),
+    "slices": lambda records, path: find_slices(records, path, [10]).read_rows(),
     "delete": lambda records, path: _opened(records, path).delete("ordinal = 3"),
     "compact": lambda records, path: _opened(records, path).optimize.compact(),
     "merge": lambda records, path: (
@@ -63,7 +63,7 @@ READERS: dict[str, Callable[[DeltaRsRecords, str], object]] = {
         .when_matched_update_all()
         .execute()
     ),
-    "row_groups": lambda records, path: records.open_slices(path).find_row_groups([10]),
+    "row_groups": lambda records, path: find_slices(records, path, [10]).row_groups,
 }
 
 
@@ -143,7 +143,7 @@ def test_an_empty_file_is_reported_although_spark_reads_it_without_an_error(lake
     lake.delta_rs.append(path, ROWS, 1)
     (file,) = _change(lake, path, ".parquet", DAMAGES["empty"])
     with pytest.raises(DamagedTableError, match="is empty") as raised:
-        DeltaRsRecords(lake.store).open_slices(path).find_files([10])
+        DeltaRsRecords(lake.store).open_slices(path).find([10])
     assert file in raised.value.message
 
 

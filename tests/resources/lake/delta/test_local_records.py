@@ -25,6 +25,7 @@ from pgsieve.resources.lake.delta.records import Commit, TableHead
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.background import always
+from tests.fixtures.lakes import find_slices
 
 Write = Callable[..., None]
 
@@ -287,11 +288,7 @@ def test_a_file_rewritten_by_delta_rs_is_read_as_any_other(tmp_path: Path) -> No
     def everything() -> list[object]:
         records = DeltaRsRecords()
         keys = pa.table({"operation": ["insert"], "ordinal": [1]})
-        read = [
-            records.open_slices(path).read_rows([200, 300]),
-            records.open_slices(path).read_rows([300], columns=["commit_lsn", "ordinal", "operation", "new"]),
-        ]
-        plain = [rows.to_pylist() for rows in read if rows is not None]
+        plain = [find_slices(records, path, ends).read_rows().to_pylist() for ends in ([200, 300], [300])]
         return [
             *plain,
             records.slices(path, 100),

@@ -19,7 +19,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import make_table_maintenance
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
-from tests.fixtures.lakes import no_session
+from tests.fixtures.lakes import find_slices, no_session
 from tests.fixtures.s3_server import S3Server
 
 SCHEMA = pa.schema({"slice": pa.int64(), "id": pa.int64()})
@@ -93,16 +93,13 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
         (written,) = [batch.to_pylist() for batch in write_files(path, SCHEMA, batches, store=store)]
         records.commit(path, SCHEMA, written, Commit(end))
     assert records.slices(path, 0) == [10, 20]
-    files = records.open_slices(path).find_files([20], must_exist=True)
-    assert files is not None
-    (file,) = files
+    slices = find_slices(records, path, [20])
+    (file,) = slices.files
     assert file.startswith(path)
     assert records.store.read_rows(file).to_pylist() == rows(20, 3, 4).to_pylist()
-    groups = records.open_slices(path).find_row_groups([20], must_exist=True)
-    assert groups is not None
-    assert [read(["id"])["id"].to_pylist() for _, read in store.iterate_group_readers(groups)] == [[3, 4]]
+    readers = store.iterate_group_readers(slices.row_groups)
+    assert [read(["id"])["id"].to_pylist() for _, read in readers] == [[3, 4]]
     matches = records.find_key_matches(path, pa.table({"id": [3, 7]}), [np.array([True, True])], 10**6)
-    assert matches is not None
     assert [
         (match.log_path, match.row_numbers.tolist(), match.key_indices.tolist()) for match in matches
     ] == [(file.rpartition("/")[2], [0], [0])]
