@@ -15,11 +15,10 @@ from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter, SparkCommitter
@@ -35,7 +34,7 @@ from pgsieve.resources.lake.delta.feed_property import (
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import FILE_DDL, write_files
-from pgsieve.resources.lake.delta.queries import DELTA_RS_TIME, SPARK_TIME, format_time
+from pgsieve.resources.lake.delta.queries import Bound
 from pgsieve.resources.lake.delta.records import Commit, Records, TableHead, quote_name, sort_by_version
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, find_constraints, is_append_only
 from pgsieve.resources.lake.delta.slices import SparkSlices, StoredSlices
@@ -91,9 +90,8 @@ class Lake:
         self._tables = share_tables(self.store.options)
         #: The access by delta-rs; None if only Spark can reach the lake.
         self.delta_rs = DeltaRsRecords(self.store, self._tables) if storage.is_reached_by_delta_rs else None
-        self.records: Records = NamedRecords(
-            self.delta_rs or SparkRecords(get_session), self.access.translate_errors
-        )
+        spark_records = SparkRecords(lambda: self.spark)
+        self.records: Records = NamedRecords(self.delta_rs or spark_records, self.access.translate_errors)
         #: The runner (Spark or threads) for work on many rows that needs no Spark expression.
         self.runner: Runner = (
             SparkRunner(get_session, settings.core_count)
@@ -103,6 +101,7 @@ class Lake:
         self.policy = Policy(
             self.access,
             self.delta_rs,
+            spark_records,
             self.runner,
             settings.small_bytes,
             settings.rewritten_bytes,
@@ -233,24 +232,14 @@ class Lake:
             return to_arrow_schema(self.read_table(path).schema)
 
     def find_column_bound(
-        self,
-        bound: Literal["min", "max"],
-        path: str,
-        column: str,
-        where: str,
-        time: datetime | None = None,
+        self, bound: Bound, path: str, column: str, where: str, time: datetime | None = None
     ) -> Any:
         """The least or greatest value of a column where an SQL condition is true. None if it is true for no row.
 
         Both delta-rs and Spark have to understand the condition. In it, `{time}` stands for `time`.
         """
         with self.access.translate_errors(path):
-            if (delta_rs := self.policy.find_reader(path)) is not None:
-                find_bound = delta_rs.find_least_value if bound == "min" else delta_rs.find_greatest_value
-                return find_bound(path, column, where.format(time=format_time(DELTA_RS_TIME, time)))
-            condition = where.format(time=format_time(SPARK_TIME, time))
-            rows = self.read_table(path).where(condition).select(F.expr(f"{bound}({quote_name(column)})"))
-            return rows.collect()[0][0]
+            return self.policy.choose_reader(path).find_column_bound(bound, path, column, where, time)
 
     def read_last_commit_time(self, path: str) -> datetime | None:
         """The time of the newest commit of a table. None if only Spark can reach the lake, because asking Spark is slow."""

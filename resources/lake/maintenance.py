@@ -112,14 +112,13 @@ class TableMaintenance(Protocol):
 
 def make_table_maintenance(lake: Lake, path: str) -> TableMaintenance:
     """The maintenance of a table by delta-rs if delta-rs can do it, otherwise by Spark."""
-    delta_rs = lake.policy.find_reader(path)
+    reader = lake.policy.choose_reader(path)
     if (
-        delta_rs
-        and delta_rs.can_write(path)
-        and not any(map(is_vector_file, delta_rs.store.list_file_names(path)))
-        and not delta_rs.open_table(path).metadata().partition_columns
+        isinstance(reader, DeltaRsRecords)
+        and reader.can_write(path)
+        and not any(map(is_vector_file, reader.store.list_file_names(path)))
     ):
-        return _DeltaRsMaintenance(lake, delta_rs, path)
+        return _DeltaRsMaintenance(lake, reader, path)
     return _SparkMaintenance(lake, path)
 
 

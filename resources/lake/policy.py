@@ -29,6 +29,7 @@ from pgsieve.resources.lake.committers import (
     SparkCommitter,
 )
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
+from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.runners import CALLING_THREAD, Runner, ThreadRunner
 
 #: The default of `Policy.small_bytes`: up to this many bytes of rows are computed and written in this process,
@@ -100,6 +101,7 @@ class Policy:
 
     - `access`: the address of the lake, and the translation of the errors of its libraries to LakeError
     - `delta_rs`: the access to the lake by delta-rs; None if delta-rs cannot reach the lake
+    - `spark_records`: the access to the lake by Spark
     - `runner`: the runner of large work
     - `small_bytes`: up to this many bytes are small work, which the calling thread does in its own memory
     - `rewritten_bytes`: in replicas up to this many bytes, pgsieve deletes rows by rewriting the files that contain
@@ -113,6 +115,7 @@ class Policy:
 
     access: LakeAccess
     delta_rs: DeltaRsRecords | None
+    spark_records: SparkRecords
     runner: Runner
     small_bytes: int = SMALL_BYTES_DEFAULT
     rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT
@@ -304,17 +307,17 @@ class Policy:
             return SparkCommitter(self.access)
         return FileCommitter(delta_rs, self.access, self.wants_vectors)
 
-    def find_reader(self, path: str, byte_count: int | None = None) -> DeltaRsRecords | None:
-        """The access to the lake by delta-rs, if this process may read `byte_count` bytes of a table with it.
+    def choose_reader(self, path: str) -> DeltaRsRecords | SparkRecords:
+        """The access to the lake by which the rows of a table are read.
 
-        None if the table is not readable (`DeltaRsRecords.is_readable`), for example because it has partitions; also
-        None if `byte_count` is not small work. If `byte_count` is None, any size is allowed.
+        It is that of delta-rs if the table is readable (`DeltaRsRecords.is_readable`). A table with partitions is not,
+        for example; Spark reads it.
         """
-        if self.delta_rs is None or not (byte_count is None or self.is_small(byte_count)):
-            return None
+        if self.delta_rs is None:
+            return self.spark_records
         with self.access.translate_errors(path):
-            return self.delta_rs if self.delta_rs.is_readable(path) else None
+            return self.delta_rs if self.delta_rs.is_readable(path) else self.spark_records
 
     def is_read_by_spark(self, path: str) -> bool:
-        """True if only Spark can read the rows of a table (see `find_reader`)."""
-        return self.find_reader(path) is None
+        """True if only Spark can read the rows of a table (see `choose_reader`)."""
+        return isinstance(self.choose_reader(path), SparkRecords)

@@ -1,7 +1,7 @@
 """Opens the rows of a table, or of some of its slices, for functions of batches (`row_sources`).
 
 The functions decide whether files are read, or Spark reads. Files are read if delta-rs reaches the lake, and if the table has no
-feature that delta-rs or Arrow lacks (`Policy.find_reader`, `Slices.find`).
+feature that delta-rs or Arrow lacks (`Policy.choose_reader`, `Slices.find`).
 
 In: the lake, and the path of a table.
 Out: a source of rows.
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.delta.slices import SparkSlices, StoredSlices
+from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.derived_rows import FileRows, list_file_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_sources import RowSource, SparkRows, SparkSource, StoredSource
@@ -49,13 +50,13 @@ def open_rows(
     of Spark's partitions. `has_few_parts` is for functions whose results are large for a part: a core then has few parts.
     """
     with lake.access.translate_errors(path):
-        if (delta_rs := lake.policy.find_reader(path)) is None:
+        if isinstance(reader := lake.policy.choose_reader(path), SparkRecords):
             table = lake.read_table(path) if version is None else lake.read_version(path, version)
             frame = table.select(*map(quote_name, schema.names))
             if has_few_parts:
                 frame = frame.coalesce(_TASKS_PER_CORE * lake.policy.runner.parallelism)
             return SparkSource([SparkRows(frame, partial(map, change_batch))])
-        files = list_file_rows(delta_rs, path, schema, change_batch, version)
+        files = list_file_rows(reader, path, schema, change_batch, version)
         runner = lake.policy.choose_runner(lake.records.size_bytes(path))
     part_count = min(runner.parallelism, len(files)) if has_few_parts else len(files)
     parts = [partial(_read_files, files[number::part_count]) for number in range(part_count)]
@@ -65,9 +66,9 @@ def open_rows(
 def open_all_rows(lake: Lake, path: str, version: int) -> RowSource[pa.RecordBatch]:
     """The rows of a version of a table, with all columns, as one part."""
     with lake.access.translate_errors(path):
-        if (delta_rs := lake.policy.find_reader(path)) is None:
+        if isinstance(reader := lake.policy.choose_reader(path), SparkRecords):
             return SparkSource([SparkRows(lake.read_version(path, version), iter)])
-        read_batches = partial(delta_rs.read_version_batches, path, version)
+        read_batches = partial(reader.read_version_batches, path, version)
     return StoredSource([lambda guard: guard(read_batches())], CALLING_THREAD)
 
 

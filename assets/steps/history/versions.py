@@ -49,6 +49,7 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.derived_rows import RowWriter, list_file_rows, read_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
@@ -216,12 +217,12 @@ class VersionTable:
         if has_reached_lsn and skips_reached:
             return False
         replica_path = lake.paths.replica(self.subscription, *self.name)
-        local_reader = lake.policy.find_reader(replica_path)
-        if local_reader is None:
+        reader = lake.policy.choose_reader(replica_path)
+        if isinstance(reader, SparkRecords):
             raise _make_altered_table_error(replica_path)
         with lake.access.translate_errors(replica_path):
             batch_sources = list_file_rows(
-                local_reader, replica_path, self.columns, CurrentVersions(lsn, time, self.schema).to_versions
+                reader, replica_path, self.columns, CurrentVersions(lsn, time, self.schema).to_versions
             )
         stored_versions = self.stored_versions
         change = VersionChange.plan_all_ends(stored_versions, lsn, time)

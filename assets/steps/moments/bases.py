@@ -226,7 +226,9 @@ class _BaseSearch:
                 end
                 for end in slice_ends
                 if end not in copied_slices
-                or delta_rs.find_least_value(base.history_path, "slice", f"slice = {end:d} and {IS_CHANGE}")
+                or delta_rs.find_column_bound(
+                    "min", base.history_path, "slice", f"slice = {end:d} and {IS_CHANGE}"
+                )
                 is not None
             ]
 

@@ -27,7 +27,13 @@ from pgsieve.resources.lake.delta.key_lookup import (
     find_rows,
     find_single_value_files,
 )
-from pgsieve.resources.lake.delta.queries import query_table, quote_column
+from pgsieve.resources.lake.delta.queries import (
+    DELTA_RS_TIME,
+    Bound,
+    format_time,
+    query_table,
+    quote_column,
+)
 from pgsieve.resources.lake.delta.records import (
     SEARCHED_COMMITS,
     find_own_version,
@@ -268,19 +274,16 @@ class DeltaRsRecords(Commits):
         (newest_commit,) = self.open_table(path).history(1)
         return datetime.fromtimestamp(newest_commit["timestamp"] / 1000, UTC)
 
-    def find_least_value(self, path: str, column: str, where: str) -> Any:
-        """The least value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
-        least = query_table(
-            self.open_table(path), f"select min({quote_column(column)}) as m from t where {where}"
-        )["m"]
-        return least[0].as_py()
+    def find_column_bound(
+        self, bound: Bound, path: str, column: str, where: str, time: datetime | None = None
+    ) -> Any:
+        """The least or greatest value of a column where an SQL condition is true. None if it is true for no row.
 
-    def find_greatest_value(self, path: str, column: str, where: str) -> Any:
-        """The greatest value of a column in the rows for which an SQL condition is true. None if there are no such rows."""
-        greatest = query_table(
-            self.open_table(path), f"select max({quote_column(column)}) as m from t where {where}"
-        )["m"]
-        return greatest[0].as_py()
+        In the condition, `{time}` stands for `time`.
+        """
+        condition = where.format(time=format_time(DELTA_RS_TIME, time))
+        query = f"select {bound}({quote_column(column)}) as bound from t where {condition}"
+        return query_table(self.open_table(path), query)["bound"][0].as_py()
 
     def open_slices(self, path: str) -> Slices:
         """The slices (each the changes between two positions of the slot) in the newest version of a table.

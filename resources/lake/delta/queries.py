@@ -7,11 +7,14 @@ Raises DeltaError.
 """
 
 from datetime import datetime
+from typing import Literal
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
+#: The function of SQL for the least or the greatest value.
+Bound = Literal["min", "max"]
 #: The SQL for a time, in the dialects of delta-rs and Spark. The placeholder is for microseconds since 1970.
 DELTA_RS_TIME, SPARK_TIME = (
     "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')",

@@ -9,6 +9,7 @@ results are cached per version (`SparkQueryCache`). The log of a table is read w
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from itertools import islice, takewhile
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from pgsieve.resources.lake.delta.deletion_vectors import find_vectors_setting
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OvertakenError
+from pgsieve.resources.lake.delta.queries import SPARK_TIME, Bound, format_time
 from pgsieve.resources.lake.delta.records import (
     APPLICATION_ID,
     SEARCHED_COMMITS,
@@ -264,6 +266,17 @@ class SparkRecords:
         if version is not None:
             return reader.option("versionAsOf", version).load(path).count()
         return self._query_cache.get(path, "count", lambda: reader.load(path).count())
+
+    def find_column_bound(
+        self, bound: Bound, path: str, column: str, where: str, time: datetime | None = None
+    ) -> Any:
+        """The least or greatest value of a column where an SQL condition is true. None if it is true for no row.
+
+        In the condition, `{time}` stands for `time`.
+        """
+        table = self._get_session().read.format("delta").load(path)
+        rows = table.where(where.format(time=format_time(SPARK_TIME, time)))
+        return rows.select(F.expr(f"{bound}({quote_name(column)})")).collect()[0][0]
 
     def slices(self, path: str, after_lsn: int) -> Sequence[int]:
         """The slices of a change log that end after an LSN: the LSNs where they end, in order.

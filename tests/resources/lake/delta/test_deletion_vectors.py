@@ -135,7 +135,7 @@ def test_each_version_is_read_without_spark(place: Place) -> None:
         mark(local, place.path, [key], position)
         expected[local.version(place.path)] = {n for n in range(12) if not 3 <= n <= key}
     lake = Lake(place.storage.address, no_session, storage=place.storage)
-    assert lake.policy.find_reader(place.path) is not None
+    assert not lake.policy.is_read_by_spark(place.path)
     for version, keys in expected.items():
         batches = local.read_version_batches(place.path, version)
         assert sorted(n for batch in batches for n in batch.column("id").to_pylist()) == sorted(keys)

@@ -46,7 +46,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 #: Ways to read a table's rows; the last one reads no page.
 READERS: dict[str, Callable[[DeltaRsRecords, str], object]] = {
     "rows": lambda records, path: records.rows(path),
-    "least": lambda records, path: records.find_least_value(path, "commit_lsn", "ordinal > 3"),
+    "least": lambda records, path: records.find_column_bound("min", path, "commit_lsn", "ordinal > 3"),
     "newest": lambda records, path: records.newest_rows(path, "slice"),
     "table": lambda records, path: records.read_all_rows(path),
     "batches": lambda records, path: list(records.read_version_batches(path, 1)),
