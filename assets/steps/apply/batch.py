@@ -26,7 +26,7 @@ from pgsieve.assets.steps.apply.by_files import (
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.assets.steps.apply.choice import ApplyChoice, apply_by_ways
 from pgsieve.assets.steps.apply.damaged_tables import describe_missing_columns
-from pgsieve.assets.steps.apply.in_process import FewChanges, read_few_changes
+from pgsieve.assets.steps.apply.in_process import read_few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
@@ -40,6 +40,7 @@ from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.committers import InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
@@ -240,17 +241,17 @@ class Batch:
 
         def examine_by(choice: ApplyChoice) -> ManyChanges | None:
             with _large_apply_lock(batch, choice):
-                match choice.way:
-                    case Way.KEY_PARTS:
-                        KeyPartsWriter(batch, self.end).examine(_get_stored_changes(choice))
-                    case Way.FILES:
-                        changes = add_net_change(batch, _get_stored_changes(choice))
+                match choice.means:
+                    case StoredChanges() as stored_changes if choice.way == Way.KEY_PARTS:
+                        KeyPartsWriter(batch, self.end).examine(stored_changes)
+                    case StoredChanges() as stored_changes:
+                        changes = add_net_change(batch, stored_changes)
                         if changes.net_change is not None:
                             search.refuse_change(changes.net_change.conflict)
                         return changes
-                    case Way.MERGE_IN_PROCESS:
-                        search.refuse(_read_few_changes(batch, choice))
-                    case Way.MERGE_BY_SPARK:
+                    case InProcessCommitter() as committer:
+                        search.refuse(read_few_changes(batch, committer))
+                    case SparkCommitter():
                         search.refuse(SparkChanges.of_history(batch))
             return None
 
@@ -302,17 +303,17 @@ class Batch:
 
         def commit_by(choice: ApplyChoice) -> TableResult:
             with _large_apply_lock(batch, choice):
-                match choice.way:
-                    case Way.KEY_PARTS:
-                        result = KeyPartsWriter(batch, end).apply(_get_stored_changes(choice))
-                    case Way.FILES:
-                        result = self._commit_files(search, plan, _get_stored_changes(choice))
-                    case Way.MERGE_IN_PROCESS:
-                        changes = _read_few_changes(batch, choice)
+                match choice.means:
+                    case StoredChanges() as stored_changes if choice.way == Way.KEY_PARTS:
+                        result = KeyPartsWriter(batch, end).apply(stored_changes)
+                    case StoredChanges() as stored_changes:
+                        result = self._commit_files(search, plan, stored_changes)
+                    case InProcessCommitter() as committer:
+                        changes = read_few_changes(batch, committer)
                         writer = _make_replica_writer(search, plan, end)
                         with batch.lake.access.translate_errors(batch.path):
                             result = writer.apply_by_key(changes)
-                    case Way.MERGE_BY_SPARK:
+                    case SparkCommitter():
                         result = _merge_by_spark(search, plan, end)
             reach(Failpoint.REPLICA_COMMITTED)
             return result
@@ -387,18 +388,9 @@ def is_overtaken(lake: Lake, path: str, head: TableHead) -> bool:
 
 def _large_apply_lock(batch: TableBatch, choice: ApplyChoice) -> AbstractContextManager[Any]:
     """Return `_LARGE_APPLY` if files are written for many changes, otherwise a context manager that does nothing."""
-    is_small = choice.stored_changes is None or batch.lake.policy.is_small(batch.pending.size_bytes)
-    return nullcontext() if is_small else _LARGE_APPLY
-
-
-def _get_stored_changes(choice: ApplyChoice) -> StoredChanges:
-    assert choice.stored_changes is not None
-    return choice.stored_changes
-
-
-def _read_few_changes(batch: TableBatch, choice: ApplyChoice) -> FewChanges:
-    assert choice.committer is not None
-    return read_few_changes(batch, choice.committer)
+    writes_files = isinstance(choice.means, StoredChanges)
+    is_large = writes_files and not batch.lake.policy.is_small(batch.pending.size_bytes)
+    return _LARGE_APPLY if is_large else nullcontext()
 
 
 def _make_replica_writer(search: ConflictSearch, plan: Plan, end: int) -> ReplicaWriter:

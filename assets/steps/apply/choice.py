@@ -37,15 +37,13 @@ class ApplyChoice:
 
     - `way`: who decides the changes, and who writes the rows
     - `reason`: why this way is taken
-    - `stored_changes`: the changes in the files of the change history, with the committer of the replica's files; None for
-      a MERGE
-    - `committer`: the committer of a MERGE by delta-rs; None for other ways
+    - `means`: if files are written, the changes in the files of the change history, with the committer of the replica's
+      files; for a MERGE, its committer
     """
 
     way: Way
     reason: str
-    stored_changes: StoredChanges | None = None
-    committer: InProcessCommitter | None = None
+    means: StoredChanges | SmallCommitter
 
 
 def apply_by_ways(
@@ -79,10 +77,11 @@ def choose_apply(batch: TableBatch, unsuited_ways: Mapping[Way, str] = MappingPr
     match committer:
         case InProcessCommitter() if Way.MERGE_IN_PROCESS not in unsuited_ways:
             _refuse_missing_columns(batch)
-            return ApplyChoice(Way.MERGE_IN_PROCESS, reason, committer=committer)
+            return ApplyChoice(Way.MERGE_IN_PROCESS, reason, committer)
         case _:
             merge_reason = unsuited_ways.get(Way.MERGE_IN_PROCESS, merge_reason)
-            return ApplyChoice(Way.MERGE_BY_SPARK, f"{reason}; {merge_reason}")
+            by_spark = SparkCommitter(batch.lake.access)
+            return ApplyChoice(Way.MERGE_BY_SPARK, f"{reason}; {merge_reason}", by_spark)
 
 
 def _choose_decider(

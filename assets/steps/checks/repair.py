@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change
+from pgsieve.assets.steps.apply.by_files import FilesWriter, StoredChanges, add_net_change
 from pgsieve.assets.steps.apply.choice import ApplyChoice, apply_by_ways
 from pgsieve.assets.steps.apply.in_process import read_few_changes
 from pgsieve.assets.steps.apply.replica_tables import apply, renew_cut
@@ -53,6 +53,7 @@ from pgsieve.assets.steps.subscription import Definition, Subscription, arrow_ty
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.corrections import SLICE_BY_OPERATION, Corrections
 from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.committers import InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.records import REPAIRED_KEY, Commit, TableHead
@@ -313,15 +314,16 @@ class _ReplicaRepair:
             writer = ReplicaWriter(lake, path, definition, pending, None, None, metadata)
 
             def apply_choice(choice: ApplyChoice) -> None:
-                if choice.stored_changes is not None:
-                    changes = add_net_change(batch, choice.stored_changes)
-                    FilesWriter(lake, path, pending, None, metadata=metadata).apply(changes)
-                elif choice.committer is not None:
-                    writer.apply_by_key(read_few_changes(batch, choice.committer))
-                else:
-                    writer.apply_by_spark(
-                        SparkChanges(lake, path, read_changes, definition, pending, bool(had_vectors))
-                    )
+                match choice.means:
+                    case StoredChanges() as stored_changes:
+                        changes = add_net_change(batch, stored_changes)
+                        FilesWriter(lake, path, pending, None, metadata=metadata).apply(changes)
+                    case InProcessCommitter() as committer:
+                        writer.apply_by_key(read_few_changes(batch, committer))
+                    case SparkCommitter():
+                        writer.apply_by_spark(
+                            SparkChanges(lake, path, read_changes, definition, pending, bool(had_vectors))
+                        )
 
             # Tasks that decide by parts of the keys would set the replica's position.
             apply_by_ways(batch, apply_choice, {Way.KEY_PARTS: "a repair keeps the position"})

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply import by_files, key_reader
-from pgsieve.assets.steps.apply.by_files import FilesWriter, add_net_change
+from pgsieve.assets.steps.apply.by_files import FilesWriter, StoredChanges, add_net_change
 from pgsieve.assets.steps.apply.by_key_parts import KeyPartsWriter
 from pgsieve.assets.steps.apply.choice import apply_by_ways, choose_apply
 from pgsieve.assets.steps.apply.ways import Way
@@ -99,11 +99,11 @@ def test_a_feed_is_left_to_a_merge_if_the_log_lacks_statistics_of_a_file(tmp_pat
     replica.lake.policy = replace(replica.lake.policy, min_parted_changes=0)
     batch = replica.batch(definition("k"))
     choice = choose_apply(batch)
-    assert (choice.way, choice.stored_changes is None) == (Way.KEY_PARTS, False)
-    assert choice.stored_changes is not None
+    assert choice.way == Way.KEY_PARTS
+    assert isinstance(choice.means, StoredChanges)
     with pytest.raises(UnmarkableError, match="lacks the actions or statistics"):
-        KeyPartsWriter(batch, ENDS[-1]).apply(choice.stored_changes)
-    changes = add_net_change(batch, choice.stored_changes)
+        KeyPartsWriter(batch, ENDS[-1]).apply(choice.means)
+    changes = add_net_change(batch, choice.means)
     with pytest.raises(UnmarkableError, match="lacks the actions or statistics"):
         FilesWriter(replica.lake, replica.path, batch.pending, ENDS[-1]).apply(changes)
     merged = apply_by_ways(

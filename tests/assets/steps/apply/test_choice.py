@@ -10,8 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from pgsieve.assets.steps.apply.by_files import StoredChanges
 from pgsieve.assets.steps.apply.choice import ApplyChoice, apply_by_ways, choose_apply
 from pgsieve.assets.steps.apply.ways import UnsuitedWayError, Way
+from pgsieve.resources.lake.committers import InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.policy import CANNOT_ADD_FILES
 from tests.assets.steps.apply.test_ended_rows import _ALL, _DEFINITION, _LIVES, _soft
@@ -53,8 +55,14 @@ def test_a_batch_of_few_changes_has_one_way(
     alter(changes)
     choice = choose_apply(changes.batch(definition(*key)))
     assert (choice.way, choice.reason) == (way, reason)
-    assert (choice.stored_changes is not None) == (way == Way.FILES)
-    assert (choice.committer is not None) == (way == Way.MERGE_IN_PROCESS)
+    assert (
+        type(choice.means)
+        is {
+            Way.FILES: StoredChanges,
+            Way.MERGE_IN_PROCESS: InProcessCommitter,
+            Way.MERGE_BY_SPARK: SparkCommitter,
+        }[way]
+    )
 
 
 def test_inserts_add_no_column_that_another_writer_has_removed(tmp_path: Path) -> None:
