@@ -22,7 +22,12 @@ from pgsieve.assets.steps.apply.damaged_tables import describe_missing_columns
 from pgsieve.assets.steps.apply.table_result import TableBatch, find_key_alteration_lsn
 from pgsieve.assets.steps.apply.ways import UNSUITED_ERRORS, Way
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT
-from pgsieve.resources.lake.committers import InProcessCommitter, SmallCommitter, SparkCommitter
+from pgsieve.resources.lake.committers import (
+    FileCommitter,
+    InProcessCommitter,
+    SmallCommitter,
+    SparkCommitter,
+)
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.slices import SparkSlices
 from pgsieve.resources.lake.policy import CANNOT_ADD_FILES, estimate_merge_bytes
@@ -119,13 +124,12 @@ def _find_stored_changes(batch: TableBatch) -> StoredChanges | str:
         row_type, groups = slices.schema.field("new").type, slices.row_groups
     schema = pa.schema([row_type.field(name) for name in definition.names])
     is_emptied = empties_replica(definition, pending)
-    committer = lake.policy.choose_large_committer(
-        batch.path, schema, overwrite=is_emptied, translates_names=True
-    )
-    if isinstance(committer, SparkCommitter):
-        return CANNOT_ADD_FILES
-    stamp_column = definition.metadata_column(APPLIED_AT)
-    return StoredChanges(committer, groups, schema, is_emptied, stamp_column)
+    match lake.policy.choose_large_committer(batch.path, schema, overwrite=is_emptied, translates_names=True):
+        case FileCommitter() as committer:
+            stamp_column = definition.metadata_column(APPLIED_AT)
+            return StoredChanges(committer, groups, schema, is_emptied, stamp_column)
+        case SparkCommitter():
+            return CANNOT_ADD_FILES
 
 
 def _refuse_missing_columns(batch: TableBatch) -> None:

@@ -18,7 +18,7 @@ from pgsieve.assets.steps.records.columns import format_changes_ddl
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.decoding.changes.copied_rows import CopiedRows
 from pgsieve.resources.lake.added_columns import add_missing_columns
-from pgsieve.resources.lake.committers import SparkCommitter
+from pgsieve.resources.lake.committers import FileCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.layout import DEFAULT_FILE_BYTES
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -51,13 +51,7 @@ def begin_history(
     first_change = copied_rows.make_snapshot_change()
     rows = open_rows(lake, replica_path, pa.schema(list(schema.field("new").type)), copied_rows.to_changes)
     commit = Commit(state.lsn, expected_position=position, properties=CHANGES_PROPERTIES)
-    committer, store = lake.policy.choose_large_committer(history_path, schema), lake.store
-    if isinstance(committer, SparkCommitter):
-        ddl = format_changes_ddl(definition.columns)
-        first_row = lake.spark.createDataFrame(pa.Table.from_batches([first_change]).to_pylist(), ddl)
-        changes = rows.make_frame(lake.spark, iter, ddl)
-        lake.write(first_row.unionByName(changes), history_path, commit)
-        return
+    store = lake.store
 
     def write_part(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         return write_files(history_path, schema, batches, store, DEFAULT_FILE_BYTES)
@@ -66,4 +60,11 @@ def begin_history(
         first_file = pa.Table.from_batches(write_part([first_change]), FILE_SCHEMA)
         return pa.concat_tables([first_file, rows.compute(write_part, FILE_SCHEMA)])
 
-    committer.commit(write_changes, history_path, schema, commit)
+    match lake.policy.choose_large_committer(history_path, schema):
+        case FileCommitter() as committer:
+            committer.commit(write_changes, history_path, schema, commit)
+        case SparkCommitter():
+            ddl = format_changes_ddl(definition.columns)
+            first_row = lake.spark.createDataFrame(pa.Table.from_batches([first_change]).to_pylist(), ddl)
+            changes = rows.make_frame(lake.spark, iter, ddl)
+            lake.write(first_row.unionByName(changes), history_path, commit)

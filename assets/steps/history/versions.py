@@ -113,10 +113,11 @@ class StoredVersions:
     @cached_property
     def committer(self) -> FileCommitter:
         """The object that commits files to the table; raises LakeError if another writer has altered the table."""
-        committer = self.lake.policy.choose_large_committer(self.path, self.schema)
-        if isinstance(committer, SparkCommitter):
-            raise _make_altered_table_error(self.path)
-        return committer
+        match self.lake.policy.choose_large_committer(self.path, self.schema):
+            case FileCommitter() as committer:
+                return committer
+            case SparkCommitter():
+                raise _make_altered_table_error(self.path)
 
     @property
     def encodings(self) -> Mapping[str, str]:

@@ -23,7 +23,7 @@ from pgsieve.assets.steps.records.columns import OrderKey
 from pgsieve.assets.steps.records.transformed_slices import TableChanges
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.tally import Tally, count_changes_and_bytes, empty_tally, sum_tallies
-from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.committers import FileCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
@@ -75,21 +75,21 @@ def copy_slice(
     schema, end_lsn = lake.schema(base.history_path), min(slice_end, moment_lsn)
     assert schema.names[0] == "slice"
     make_copier = partial(_SliceCopier, end_lsn, moment_lsn, base.definition.key)
-    committer = target_lake.policy.choose_large_committer(history_path, schema)
-    if isinstance(committer, FileCommitter):
-        notes = _copy_files(rows, make_copier, committer, target_lake.store, history_path, schema)
-    else:
-        spark_schema = lake.read_table(base.history_path).schema.add(NOTE, "string")
+    match target_lake.policy.choose_large_committer(history_path, schema):
+        case FileCommitter() as committer:
+            notes = _copy_files(rows, make_copier, committer, target_lake.store, history_path, schema)
+        case SparkCommitter():
+            spark_schema = lake.read_table(base.history_path).schema.add(NOTE, "string")
 
-        def copy_part(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            copier = make_copier()
-            yield from with_note(copier.copy_batches(batches), schema, copier.format_note)
+            def copy_part(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                copier = make_copier()
+                yield from with_note(copier.copy_batches(batches), schema, copier.format_note)
 
-        noted_rows = NotedRows(rows.make_frame(lake.spark, copy_part, spark_schema))
-        reported_notes = noted_rows.write(
-            lambda frame: target_lake.write(frame, history_path, Commit(end_lsn))
-        )
-        notes = noted_rows.notes() if reported_notes is None else reported_notes
+            noted_rows = NotedRows(rows.make_frame(lake.spark, copy_part, spark_schema))
+            reported_notes = noted_rows.write(
+                lambda frame: target_lake.write(frame, history_path, Commit(end_lsn))
+            )
+            notes = noted_rows.notes() if reported_notes is None else reported_notes
     return _make_table_changes(base, end_lsn, notes)
 
 

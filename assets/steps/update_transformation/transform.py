@@ -53,7 +53,7 @@ from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.added_columns import add_missing_columns
-from pgsieve.resources.lake.committers import FileCommitter, SparkCommitter
+from pgsieve.resources.lake.committers import FileCommitter, LargeCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
@@ -320,13 +320,28 @@ class _SliceTransformation:
             counts = changes.count_without_writing(lake.policy.choose_runner(result.size))
             tally = _count_written_changes(lake, path, contents.end, definition.key)
             return _add_counts(result, replace(counts, sent=tally))
-        if isinstance(committer, SparkCommitter) and add_missing_columns(lake, path, schema):
-            committer = lake.policy.choose_large_committer(path, schema)
-        match committer:
-            case FileCommitter():
-                return _write_files(lake, committer, path, result, changes, position)
-            case SparkCommitter():
+        return _write_changes(lake, committer, path, result, changes, definition, position)
+
+
+def _write_changes(
+    lake: Lake,
+    committer: LargeCommitter,
+    path: str,
+    result: TableChanges,
+    changes: SentChanges,
+    definition: Definition,
+    position: int,
+) -> TableChanges:
+    """Write the changes of a table. If the change history lacks columns, first add them."""
+    match committer:
+        case FileCommitter():
+            return _write_files(lake, committer, path, result, changes, position)
+        case SparkCommitter():
+            schema = changes.table_slice.schema
+            if not add_missing_columns(lake, path, schema):
                 return _write_by_spark(lake, path, result, changes, definition, position)
+            committer = lake.policy.choose_large_committer(path, schema)
+            return _write_changes(lake, committer, path, result, changes, definition, position)
 
 
 def _write_files(
