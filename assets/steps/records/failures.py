@@ -77,6 +77,17 @@ def is_foreign_server_error(error: PgsieveError) -> bool:
     return _is_kind(error, ForeignServerError)
 
 
+def is_filter_error(error: Exception) -> bool:
+    """True if a row filter cannot be evaluated for a row."""
+    try:
+        raise_if_executor_error(error)
+    except ExecutorError as executor_error:
+        error = executor_error
+    return isinstance(error, PgsieveError) and any(
+        _is_kind(error, kind) for kind in (FilterValueError, NumericError)
+    )
+
+
 def _is_kind(error: PgsieveError, kind: type[PgsieveError]) -> bool:
     """True if the error is of this kind, or an executor of Spark has reported an error of this kind."""
     return isinstance(error, kind) or (isinstance(error, ExecutorError) and error.class_name == kind.__name__)

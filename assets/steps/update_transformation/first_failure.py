@@ -16,8 +16,9 @@ from pgsieve.assets.steps.records.failures import (
     describe_error_fully,
     find_first_failing_commit,
     is_damage,
+    is_filter_error,
 )
-from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.assets.steps.records.table_states import Name, add_copy_command
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.changes import SentChanges, TableSlice
 from pgsieve.assets.steps.update_transformation.messages import FIRST_ORDINAL, MessageFilter, read_commit_lsns
@@ -53,11 +54,13 @@ class FailureSearch:
             # If the lake itself has failed, and not only this table, the call raises the error.
             describe_error(self.lake, error)
             commit_lsn = None if is_damage(error) else self.find_failing_commit(table)
-            return (
-                None
-                if commit_lsn is None
-                else (commit_lsn, describe_error_fully(self.lake, error, name, commit_lsn))
-            )
+            if commit_lsn is None:
+                return None
+            problem = describe_error_fully(self.lake, error, name, commit_lsn)
+            # The transaction that corrects the row fails, too, as the filter is evaluated for its old row. A copy has both.
+            if is_filter_error(error):
+                problem = add_copy_command(self.subscription.name, name, problem)
+            return commit_lsn, problem
         return None
 
     def find_failing_commit(self, table: TableWork) -> int | None:

@@ -144,10 +144,10 @@ class Transformation:
                 reach(Failpoint.SLICE_TRANSFORMED)
                 self.log(f"transformed everything up to {format_lsn(window.end)} for {subscription.name}")
                 results += changes
-                if failure is not None:
-                    return
                 has_changes = any(table_changes.has_changes for table_changes in changes)
                 skip_lsn = Skip(subscription, lake).clear(skip_lsn, window, self.log, has_changes=has_changes)
+                if failure is not None:
+                    return
                 begin_lsn, base_version = window.end, base_version + 1
 
     def _disable_before(self, commit_lsn: int, problem: str) -> None:
