@@ -10,13 +10,14 @@ KeyboardInterrupt is raised.
 import fcntl
 import logging
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
+from typing import TextIO
 
 import dagster as dg
-from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeLogManager
+from dagster._core.execution import compute_logs
 from dagster_shared.error import SerializableErrorInfo
 
 from pgsieve.assets.lake import lake_resources
@@ -36,6 +37,8 @@ _logger = logging.getLogger(__name__)
 _STEP_END_TYPES = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 _INTERRUPT_ERROR_NAMES = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
 _QUIET_RUN_CONFIG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+#: How often the output of a step is printed.
+_PRINT_INTERVAL_SECONDS = 0.05
 #: The number of asset records per query.
 _MAX_RECORDS_PER_QUERY = 100
 #: The asset keys that the runs of commands use. A translator that a user passes to `pgsieve.build_definitions` does not
@@ -80,35 +83,54 @@ def _open_databases(home: Path) -> Iterator[dg.DagsterInstance]:
             instance.has_asset_key(dg.AssetKey("any"))
             instance.all_instigator_state()
         stack.enter_context(cache_event_log(instance.event_log_storage))
-        stack.enter_context(_shield_log_processes(instance.compute_log_manager))
+        stack.enter_context(_print_step_output_in_threads())
         yield instance
 
 
 @contextmanager
-def _shield_log_processes(compute_log_manager: ComputeLogManager) -> Iterator[None]:
-    """Within the block, let Ctrl-C not end the processes that Dagster starts for the output of a step.
+def _print_step_output_in_threads() -> Iterator[None]:
+    """Within the block, let threads of this process print the output of steps, which Dagster writes into files.
 
-    Ctrl-C in a terminal reaches all processes of the command. `tail` prints the step's output, so it must not end before
-    the step does. Dagster's `watch_orphans` would print a traceback. Both inherit that SIGINT is blocked, and Dagster
-    ends them when the step ends.
+    Dagster would start two processes for each stream of a step: `tail`, and one that ends `tail`. To start and end them
+    takes a tenth of a second for each step, and Ctrl-C in a terminal would end them before the step.
     """
-    capture_logs = compute_log_manager.capture_logs
-
-    @contextmanager
-    def capture_with_shielded_processes(log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
-        with ExitStack() as capture:
-            former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                context = capture.enter_context(capture_logs(log_key))
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
-            yield context
-
-    vars(compute_log_manager)["capture_logs"] = capture_with_shielded_processes
+    start_printing = compute_logs.execute_posix_tail
+    compute_logs.execute_posix_tail = _print_growing_file
     try:
         yield
     finally:
-        del vars(compute_log_manager)["capture_logs"]
+        compute_logs.execute_posix_tail = start_printing
+
+
+@contextmanager
+def _print_growing_file(path: str, stream: TextIO) -> Iterator[tuple[None, None]]:
+    """Within the block, print what is appended to a file on a stream, as `tail -F` does.
+
+    At the beginning, Dagster has not yet redirected the stream into the file. Yields no ids of processes.
+    """
+    try:
+        descriptor = os.dup(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        yield None, None  # The stream has no file descriptor, so Dagster does not redirect it.
+        return
+    is_complete = Event()
+
+    def print_until_complete() -> None:
+        # If the reader of a pipe has ended, nothing more can be printed.
+        with suppress(OSError), os.fdopen(descriptor, "wb") as output, Path(path).open("rb") as file:
+            has_ended = False
+            while not has_ended:
+                has_ended = is_complete.wait(_PRINT_INTERVAL_SECONDS)
+                output.write(file.read())
+                output.flush()
+
+    printer = Thread(target=print_until_complete, name="pgsieve-step-output", daemon=True)
+    printer.start()
+    try:
+        yield None, None
+    finally:
+        is_complete.set()
+        printer.join()
 
 
 def materialize(
