@@ -1,10 +1,10 @@
 """Makes the objects for everything to which a configuration connects: the lake's storage, Spark, and the sources.
 
 In: the configuration
-Out: the storage, the Spark engine and the sources. Nothing is connected yet.
+Out: the storage, the settings of Spark, and the sources. Nothing is connected yet.
 
-Raises PgsieveError if the lake's store could lose a commit. The module imports nothing of `pgsieve.assets`, so that a
-command can connect while it still imports those modules (`pgsieve.pipelines.commands.early_start`).
+Raises PgsieveError if the lake's store could lose a commit. The module imports neither `pgsieve.assets` nor Dagster, so
+that a command can connect while it still imports them (`pgsieve.pipelines.commands.early_start`).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SourceConfig
 from pgsieve.resources.lake.secret_settings import conceal_settings, hide_settings
-from pgsieve.resources.lake.session import SparkEngine, verify_log_store_settings
+from pgsieve.resources.lake.spark_settings import PlainSparkSettings, verify_log_store_settings
 from pgsieve.resources.lake.stores.storage import Storage, declare_storage
 from pgsieve.resources.postgres.source import Source
 
@@ -26,17 +26,17 @@ def prepare_storage(config: Config) -> Storage:
     return storage
 
 
-def make_spark_engine(config: Config) -> SparkEngine:
-    """The Spark engine of a configuration. `prepare_storage` must have been called before."""
+def make_spark_settings(config: Config) -> PlainSparkSettings:
+    """The settings of Spark. `prepare_storage` must have been called before."""
     lake = config.storage.make_storage(config.lake).address
     master, spark_config = hide_settings(lake, config.spark.master, config.spark.conf)
-    return SparkEngine(
-        master=master,
-        spark_config=spark_config,
-        lake=lake,
-        engine=config.spark.engine,
-        engine_folder=str(config.state_folder / "engine"),
-        engine_idle=config.spark.engine_idle.total_seconds(),
+    return PlainSparkSettings(
+        master,
+        spark_config,
+        lake,
+        config.spark.engine,
+        str(config.state_folder / "engine"),
+        config.spark.engine_idle.total_seconds(),
     )
 
 

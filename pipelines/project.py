@@ -6,7 +6,7 @@ PgsieveError for options that are not supported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 
 from pgsieve.assets.lake import PgsieveLake
@@ -15,7 +15,8 @@ from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
-from pgsieve.pipelines.connections import make_source, make_spark_engine, prepare_storage
+from pgsieve.pipelines.connections import make_source, make_spark_settings, prepare_storage
+from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.processes import keep_freed_arrays
@@ -85,7 +86,7 @@ def build_project(config: Config) -> Project:
             layout=subscription.layout.to_subscription_layout(),
             histories=subscription.history.to_history_choices(),
         )
-    engine = make_spark_engine(config)
+    engine = SparkEngine(**asdict(make_spark_settings(config)))
     retention_config = config.retention
     retention = Retention(retention_config.change_log, retention_config.changes, retention_config.versions)
     name_template = config.catalog.names if config.catalog else None

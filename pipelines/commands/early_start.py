@@ -11,48 +11,76 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from threading import Thread
+from dataclasses import asdict
+from threading import Event, Thread
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.connections import make_source, make_spark_engine, prepare_storage
-from pgsieve.resources.lake.resource import make_lake_settings
-from pgsieve.resources.lake.runners import SparkRunner
-from pgsieve.resources.lake.session import SparkEngine
+from pgsieve.pipelines.connections import make_source, make_spark_settings, prepare_storage
+from pgsieve.resources.lake.java import jvm
+from pgsieve.resources.lake.spark_settings import PlainSparkSettings
 from pgsieve.resources.postgres.expected_bytes import estimate_bytes
+
+#: The publisher is asked for this long before the caller goes on. It answers in a few hundredths of a second.
+_DECISION_SECONDS = 0.3
 
 _logger = logging.getLogger(__name__)
 
 
 def start_early(config: Config, subscription_configs: Sequence[SubscriptionConfig]) -> None:
-    """Start Spark if the run of these subscriptions will probably need it. Does not wait until it has started."""
+    """Start Spark if the run of these subscriptions will probably need it. Does not wait until it has started.
+
+    The caller imports modules next, during which another thread hardly gets Python's global lock. So this function
+    gives the thread a moment to ask the publisher and to start the JVM.
+    """
     with suppress(PgsieveError):
-        storage, engine = prepare_storage(config), make_spark_engine(config)
-        if engine.starts_own_session and not (storage.is_reached_by_delta_rs and engine.threads):
-            max_bytes = make_lake_settings(engine).small_bytes if storage.is_reached_by_delta_rs else -1
+        storage, settings = prepare_storage(config), make_spark_settings(config)
+        if settings.starts_own_session and not (storage.is_reached_by_delta_rs and settings.threads):
+            max_bytes = settings.small_bytes if storage.is_reached_by_delta_rs else -1
+            is_decided = Event()
             Thread(
                 target=_start_for_large_tables,
-                args=(config, subscription_configs, engine, max_bytes),
+                args=(config, subscription_configs, settings, max_bytes, is_decided),
                 name="pgsieve-early-start",
                 daemon=True,
             ).start()
+            is_decided.wait(_DECISION_SECONDS)
 
 
 def _start_for_large_tables(
-    config: Config, subscription_configs: Sequence[SubscriptionConfig], engine: SparkEngine, max_bytes: int
+    config: Config,
+    subscription_configs: Sequence[SubscriptionConfig],
+    settings: PlainSparkSettings,
+    max_bytes: int,
+    is_decided: Event,
 ) -> None:
     """Start Spark if a table will get more than `max_bytes` bytes. Up to this limit this process writes a table itself.
 
-    A negative limit always starts Spark.
+    A negative limit always starts Spark. Sets `is_decided` when the JVM is starting, or will not be started.
     """
     try:
         if max_bytes < 0 or any(
             table_bytes > max_bytes
             for table_bytes in _estimate_bytes_by_slot(config, subscription_configs, max_bytes)
         ):
-            SparkRunner(lambda: engine.session, engine.cores).prepare()
+            # The JVM starts while this thread imports the modules of the session.
+            settings.fetch_jars()
+            jvm.prepare(settings.settings)
+            is_decided.set()
+            _start_session(settings)
     except Exception as error:  # noqa: BLE001 - the run meets it again, and reports it.
         _logger.debug("Spark does not start early: %s", type(error).__name__)
+    finally:
+        is_decided.set()
+
+
+def _start_session(settings: PlainSparkSettings) -> None:
+    """Start the session and its first job."""
+    from pgsieve.resources.lake.runners import SparkRunner
+    from pgsieve.resources.lake.session import SparkEngine
+
+    engine = SparkEngine(**asdict(settings))
+    SparkRunner(lambda: engine.session, engine.cores).prepare()
 
 
 def _estimate_bytes_by_slot(

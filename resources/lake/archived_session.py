@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import make_archive_writing_options
 from pgsieve.resources.lake.runners import run_first_job
-from pgsieve.resources.lake.session import make_session_config
+from pgsieve.resources.lake.spark_settings import make_session_config
 from pgsieve.resources.lake.stores.storage import find_storage
 from pgsieve.resources.private_folder import private_folder
 

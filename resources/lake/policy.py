@@ -31,10 +31,8 @@ from pgsieve.resources.lake.committers import (
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.runners import CALLING_THREAD, Runner, ThreadRunner
+from pgsieve.resources.lake.spark_settings import SMALL_BYTES_DEFAULT
 
-#: The default of `Policy.small_bytes`: up to this many bytes of rows are computed and written in this process,
-#: without Spark, if the library delta-rs can reach the lake.
-SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
 #: The default of `Policy.rewritten_bytes`, a number of bytes. A replica is the copy of a publisher's table in the
 #: lake. In replicas up to this size pgsieve deletes rows by rewriting the files that contain them.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024

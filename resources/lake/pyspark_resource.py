@@ -19,14 +19,13 @@ from pyspark.sql import SparkSession
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.masters import parse_core_count
 from pgsieve.resources.lake.session import (
-    SESSION_SETTINGS,
     SparkEngine,
-    make_storage_settings,
     send_code_in_plans,
     silence_client,
     verify_delta,
     verify_log_store,
 )
+from pgsieve.resources.lake.spark_settings import SESSION_SETTINGS, make_storage_settings
 from pgsieve.resources.lake.stores.storage import find_storage
 
 

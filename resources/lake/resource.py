@@ -13,15 +13,12 @@ from pydantic import Field
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.policy import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT, LakeSettings
+from pgsieve.resources.lake.policy import REWRITTEN_BYTES_DEFAULT, LakeSettings
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark_writes import VECTORS_DEFAULT_SETTING
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.unsynced import remove_half_written_commits
 
-#: One of pgsieve's settings among Spark's. If delta-rs can reach the lake, batches up to this number of bytes are
-#: written without Spark.
-SMALL_BYTES_SETTING = "spark.pgsieve.smallBytes"
 #: One of pgsieve's settings among Spark's. In replicas (copies of published tables) up to this number of bytes, rows are
 #: deleted by rewriting their files. In larger replicas rows are mostly marked as deleted instead (`Policy.rewritten_bytes`).
 REWRITTEN_BYTES_SETTING = "spark.pgsieve.rewrittenBytes"
@@ -60,7 +57,7 @@ def make_lake_settings(engine: SparkEngine) -> LakeSettings:
     """The settings for the work on a lake, from the settings and the master of Spark."""
     config = engine.spark_config
     return LakeSettings(
-        int(config.get(SMALL_BYTES_SETTING, SMALL_BYTES_DEFAULT)),
+        engine.small_bytes,
         int(config.get(REWRITTEN_BYTES_SETTING, REWRITTEN_BYTES_DEFAULT)),
         config.get(VECTORS_DEFAULT_SETTING, "true").lower() == "true",
         engine.threads,

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext, suppress
 from functools import cache, partial
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any, Protocol
 from weakref import WeakSet
 from zipimport import zipimporter
@@ -255,6 +255,8 @@ def is_interruption(error: BaseException) -> bool:
 
 #: The sessions that have run a job. Spark starts executors only for the first job of a session.
 _started_sessions: WeakSet[SparkSession] = WeakSet()
+#: Several runners may prepare the same session. The first one runs the first job with this lock.
+_FIRST_JOB_LOCK = Lock()
 
 
 def run_first_job(session: SparkSession, part_count: int) -> None:
@@ -406,9 +408,10 @@ class SparkRunner:
         """
         with suppress(Exception):
             session = self._get_session()
-            if session not in _started_sessions:
-                run_first_job(session, self.parallelism)
-                _started_sessions.add(session)
+            with _FIRST_JOB_LOCK:
+                if session not in _started_sessions:
+                    run_first_job(session, self.parallelism)
+                    _started_sessions.add(session)
 
     def stop(self, *, cancels_jobs: bool) -> None:
         """Begin no further shared job. With `cancels_jobs`, cancel the jobs of the session that are running.

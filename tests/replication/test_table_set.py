@@ -14,7 +14,7 @@ from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.publications.catalog import PublicationError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.session import SESSION_SETTINGS
+from pgsieve.resources.lake.spark_settings import SESSION_SETTINGS
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import engine

@@ -36,8 +36,8 @@ from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.policy import SMALL_BYTES_DEFAULT, LakeSettings
-from pgsieve.resources.lake.session import SESSION_SETTINGS
+from pgsieve.resources.lake.policy import LakeSettings
+from pgsieve.resources.lake.spark_settings import SESSION_SETTINGS, SMALL_BYTES_DEFAULT
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import read_current_lsn

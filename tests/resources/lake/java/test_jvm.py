@@ -11,12 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pgsieve.resources.lake.engine.server import SERVER_SETTINGS
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, make_environment, write_parameters
+from pgsieve.resources.lake.spark_settings import make_session_config
+from pgsieve.resources.lake.stores.storage import find_storage
 from pgsieve.resources.private_folder import private_folder
+from tests.fixtures import commands
 from tests.fixtures.pgsieve_replica import engine
 
 SHELL = {
@@ -50,7 +54,11 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch
 
 def test_a_shells_environment_does_not_reach_the_jvm(shell: pytest.MonkeyPatch) -> None:
     own = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(private_folder()), "TMPDIR": str(private_folder())}
-    kept = {"HADOOP_CONF_DIR": "/etc/hadoop", "PATH": "/bin"}
+    kept = {
+        "HADOOP_CONF_DIR": "/etc/hadoop",
+        "PATH": "/bin",
+        "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
     shell.delenv("PYTEST_CURRENT_TEST")
     assert make_environment("local[2]") == {**own, **kept, "SPARK_LOCAL_IP": "127.0.0.1"}
     # A cluster's executors must reach the driver, and the user's Spark may have settings for the cluster.
@@ -161,3 +169,26 @@ def test_another_ctrl_c_does_not_wait_for_the_jvm_and_prints_no_traceback() -> N
         # The streams end only when the program has ended, too.
         assert process.communicate(timeout=60) == ("", "")
         assert process.returncode == 0
+
+
+def _run_prepared(prepared_app: str, app: str) -> tuple[bool, str]:
+    """Prepare a JVM, and start a session, in a process of its own.
+
+    Return whether the session is in the prepared JVM, and the name of the session's application.
+    """
+    settings = make_session_config("local[1]", {}, find_storage("/none"))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    jvm.prepare({**settings, "spark.app.name": prepared_app})
+    (prepared,) = psutil.Process().children()
+    jvm.prepare({**settings, "spark.app.name": "a second one"})
+    assert psutil.Process().children() == [prepared], "a second JVM was prepared"
+    session = jvm.start_session({**settings, "spark.app.name": app})
+    return prepared.is_running(), session.sparkContext.appName
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_prepared_jvm_is_used_if_the_settings_are_the_same() -> None:
+    """It takes long: three JVMs."""
+    assert commands.call(_run_prepared, "same", "same") == (True, "same")
+    assert commands.call(_run_prepared, "former", "new") == (False, "new")

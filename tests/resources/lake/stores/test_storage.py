@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgsieve.resources.lake.session import (
+from pgsieve.resources.lake.spark_settings import (
     UnsafeLogStoreError,
     make_session_config,
     make_storage_settings,
