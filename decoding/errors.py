@@ -70,7 +70,7 @@ A message says which object has which problem. It never contains a password, and
             UntestedServerError       resources.postgres.errors
         SparkUnavailableError         resources.lake.delta.errors
             JarsUnavailableError      resources.lake.jars
-            UnsafeLogStoreError       resources.lake.session
+            UnsafeLogStoreError       resources.lake.spark_settings
         StalledError                  pipelines.following.watch
         StopTimeoutError              pipelines.following.watch
         SubscriptionDisabledError     assets.steps.records.subscription_state
