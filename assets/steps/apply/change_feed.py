@@ -27,7 +27,7 @@ from pgsieve.resources.lake.delta.change_data import (
     write_change_files,
 )
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.derived_rows import read_rows
+from pgsieve.resources.lake.file_rows import read_rows
 from pgsieve.resources.lake.stores.store import join_path
 from pgsieve.resources.parts import Guard
 

@@ -23,7 +23,7 @@ from pgsieve.decoding.changes.net_rows import NetRows
 from pgsieve.decoding.changes.value_sources import Completion, NumberedValues
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.derived_rows import read_rows
+from pgsieve.resources.lake.file_rows import read_rows
 from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 
 #: The most bytes of missing values in the memory of a task. If there are more, the rows are completed in portions, and the

@@ -23,7 +23,7 @@ from pgsieve.decoding.changes.net_change import NetChange
 from pgsieve.decoding.changes.value_sources import Completion, NumberedValues
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.derived_rows import read_rows
+from pgsieve.resources.lake.file_rows import read_rows
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 

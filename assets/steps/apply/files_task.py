@@ -14,7 +14,7 @@ from pgsieve.assets.steps.apply.row_selection import RowSelection
 from pgsieve.assets.steps.history.shared_rows import NewRows, SharedRows
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.derived_rows import remove_rows
+from pgsieve.resources.lake.file_rows import remove_rows
 from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 from pgsieve.resources.parts import Guard
 

@@ -22,7 +22,7 @@ from pgsieve.assets.steps.history.shared_rows import NumberedRows
 from pgsieve.decoding.changes.arrays import NONE, Mask, Numbers
 from pgsieve.decoding.changes.versions import VALID_FROM, VALID_FROM_LSN, Commits, end_versions
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.derived_rows import read_rows
+from pgsieve.resources.lake.file_rows import read_rows
 from pgsieve.resources.lake.stores.store import Store, join_path
 
 

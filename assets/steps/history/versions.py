@@ -49,12 +49,12 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.delta.spark import SparkRecords
-from pgsieve.resources.lake.derived_rows import RowWriter, list_file_rows, read_rows
+from pgsieve.resources.lake.file_rows import read_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.store import Store, join_path
+from pgsieve.resources.lake.table_rows import open_rows
 from pgsieve.resources.parts import Guard
 
 #: If a table of versions has at most this many bytes, the files with versions that end are rewritten. In a larger table
@@ -217,30 +217,24 @@ class VersionTable:
         has_reached_lsn = (head.position or 0) >= lsn
         if has_reached_lsn and skips_reached:
             return False
+        path, schema, store, stored_versions = self.path, self.schema, lake.store, self.stored_versions
         replica_path = lake.paths.replica(self.subscription, *self.name)
-        reader = lake.policy.choose_reader(replica_path)
-        if isinstance(reader, SparkRecords):
-            raise _make_altered_table_error(replica_path)
-        with lake.access.translate_errors(replica_path):
-            batch_sources = list_file_rows(
-                reader, replica_path, self.columns, CurrentVersions(lsn, time, self.schema).to_versions
-            )
-        stored_versions = self.stored_versions
+        rows = open_rows(lake, replica_path, self.columns, CurrentVersions(lsn, time, schema).to_versions)
         change = VersionChange.plan_all_ends(stored_versions, lsn, time)
+        file_bytes, encodings = (
+            stored_versions.committer.find_target_file_bytes(path, {}),
+            stored_versions.encodings,
+        )
 
-        def write_rows() -> list[pa.Table]:
-            replica_bytes = lake.records.size_bytes(replica_path)
-            row_writer = RowWriter(
-                lake.store,
-                self.path,
-                self.schema,
-                stored_versions.committer.find_target_file_bytes(self.path, {}),
-                [[batch_source] for batch_source in batch_sources],
-                stored_versions.encodings,
-            )
-            return [row_writer.write_on(lake.policy.choose_runner(replica_bytes))]
+        def write_part(versions: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+            return write_files(path, schema, versions, store, file_bytes, encodings)
 
-        change.commit(stored_versions, write_rows, None if has_reached_lsn else lsn, head.version)
+        change.commit(
+            stored_versions,
+            lambda: [rows.compute(write_part, FILE_SCHEMA)],
+            None if has_reached_lsn else lsn,
+            head.version,
+        )
         return True
 
     def _end_former_generation(self, lsn: int, time: datetime | None) -> None:
@@ -459,11 +453,11 @@ class VersionChange:
                 ends = EndsInMemory.from_matches(
                     lake.store, path, schema, rows, ends_in_memory, single_commit_files, self.commits
                 )
-                file_tables.append(
-                    RowWriter(lake.store, path, schema, file_bytes, [[ends]], encodings).write_on(
-                        CALLING_THREAD
-                    )
-                )
+
+                def write_ends(_: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+                    return write_files(path, schema, guard(ends()), lake.store, file_bytes, encodings)
+
+                file_tables.append(CALLING_THREAD.run(write_ends, 1))
             return pa.concat_tables([FILE_SCHEMA.empty_table(), *file_tables, *write_new_versions()])
 
         schema = table.stored_schema

@@ -1,9 +1,10 @@
-"""Versions of a replica's rows: at each commit the rows of that time, whichever writer writes them. No JVM."""
+"""Versions of a replica's rows: at each commit the rows of that time, whichever writer writes them."""
 
 from __future__ import annotations
 
 import pickle
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from pgsieve.assets.steps.apply import key_exchange, key_reader
 from pgsieve.assets.steps.apply.batch import AppliedChanges
@@ -32,11 +34,13 @@ from pgsieve.decoding.changes.versions import Commits
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.delta.tables import share_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.histories import COLUMNS, Change, Values, applied, delete, history, insert, update
 from tests.fixtures.lakes import no_session
+from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.replica_changes import find_many_changes
 
 _COLUMNS = (("k", pa.int64()), ("b", pa.string()), ("c", pa.string()))
@@ -282,6 +286,20 @@ def test_beginning_again_ends_the_current_versions_once(tmp_path: Path) -> None:
     assert world.at(298) == {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}
     assert world.at(299) == world.at(400) == {2: {"b": "2", "c": "y"}, 3: {"b": "3", "c": "z"}}
     assert world.lake.records.position(world.table.path) == 300
+
+
+@pytest.mark.spark
+def test_versions_begin_with_the_rows_of_a_replica_that_only_spark_reads(tmp_path: Path) -> None:
+    world = World(tmp_path, {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}, marks=False)
+    shutil.rmtree(world.replica)
+    rows = [{"k": 2, "b": None, "c": "y"}, {"k": 3, "b": "3", "c": None}]
+    write_deltalake(world.replica, pa.Table.from_pylist(rows, pa.schema(_COLUMNS)), partition_by="c")
+    share_tables.cache_clear()
+    lake = Lake(world.lake.uri, lambda: engine().session)
+    assert lake.policy.is_read_by_spark(world.replica)
+    assert replace(world.table, lake=lake).begin_anew(300, _BEGIN)
+    assert world.at(298) == {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}
+    assert world.at(299) == world.at(400) == {2: {"b": None, "c": "y"}, 3: {"b": "3", "c": None}}
 
 
 def test_rows_that_the_replica_had_are_not_read_again(

@@ -1,17 +1,13 @@
-"""Derives rows of a Delta table from rows that are stored in the same table or in another one.
+"""Reads the rows of a Delta table file by file, without deleted rows, or only the rows with some numbers.
 
-Stored files are read as batches, a function derives new batches, and these are written into new files. A runner
-(Spark or threads) has only one batch in memory at a time.
-
-In: a table that delta-rs can reach, and a function of batches.
-Out: files, to be committed to a table.
+In: a table that delta-rs can reach. A function may change each batch.
+Out: batches; only one is in memory at a time.
 
 Raises OSError, and errors of delta-rs and of the function.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +15,7 @@ import pyarrow as pa
 from pgsieve.decoding.changes.arrays import Numbers
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.key_lookup import list_table_files
-from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.store import Store, join_path
-from pgsieve.resources.parts import Guard
-
-#: A function that returns batches. It is called on executors.
-BatchSource = Callable[[], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -124,28 +114,3 @@ def read_rows(
                 batch.take(pa.array(row_numbers[begin_index:end_index] - first_row_number)),
             )
         first_row_number += batch.num_rows
-
-
-@dataclass(frozen=True)
-class RowWriter:
-    """Writes batches into files of about `file_bytes` bytes in a folder, on executors.
-
-    Each element of `parts` is for one task of the runner. It has the functions that yield the batches to write.
-    `encodings` has the same meaning as in `write_files`.
-    """
-
-    store: Store
-    folder: str
-    schema: pa.Schema
-    file_bytes: int
-    parts: Sequence[Sequence[BatchSource]]
-    encodings: Mapping[str, str] | None = None
-
-    def write_on(self, runner: Runner) -> pa.Table:
-        """Let the tasks of a runner write all files. Return a row (`FILE_SCHEMA`) for each file."""
-        return runner.run(self, len(self.parts))
-
-    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write the files of the task with this number. The guard ends the task if its result is no longer needed."""
-        rows = chain.from_iterable(read_batches() for read_batches in self.parts[number])
-        return write_files(self.folder, self.schema, guard(rows), self.store, self.file_bytes, self.encodings)

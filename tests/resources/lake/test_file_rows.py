@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pgsieve.resources.lake.derived_rows import read_rows
+from pgsieve.resources.lake.file_rows import read_rows
 from pgsieve.resources.lake.stores.store import Store
 
 _SCHEMA = pa.schema({"n": pa.int64(), "later": pa.string()})
