@@ -501,7 +501,9 @@ class _CallingThreadRunner:
             rows += part(number, iter)
             if on_progress is not None:
                 on_progress(number + 1)
-        return record_costs(DRIVER, part_count, pa.Table.from_batches(rows, schema))
+        results = pa.Table.from_batches(rows, schema)
+        # Small results that describe no files, for example counts, cost nothing worth telling.
+        return record_costs(DRIVER, part_count, results) if schema.equals(FILE_SCHEMA) else results
 
     exchange = _exchange_in_memory
 
