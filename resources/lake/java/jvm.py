@@ -12,6 +12,7 @@ https://spark.apache.org/docs/4.1.0/configuration.html#environment-variables
 """
 
 import atexit
+import logging
 import os
 import pwd
 import re
@@ -280,6 +281,7 @@ def _start_gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[
 
     The JVM ends with this process.
     """
+    logging.getLogger().addFilter(_is_of_no_request)
     with _launches.lock:
         process = _take_prepared_jvm(settings) or _launch(settings, end_seconds)
     _import_client()
@@ -294,6 +296,15 @@ def _start_gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[
         yield
     finally:
         del os.environ[_PORT_VARIABLE], os.environ[_SECRET_VARIABLE]
+
+
+def _is_of_no_request(record: logging.LogRecord) -> bool:
+    """True if a record of the root logger is not pyspark's report of a request to the JVM that failed.
+
+    The same error is raised, so its caller reports it. If this process ends while another thread starts the session, the
+    report would be a traceback on the terminal.
+    """
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def prepare(settings: Mapping[str, str]) -> None:

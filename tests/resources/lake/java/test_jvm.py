@@ -171,6 +171,35 @@ def test_another_ctrl_c_does_not_wait_for_the_jvm_and_prints_no_traceback() -> N
         assert process.returncode == 0
 
 
+#: A process whose JVM ends before it has read a request.
+_LOSING_JVM = """
+import contextlib, threading
+import psutil
+from pyspark import SparkContext
+from pgsieve.resources.lake.java import jvm
+from pgsieve.resources.lake.spark_settings import make_session_config
+from pgsieve.resources.lake.stores.storage import find_storage
+
+with jvm._start_gateway(make_session_config("local[1]", {}, find_storage("/none")), 10.0):
+    SparkContext._ensure_initialized()
+clock = SparkContext._jvm.java.lang.System
+(process,) = psutil.Process().children()
+process.suspend()
+threading.Timer(0.5, process.kill).start()
+with contextlib.suppress(Exception):
+    clock.nanoTime()
+"""
+
+
+@pytest.mark.spark
+def test_a_lost_jvm_is_reported_only_by_the_error() -> None:
+    """Ctrl-C ends the JVM, perhaps while another thread starts the session."""
+    losing = subprocess.run(
+        [sys.executable, "-c", _LOSING_JVM], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (losing.returncode, losing.stdout, losing.stderr) == (0, "", "")
+
+
 def _run_prepared(prepared_app: str, app: str) -> tuple[bool, str]:
     """Prepare a JVM, and start a session, in a process of its own.
 
