@@ -60,17 +60,20 @@ class _SettingsLock:
                 lambda: all(held == settings for session, held in self._blocks if session is spark)
             )
             self._blocks.append((spark, settings))
+        try:
             for name, value in settings.items():
                 spark.conf.set(name, value)
-        try:
             yield
         finally:
             with self._condition:
                 self._blocks.remove((spark, settings))
                 if not any(session is spark for session, _ in self._blocks):
-                    for name in settings:
-                        spark.conf.unset(name)
-                    self._condition.notify_all()
+                    # If the session is lost, this raises an error. The waiting blocks go on, and meet the same error.
+                    try:
+                        for name in settings:
+                            spark.conf.unset(name)
+                    finally:
+                        self._condition.notify_all()
 
 
 #: Gives a session settings for a block. Such a block must not contain another one.
