@@ -21,7 +21,7 @@ from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.spark_settings import PlainSparkSettings
 from pgsieve.resources.postgres.expected_bytes import estimate_bytes
 
-#: The publisher is asked for this long before the caller goes on. It answers in a few hundredths of a second.
+#: The caller waits at most this long until it is decided. The publisher answers in a few hundredths of a second.
 _DECISION_SECONDS = 0.3
 
 _logger = logging.getLogger(__name__)

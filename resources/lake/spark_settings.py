@@ -114,10 +114,10 @@ def make_session_config(master: str, conf: Mapping[str, str], storage: Storage) 
         settings |= LOOPBACK_SETTINGS | {"spark.python.daemon.module": _DAEMON_MODULE}
     settings["spark.pyspark.python"] = sys.executable
     jars = [str(log_store.JAR)] if storage.platform == "s3" else []
-    return {**settings, **conf, **make_class_path_settings(list_needed_packages(storage), jars, conf)}
+    return {**settings, **conf, **make_class_path_settings(_list_needed_packages(storage), jars, conf)}
 
 
-def list_needed_packages(storage: Storage) -> list[Packages]:
+def _list_needed_packages(storage: Storage) -> list[Packages]:
     """The Maven packages that a session needs besides the jars that come with Spark."""
     return [list_delta_packages(), *([list_s3_packages()] if storage.platform == "s3" else [])]
 
@@ -217,7 +217,7 @@ class SparkSettings:
     def fetch_jars(self) -> None:
         """Fetch the jars that a session of this process needs and that are missing. Raises SparkUnavailableError."""
         self.check_java()
-        fetch_packages(list_needed_packages(find_storage(self.lake)), self.conf)
+        fetch_packages(_list_needed_packages(find_storage(self.lake)), self.conf)
 
 
 @dataclass(frozen=True)

@@ -323,7 +323,7 @@ class Batch:
         return apply_by_ways(batch, commit_by, unsuited_ways)
 
     def _commit_files(self, search: ConflictSearch, plan: Plan, stored_changes: StoredChanges) -> TableResult:
-        """Apply a plan by writing files. Raises UnsuitedWayError if that is not possible."""
+        """Apply a plan by writing files. Raises one of `UNSUITED_ERRORS` if that is not possible."""
         batch, changes = search.batch, plan.examined_changes or add_net_change(search.batch, stored_changes)
         if changes.net_change is not None and not plan.is_examined:
             search.refuse_change(changes.net_change.conflict)

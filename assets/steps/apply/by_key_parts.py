@@ -5,8 +5,8 @@ applied in one commit. In a table without a key, the digest of the whole row tak
 (`pgsieve.decoding.changes.digests`).
 
 In: a batch's changes in the files of the change history (the Delta table that has all changes). Out: `TableResult`,
-after one commit. Raises one of `UNSUITED_ERRORS` if the changes cannot be divided by keys; then `by_files` applies them, with all
-keys in the memory of this process. Raises LakeError.
+after one commit. Raises LakeError. Raises one of `UNSUITED_ERRORS` if the changes cannot be divided by keys; then `by_files`
+applies them, with all keys in the memory of this process.
 
 Tasks read the changes, decide which rows come and go, and write the files. This process only commits: it receives the
 names of files and numbers of rows, but no rows and no keys.

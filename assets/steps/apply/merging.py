@@ -52,7 +52,9 @@ def merge_by_spark(
 ) -> Mapping[str, int]:
     """Run a MERGE that makes a commit.
 
-    `can_mark_rows` says whether it may mark rows in deletion vectors, if the table has them. Returns the number of rows of each kind (inserted, updated, deleted). It is empty if Delta leaves out the MERGE
+    `can_mark_rows` says whether it may mark rows in deletion vectors, if the table has them.
+
+    Returns the number of rows of each kind (inserted, updated, deleted). The result is empty if Delta leaves out the MERGE,
     because the table has reached the LSN of the MERGE already. Raises LakeError if a column of the table has one
     of the names that the MERGE uses itself.
     """

@@ -1,7 +1,8 @@
-"""Lists the log entries of a Delta table from a version on, and reads them. The list shows whether an open table is at its newest version.
+"""Lists and reads the log entries of a Delta table. The list shows whether an open table is at its newest version.
 
 In: the path of the table, and its store.
-Out: maps versions to stamps, and the actions of an entry. If an entry is replaced by another one with the same name, the stamp differs.
+Out: maps versions to stamps, from a version on. If an entry is replaced by another one with the same name, the stamp
+     differs. And the actions of an entry.
 
 In a folder, and on a store that only delta-rs can reach, only two entries are looked up, by name: that of the version at
 the last check, and the one after the open table's version. On other object stores one request lists the entries. A
