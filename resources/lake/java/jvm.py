@@ -61,6 +61,8 @@ _ADDRESS_FILE_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT_VARIABLE, _SECRET_VARIABLE = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 #: An environment variable: the options of the Java program that computes the arguments of a JVM.
 _LAUNCHER_VARIABLE = "SPARK_LAUNCHER_OPTS"
+#: Environment variables of Java with options for each JVM.
+_JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _WAIT_SECONDS = 0.05
 #: The time for a session to stop, and then for its JVM to end. The time is limited because the session's cluster
 #: may be gone.
@@ -94,7 +96,10 @@ def make_environment(master: str) -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if not _must_be_left_out(name, master)}
     # Spark's scripts start a small Java program first, which computes the arguments of the JVM. It starts in half the time
     # with these options.
-    variables = {_LAUNCHER_VARIABLE: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", **variables}
+    has_collector = any(_COLLECTOR_OPTION.search(variables.get(name, "")) for name in _JAVA_VARIABLES)
+    # With options for two garbage collectors, the program would not start.
+    launcher_options = "-XX:TieredStopAtLevel=1" + (" -XX:+UseSerialGC" if not has_collector else "")
+    variables = {_LAUNCHER_VARIABLE: launcher_options, **variables}
     variables |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _find_home()}
     if master.startswith("local"):
         # Only this machine connects to the JVM. Without this, Spark would look up the machine's name, which DNS may not

@@ -69,6 +69,16 @@ def test_a_shells_environment_does_not_reach_the_jvm(shell: pytest.MonkeyPatch) 
     assert make_environment("local[2]")["HOME"] == "/"
 
 
+@pytest.mark.parametrize("variable", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"])
+def test_sparks_launcher_starts_with_the_garbage_collector_of_the_environment(
+    shell: pytest.MonkeyPatch, variable: str
+) -> None:
+    shell.setenv(variable, "-Dx=y -XX:+UseG1GC")
+    environment = {**make_environment("local"), "PATH": os.defpath}
+    command = ["java", *environment["SPARK_LAUNCHER_OPTS"].split(), "-version"]
+    assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
+
+
 def test_a_user_without_a_name_is_called_by_the_number(shell: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shell.setattr(pwd, "getpwuid", _nameless)
     shell.delenv("HOME")
