@@ -49,6 +49,9 @@ _TRANSIENT_ERRORS = (
     LockedTableError,
 )
 
+#: Errors of a row filter that cannot be evaluated for a row.
+_FILTER_ERRORS = (FilterValueError, NumericError)
+
 #: Errors of a table that is damaged, or that Spark or delta-rs refuses. The user need not follow the hint, because the
 #: next copy replaces the table.
 CURED_BY_COPY = (DamagedTableError, RefusedTableError)
@@ -83,9 +86,7 @@ def is_filter_error(error: Exception) -> bool:
         raise_if_executor_error(error)
     except ExecutorError as executor_error:
         error = executor_error
-    return isinstance(error, PgsieveError) and any(
-        _is_kind(error, kind) for kind in (FilterValueError, NumericError)
-    )
+    return isinstance(error, PgsieveError) and any(_is_kind(error, kind) for kind in _FILTER_ERRORS)
 
 
 def _is_kind(error: PgsieveError, kind: type[PgsieveError]) -> bool:
@@ -100,7 +101,7 @@ def describe_error(lake: Lake, error: Exception) -> str:
     """
     if isinstance(error, ERRORS_OF_NO_TABLE) or is_transient(error):
         raise error
-    if isinstance(error, (FilterValueError, NumericError)) and error.sqlstate:
+    if isinstance(error, _FILTER_ERRORS) and error.sqlstate:
         return f"{error.message} [{error.sqlstate}]"  # If Spark evaluates the filter, the reason has this form, too.
     if isinstance(error, PgsieveError):
         return error.message
