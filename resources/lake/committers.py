@@ -132,6 +132,14 @@ class FileCommitter:
         with self.access.translate_errors(path):
             return self.delta_rs.exists(path) and has_change_feed(self.delta_rs.open_table(path))
 
+    def enable_marking(self, path: str) -> bool:
+        """Enable deletion vectors in a table. Returns False if it has them already. Raises UnmarkableError."""
+        with self.access.translate_errors(path):
+            if self.delta_rs.has_deletion_vectors(path):
+                return False
+            row_removal.enable_marking(self.delta_rs, path)
+            return True
+
     def find_markable_files(
         self, path: str, names: Collection[str], expected_version: int, *, removes_files: bool = False
     ) -> dict[str, Action]:
@@ -143,8 +151,8 @@ class FileCommitter:
         so OvertakenError is raised then, too.
         """
         with self.access.translate_errors(path):
-            if not (removes_files or self.delta_rs.has_deletion_vectors(path)):
-                row_removal.enable_marking(self.delta_rs, path)
+            if not removes_files:
+                self.enable_marking(path)
             if self.delta_rs.version(path) != expected_version:
                 raise OvertakenError(path)
             return row_removal.find_markable_files(self.delta_rs, path, names, expected_version)

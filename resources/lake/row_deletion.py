@@ -75,6 +75,15 @@ class RowDeletion:
             raise UnmarkableError("rows can neither be marked as deleted, nor their files be rewritten")
         return DeletedRows(matches, are_marked=True)
 
+    def enable_marking(self) -> bool:
+        """Enable deletion vectors if deleted rows are marked, however few they are. Returns True if this was a commit.
+
+        Raises UnmarkableError.
+        """
+        return (
+            not self.max_rewritten_bytes and self.can_mark_rows and self.committer.enable_marking(self.path)
+        )
+
     @cached_property
     def can_mark_rows(self) -> bool:
         """True if rows of the table may be marked as deleted."""

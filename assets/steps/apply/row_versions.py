@@ -52,8 +52,9 @@ from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.versions import VALID_TO_LSN, Commits
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, OvertakenError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.parquet_columns import ExtendedRows, write_extended_files
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.delta.slices import SparkSlices
@@ -222,7 +223,7 @@ class VersionsWriter:
     applied_changes: AppliedChanges | None = None
 
     def apply(self) -> None:
-        """Write the versions in one commit; its position is the end of the last slice."""
+        """Write the versions in one commit; its position is the end of the last slice. Commits before it prepare the table."""
         table, pending, end, lake = self.table, self.pending, self.pending.slice_ends[-1], self.table.lake
         if pending.since_lsn < find_key_alteration_lsn(table.definition):
             # Several rows from before the key was altered may have the same value of the present key. Their versions could
@@ -232,10 +233,38 @@ class VersionsWriter:
             lsn = max(end, replica_position)
             table.begin_anew(lsn, table.find_last_commit_time(lsn))
             return
-        table.add_new_columns()
+        replace(self, pending=self._prepare_table()).apply_to_prepared_table()
+
+    def _prepare_table(self) -> PendingChanges:
+        """Add the replica's new columns to the table, and deletion vectors if versions that end are marked in them.
+
+        Returns the changes with the head that the table has then, for which they are computed.
+        """
+        table, pending = self.table, self.pending
+        commit_count = table.add_new_columns() + self._enable_marking()
+        if not commit_count:
+            return pending
+        head = table.lake.records.head(table.path)
+        if head != TableHead(pending.head.version + commit_count, pending.head.position):
+            raise OvertakenError(table.path)
+        return replace(pending, head=head)
+
+    def _enable_marking(self) -> bool:
+        """Enable deletion vectors if versions may end and are then marked. Returns True if this was a commit."""
+        pending = self.pending
+        if pending.truncated_at is None and not pending.count("update", "delete"):
+            return False
+        try:
+            return self._stored_versions.make_deletion(pending.size_bytes).enable_marking()
+        except UnmarkableError:
+            return False  # If versions end, the commit says why.
+
+    def apply_to_prepared_table(self) -> None:
+        """Do the same to a table that needs no commit before it."""
+        table, pending = self.table, self.pending
         groups = self._find_groups()
         # Changes that the driver has decided for the replica are in memory, so tasks need not read them.
-        if self._same_changes is None and pending.row_change_count >= lake.policy.min_parted_changes:
+        if self._same_changes is None and pending.row_change_count >= table.lake.policy.min_parted_changes:
             try:
                 VersionPartsWriter(table, self.changes_path, groups, pending, self.since_lsn).apply()
             except UNSUITED_ERRORS as error:

@@ -182,9 +182,9 @@ class VersionTable:
         """The table for writing."""
         return StoredVersions(self.lake, self.path, self.schema, self.definition.key)
 
-    def add_new_columns(self) -> None:
-        """Add the replica's new columns to the table; they are NULL in the versions that it has already."""
-        add_missing_columns(self.lake, self.path, self.schema)
+    def add_new_columns(self) -> bool:
+        """Add the replica's new columns, which are NULL in the versions so far. Returns True if this was a commit."""
+        return add_missing_columns(self.lake, self.path, self.schema)
 
     @property
     def label(self) -> str:

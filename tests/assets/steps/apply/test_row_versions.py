@@ -122,12 +122,9 @@ class World:
 
         decided = retry_after_conflict(self.decided)(slice_)
 
-        def attempt() -> None:
-            pending = PendingChanges([slice_], self.lake.records.head(self.table.path))
-            VersionsWriter(self.table, self.log, pending, _COPIED, decided).apply()
-
-        # A separate commit gives the table deletion vectors.
-        retry_after_conflict(attempt)()
+        # The versions are computed only once, although a separate commit gives the table deletion vectors.
+        pending = PendingChanges([slice_], self.lake.records.head(self.table.path))
+        VersionsWriter(self.table, self.log, pending, _COPIED, decided).apply()
 
     def decided(self, slice_: TableChanges) -> AppliedChanges | None:
         """The decisions of the replica's apply: of the same changes, or of other slices if the replica was behind."""
