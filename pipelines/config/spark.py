@@ -4,6 +4,7 @@ Raises errors that become a ConfigError.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -23,6 +24,7 @@ from pgsieve.pipelines.config.values import (
     make_refusal,
 )
 from pgsieve.resources.lake.masters import parse_thread_count
+from pgsieve.resources.lake.spark_settings import REWRITTEN_BYTES_SETTING, SMALL_BYTES_SETTING
 
 
 class SparkConfig(BaseModel):
@@ -61,3 +63,11 @@ class SparkConfig(BaseModel):
         return {
             key: json.dumps(value) if isinstance(value, int | float) else value for key, value in conf.items()
         }
+
+    @field_validator("conf")
+    @classmethod
+    def _require_byte_counts(cls, conf: dict[str, str]) -> dict[str, str]:
+        for name in (SMALL_BYTES_SETTING, REWRITTEN_BYTES_SETTING):
+            if name in conf and not re.fullmatch(r"-?[0-9]+", conf[name]):
+                raise make_refusal(f"has {name}, which is no number of bytes", f"write {name}: 8388608")
+        return conf

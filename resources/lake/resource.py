@@ -15,13 +15,10 @@ from pyspark.sql import SparkSession
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import REWRITTEN_BYTES_DEFAULT, LakeSettings
 from pgsieve.resources.lake.session import SparkEngine
+from pgsieve.resources.lake.spark_settings import REWRITTEN_BYTES_SETTING
 from pgsieve.resources.lake.spark_writes import VECTORS_DEFAULT_SETTING
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.unsynced import remove_half_written_commits
-
-#: One of pgsieve's settings among Spark's. In replicas (copies of published tables) up to this number of bytes, rows are
-#: deleted by rewriting their files. In larger replicas rows are mostly marked as deleted instead (`Policy.rewritten_bytes`).
-REWRITTEN_BYTES_SETTING = "spark.pgsieve.rewrittenBytes"
 
 
 class LakeResource(dg.ConfigurableResource["LakeResource"]):

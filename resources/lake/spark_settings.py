@@ -34,6 +34,9 @@ from pgsieve.resources.lake.stores.storage import Storage, find_storage
 #: One of pgsieve's settings among Spark's, and its default: up to this many bytes, a table's changes or rows are computed
 #: and written in this process, without Spark, if the library delta-rs can reach the lake (`Policy.small_bytes`).
 SMALL_BYTES_SETTING, SMALL_BYTES_DEFAULT = "spark.pgsieve.smallBytes", 8 * 1024 * 1024
+#: Another one. In replicas (copies of published tables) up to this number of bytes, rows are
+#: deleted by rewriting their files. In larger replicas rows are mostly marked as deleted instead (`Policy.rewritten_bytes`).
+REWRITTEN_BYTES_SETTING = "spark.pgsieve.rewrittenBytes"
 
 #: Settings that can be changed at any time during a session, even with Spark Connect.
 SESSION_SETTINGS: dict[str, str] = {

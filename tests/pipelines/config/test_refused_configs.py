@@ -37,6 +37,11 @@ REFUSED = {
         (6, "spark.master", "does not say how many threads"),
         "write threads[4], or threads[*] for one per core",
     ),
+    "bytes that are no number": (
+        LEAST + "spark: {conf: {spark.pgsieve.smallBytes: 8MB}}\n",
+        (6, "spark.conf", "has spark.pgsieve.smallBytes, which is no number of bytes"),
+        "write spark.pgsieve.smallBytes: 8388608",
+    ),
     "unknown in a source": (
         with_source("slots: x"),
         (3, "sources.shop.slots", "unknown key"),
