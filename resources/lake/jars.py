@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from urllib.parse import unquote, urlsplit
 
@@ -73,6 +74,9 @@ _EXCLUDED_FROM_AWS = (
     "org.wildfly.openssl:wildfly-openssl",
     "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3",
 )
+
+#: The run and the thread that starts Spark early may need the same jars. The first one fetches them with this lock.
+_FETCH_LOCK = Lock()
 
 
 @dataclass(frozen=True)
@@ -173,24 +177,25 @@ def fetch_packages(
     a repository does not answer, or if PGSIEVE_JARS names a folder without the jars.
     """
     resolutions_path = resolutions_path or find_resolutions_path()
-    for packages in _list_own_packages(package_sets, conf):
-        if find_recorded_jars(packages.name, resolutions_path) is not None:
-            continue
-        folder = os.environ.get(FOLDER_VARIABLE)
-        if folder:
-            raise JarsUnavailableError(
-                f'{FOLDER_VARIABLE} is "{folder}", which has no jars of {packages.coordinates[0]}',
-                hint="on a machine that reaches a Maven repository, `pgsieve jars FOLDER` of this version makes the folder",
-            )
-        if os.access(resolutions_path.parent, os.W_OK):
-            repositories = {
-                name: value for name, value in conf.items() if name.startswith(_REPOSITORY_SETTINGS)
-            }
-            # If the user has no home directory, Ivy would store the jars in a temporary folder, which soon disappears.
-            ivy_settings = (
-                {} if jvm.has_writable_home() else {_IVY_SETTING: str(resolutions_path.parent / "ivy")}
-            )
-            _fetch(packages, {**ivy_settings, **repositories}, resolutions_path)
+    with _FETCH_LOCK:
+        for packages in _list_own_packages(package_sets, conf):
+            if find_recorded_jars(packages.name, resolutions_path) is None:
+                _fetch_missing(packages, conf, resolutions_path)
+
+
+def _fetch_missing(packages: Packages, conf: Mapping[str, str], resolutions_path: Path) -> None:
+    """Fetch the jars of a set of packages. Does nothing, and raises errors, in the same cases as `fetch_packages`."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder:
+        raise JarsUnavailableError(
+            f'{FOLDER_VARIABLE} is "{folder}", which has no jars of {packages.coordinates[0]}',
+            hint="on a machine that reaches a Maven repository, `pgsieve jars FOLDER` of this version makes the folder",
+        )
+    if os.access(resolutions_path.parent, os.W_OK):
+        repositories = {name: value for name, value in conf.items() if name.startswith(_REPOSITORY_SETTINGS)}
+        # If the user has no home directory, Ivy would store the jars in a temporary folder, which soon disappears.
+        ivy_settings = {} if jvm.has_writable_home() else {_IVY_SETTING: str(resolutions_path.parent / "ivy")}
+        _fetch(packages, {**ivy_settings, **repositories}, resolutions_path)
 
 
 def _fetch(packages: Packages, repositories: Mapping[str, str], resolutions_path: Path) -> None:

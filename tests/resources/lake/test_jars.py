@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -157,6 +159,23 @@ def test_without_a_home_jars_are_kept_beside_their_answer(
     fetch_packages([DELTA], {"spark.jars.ivy": "/own"}, tmp_path / "kept.json")
     kept = {} if ivy is None else {"spark.jars.ivy": ivy.format(tmp_path=tmp_path)}
     assert asked == [kept, {"spark.jars.ivy": "/own"}]
+
+
+def test_threads_that_need_the_same_jars_fetch_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jars: list[Path]
+) -> None:
+    asked = list[str]()
+
+    def fetch(packages: Packages, _: object, resolutions_path: Path) -> None:
+        asked.append(packages.name)
+        time.sleep(0.1)
+        record_jars(packages.name, ",".join(jar.as_uri() for jar in jars), resolutions_path)
+
+    monkeypatch.setattr(jars_module, "_fetch", fetch)
+    with ThreadPoolExecutor(2) as pool:
+        for fetched in [pool.submit(fetch_packages, [DELTA], {}, tmp_path / "kept.json") for _ in range(2)]:
+            fetched.result()
+    assert asked == [DELTA.name]
 
 
 #: An unreachable repository, and an empty cache.
