@@ -56,6 +56,12 @@ _EXCLUDED_VARIABLES = frozenset(
 _QUIET_LEVELS = ("ERROR", "FATAL", "OFF")
 _COLLECTOR_OPTION = re.compile(r"-XX:\+Use\w+GC\b")
 _LOG_NAME = "spark.log"
+#: Lines of a JVM that does not start. They name no reason, or show options, which may be secret.
+_LINE_WITHOUT_REASON = re.compile(
+    r"Picked up |NOTE: Picked up |Error: Could not create the Java Virtual Machine|Error: A fatal exception has occurred"
+    r"|Error occurred during initialization of VM|.*: CMD: bad array subscript"
+)
+_LINE_WITH_REASON = re.compile(r"rror|xception|No such file")
 #: Environment variables: the file into which a JVM writes its address, and the address at which pyspark finds this JVM.
 _ADDRESS_FILE_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT_VARIABLE, _SECRET_VARIABLE = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
@@ -431,10 +437,9 @@ def _detach_accumulator_server(context: Any) -> None:
 
 def _summarize_log(log_path: Path) -> str:
     """The line of a log that says most: the first line about an error, or else the last line."""
-    lines = (
-        log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        if log_path.is_file()
-        else []
-    )
-    errors = [line.strip() for line in lines if "rror" in line or "xception" in line]
+    log = log_path.read_text(encoding="utf-8", errors="replace") if log_path.is_file() else ""
+    lines = [
+        line.strip() for line in log.splitlines() if line.strip() and not _LINE_WITHOUT_REASON.match(line)
+    ]
+    errors = [line for line in lines if _LINE_WITH_REASON.search(line)]
     return [*errors[:1], *lines[-1:], "the JVM ended and printed nothing"][0][:300]

@@ -181,6 +181,26 @@ def test_another_ctrl_c_does_not_wait_for_the_jvm_and_prints_no_traceback() -> N
         assert process.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "home", "reason"),
+    [
+        ("-XX:+NoSuch", None, "Unrecognized VM option 'NoSuch'"),
+        ("-XX:+UseG1GC -XX:+UseSerialGC -Dpassword=Error", None, "Multiple garbage collectors selected"),
+        ("", "/none", "/none/bin/java: No such file or directory"),
+    ],
+)
+def test_a_jvm_that_does_not_start_names_the_reason(
+    monkeypatch: pytest.MonkeyPatch, options: str, home: str | None, reason: str
+) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", options)
+    if home is not None:
+        monkeypatch.setenv("JAVA_HOME", home)
+    settings = make_session_config("local[1]", {}, find_storage("/none"))
+    monkeypatch.setattr(jvm, "_launches", jvm._Launches())
+    with pytest.raises(jvm.JavaEndedError, match=re.escape(reason)), jvm._start_gateway(settings, 1.0):
+        pass
+
+
 #: A process whose JVM ends before it has read a request.
 _LOSING_JVM = """
 import contextlib, threading
