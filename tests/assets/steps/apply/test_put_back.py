@@ -79,14 +79,14 @@ def _after_a_run_without_a_cut(patch: pytest.MonkeyPatch, shop: Shop, put_back: 
 def _after_a_repair(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
     shop.run("one")
     shop.table("one", "orders").delete("id = 2")
-    merge: Act = repair._merge_rows
+    correct: Act = repair._correct_rows
 
-    def merged(*given: Any) -> object:
-        done = merge(*given)
+    def corrected(*given: Any) -> object:
+        done = correct(*given)
         put_back()
         return done
 
-    patch.setattr(repair, "_merge_rows", merged)
+    patch.setattr(repair, "_correct_rows", corrected)
     # The repair uses the Spark of this process: the one that other tests share, which reaches S3.
     assert engine().session
     shop.cli("check", "--repair", "one")
