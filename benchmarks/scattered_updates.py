@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.object_store import run_as_process
 from benchmarks.replication import COLUMNS, ROW, SETTINGS
-from pgsieve.resources.lake.spark_settings import REWRITTEN_BYTES_SETTING
+from pgsieve.resources.lake.byte_limits import REWRITTEN_BYTES_SETTING
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import BUCKET, S3Server, new_s3_server

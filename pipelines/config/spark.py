@@ -23,8 +23,8 @@ from pgsieve.pipelines.config.values import (
     convert_false_to_off,
     make_refusal,
 )
+from pgsieve.resources.lake.byte_limits import REWRITTEN_BYTES_SETTING, SMALL_BYTES_SETTING
 from pgsieve.resources.lake.masters import parse_thread_count
-from pgsieve.resources.lake.spark_settings import REWRITTEN_BYTES_SETTING, SMALL_BYTES_SETTING
 
 
 class SparkConfig(BaseModel):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.resources.lake.access import LakeAccess
+from pgsieve.resources.lake.byte_limits import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT
 from pgsieve.resources.lake.committers import (
     Committer,
     FileCommitter,
@@ -31,11 +32,7 @@ from pgsieve.resources.lake.committers import (
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.runners import CALLING_THREAD, Runner, ThreadRunner
-from pgsieve.resources.lake.spark_settings import SMALL_BYTES_DEFAULT
 
-#: The default of `Policy.rewritten_bytes`, a number of bytes. A replica is the copy of a publisher's table in the
-#: lake. In replicas up to this size pgsieve deletes rows by rewriting the files that contain them.
-REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
 #: A MERGE into a table of at least this many bytes marks rows in deletion vectors. For a smaller table, rewriting files
 #: is faster.
 _MARKED_BYTES = 64 * 1024 * 1024

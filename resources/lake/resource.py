@@ -12,10 +12,10 @@ import dagster as dg
 from pydantic import Field
 from pyspark.sql import SparkSession
 
+from pgsieve.resources.lake.byte_limits import REWRITTEN_BYTES_DEFAULT, REWRITTEN_BYTES_SETTING
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.policy import REWRITTEN_BYTES_DEFAULT, LakeSettings
+from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.lake.session import SparkEngine
-from pgsieve.resources.lake.spark_settings import REWRITTEN_BYTES_SETTING
 from pgsieve.resources.lake.spark_writes import VECTORS_DEFAULT_SETTING
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.unsynced import remove_half_written_commits

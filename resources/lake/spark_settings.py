@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pgsieve.resources.lake.byte_limits import SMALL_BYTES_DEFAULT, SMALL_BYTES_SETTING
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.engine.record import EngineFolder
 from pgsieve.resources.lake.jars import (
@@ -30,13 +31,6 @@ from pgsieve.resources.lake.python_daemon import PURGE_DELAY, WORKER_PURGE_DELAY
 from pgsieve.resources.lake.secret_settings import REDACTION_REGEX, find_hidden_settings
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, find_storage
-
-#: One of pgsieve's settings among Spark's, and its default: up to this many bytes, a table's changes or rows are computed
-#: and written in this process, without Spark, if the library delta-rs can reach the lake (`Policy.small_bytes`).
-SMALL_BYTES_SETTING, SMALL_BYTES_DEFAULT = "spark.pgsieve.smallBytes", 8 * 1024 * 1024
-#: Another one. In replicas (copies of published tables) up to this number of bytes, rows are
-#: deleted by rewriting their files. In larger replicas rows are mostly marked as deleted instead (`Policy.rewritten_bytes`).
-REWRITTEN_BYTES_SETTING = "spark.pgsieve.rewrittenBytes"
 
 #: Settings that can be changed at any time during a session, even with Spark Connect.
 SESSION_SETTINGS: dict[str, str] = {

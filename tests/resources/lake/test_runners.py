@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from pgsieve.resources.lake.byte_limits import SMALL_BYTES_SETTING
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
@@ -22,7 +23,6 @@ from pgsieve.resources.lake.runners import (
     ThreadRunner,
 )
 from pgsieve.resources.lake.session import SparkEngine
-from pgsieve.resources.lake.spark_settings import SMALL_BYTES_SETTING
 from pgsieve.resources.parts import Guard, Message, Receivers, make_message
 from tests.fixtures.pgsieve_replica import engine
 

@@ -31,13 +31,14 @@ from pgsieve.assets.steps.slot_consumption.drain import drain_slot
 from pgsieve.assets.steps.subscription import SlotStream, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.resources.lake import committers as delta
+from pgsieve.resources.lake.byte_limits import SMALL_BYTES_DEFAULT
 from pgsieve.resources.lake.delta import commits, delta_rs
 from pgsieve.resources.lake.delta.errors import OvertakenError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
-from pgsieve.resources.lake.spark_settings import SESSION_SETTINGS, SMALL_BYTES_DEFAULT
+from pgsieve.resources.lake.spark_settings import SESSION_SETTINGS
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import read_current_lsn
