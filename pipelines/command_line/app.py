@@ -52,10 +52,11 @@ AFTER_INTERRUPTED_CHANGE = "committed work stays; repeat the command"
 
 def report_error(ctx: Any, error: Exception) -> None:
     """Print the error that ends a command on stderr. With `--json`, it is also printed on stdout, as one line of JSON."""
-    if isinstance(error, PgsieveError):
-        console.print_error(error)
-    else:
-        console.print_fault(error, verbose=is_verbose(ctx))
+    with suppress(OSError):  # If stderr cannot be written, the exit code still tells.
+        if isinstance(error, PgsieveError):
+            console.print_error(error)
+        else:
+            console.print_fault(error, verbose=is_verbose(ctx))
     if ctx.params.get("as_json"):
         with suppress(OSError):  # If stdout cannot be written, that may be the error that was just reported.
             console.print_json_line(Refusal(error))
