@@ -82,6 +82,8 @@ def _open_databases(home: Path) -> Iterator[dg.DagsterInstance]:
             instance.get_runs_count()
             instance.has_asset_key(dg.AssetKey("any"))
             instance.all_instigator_state()
+        # If Ctrl-C interrupts the end of a connection to a database, SQLAlchemy logs a traceback, and raises the interrupt.
+        logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         stack.enter_context(cache_event_log(instance.event_log_storage))
         stack.enter_context(_print_step_output_in_threads())
         yield instance

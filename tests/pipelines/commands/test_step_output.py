@@ -1,4 +1,4 @@
-"""What a step writes on stdout or stderr is in Dagster's files and on the terminal, and no process is started for it."""
+"""What a step writes is in Dagster's files and on the terminal, without more processes; other libraries print nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import dagster as dg
 import psutil
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from pgsieve.pipelines.commands.in_process import open_instance
 from pgsieve.pipelines.config.model import Config
@@ -41,3 +43,20 @@ def test_the_output_of_a_step_is_printed_and_kept(
     assert printed.out == output_path.read_text() == "from a library\n"
     assert printed.err == error_path.read_text()
     assert printed.err.endswith(_LINES)
+
+
+def _interrupt(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_database_is_closed_prints_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with open_instance(Config.model_construct()):
+        pass
+    engine = create_engine("sqlite://", poolclass=NullPool)
+    monkeypatch.setattr(engine.dialect, "do_close", _interrupt)
+    with pytest.raises(KeyboardInterrupt), engine.connect():
+        pass
+    assert not caplog.records
