@@ -55,6 +55,7 @@ def test_ctrl_c_while_a_database_is_closed_prints_no_traceback(
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     with open_instance(Config.model_construct()):
         pass
+    caplog.clear()
     engine = create_engine("sqlite://", poolclass=NullPool)
     monkeypatch.setattr(engine.dialect, "do_close", _interrupt)
     with pytest.raises(KeyboardInterrupt), engine.connect():
