@@ -17,8 +17,8 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -140,6 +140,27 @@ def _report_waiting(address: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
     _LOGGER.warning(line)
+
+
+@contextmanager
+def _skip_ml_cleanup() -> Iterator[None]:
+    """Let clients that are created within the block send no request when this process ends.
+
+    The request would remove models of machine learning, and pgsieve has none. While no server answers, pyspark would repeat
+    it for ten minutes, also after Ctrl-C.
+    """
+    from pyspark.sql.connect.client import SparkConnectClient
+
+    client_class: Any = SparkConnectClient
+    # pyspark has no public name for it, and another version may not have it.
+    if (cleanup := getattr(client_class, "_cleanup_ml_cache", None)) is None:
+        yield
+        return
+    client_class._cleanup_ml_cache = lambda _: None  # noqa: SLF001
+    try:
+        yield
+    finally:
+        client_class._cleanup_ml_cache = cleanup  # noqa: SLF001
 
 
 def _create_connect_session(server: str | EngineChannel) -> SparkSession:
@@ -290,7 +311,10 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"], SparkSettings):
             address = split_address(str(server))[0]
             try:
                 report = partial(_report_waiting, address)
-                with report_if_slow(_SILENT_SECONDS, report) if isinstance(server, str) else nullcontext():
+                is_slow = (
+                    report_if_slow(_SILENT_SECONDS, report) if isinstance(server, str) else nullcontext()
+                )
+                with is_slow, _skip_ml_cleanup():
                     session = _create_connect_session(server)
                 # The engine's sessions have these settings already, and to set one takes a request.
                 own_settings = {} if isinstance(server, EngineChannel) else SESSION_SETTINGS

@@ -42,3 +42,24 @@ def test_threads_that_start_a_session_together_restore_the_class_of_loggers() ->
     finally:
         sys.setswitchinterval(pause)
         logging.setLoggerClass(former)
+
+
+#: A process that is interrupted while a server does not answer.
+_WAITING = """
+import os, signal, threading
+from pgsieve.resources.lake.session import SparkEngine
+engine = SparkEngine(master="sc://127.0.0.1:1")
+threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    assert engine.session
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_ends_a_process_that_waits_for_a_server() -> None:
+    """At the end of the process, pyspark would wait for the server for ten minutes more."""
+    waiting = subprocess.run(
+        [sys.executable, "-c", _WAITING], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (waiting.returncode, waiting.stdout, waiting.stderr) == (0, "interrupted\n", "")
