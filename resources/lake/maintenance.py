@@ -26,12 +26,13 @@ from pgsieve.resources.lake.delta.bounds import write_with_bounds
 from pgsieve.resources.lake.delta.compaction import cluster_files, compact
 from pgsieve.resources.lake.delta.deletion_vectors import is_vector_file
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
+from pgsieve.resources.lake.delta.held_settings import hold_settings
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, find_target_file_bytes
 from pgsieve.resources.lake.delta.queries import DELTA_RS_TIME, SPARK_TIME, format_time
 from pgsieve.resources.lake.delta.records import make_unchanged_position_metadata, quote_name
 from pgsieve.resources.lake.delta.tables import make_arrow_schema
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import METADATA_SETTING, add_commit_costs, hold_settings
+from pgsieve.resources.lake.spark_writes import METADATA_SETTING, add_commit_costs
 from pgsieve.resources.work import DRIVER, add_costs, name_engine
 
 #: The size up to which delta-rs clusters a table, that is, sorts all its rows into new files. Spark clusters

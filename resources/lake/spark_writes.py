@@ -9,12 +9,12 @@ Raises Spark's errors.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Condition
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.feed_property import FEED_PROPERTY, has_feed
+from pgsieve.resources.lake.delta.held_settings import hold_settings, save
 from pgsieve.resources.lake.delta.records import (
     APPLICATION_ID,
     Commit,
@@ -41,43 +41,6 @@ _ANY_PROPERTY_SETTING = "spark.databricks.delta.allowArbitraryProperties.enabled
 VECTORS_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 #: Spark's setting that decides whether a new table without a property of its own has a change data feed.
 _FEED_DEFAULT_SETTING = "spark.databricks.delta.properties.defaults.enableChangeDataFeed"
-
-
-class _SettingsLock:
-    """Lets blocks run at the same time only if they need the same settings of the same session.
-
-    A session has its settings for all threads.
-    """
-
-    def __init__(self) -> None:
-        self._condition, self._blocks = Condition(), list[tuple[SparkSession, Mapping[str, str]]]()
-
-    @contextmanager
-    def hold(self, spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-        """Give the session these settings for the block. Blocks with other settings have to end first."""
-        with self._condition:
-            self._condition.wait_for(
-                lambda: all(held == settings for session, held in self._blocks if session is spark)
-            )
-            self._blocks.append((spark, settings))
-        try:
-            for name, value in settings.items():
-                spark.conf.set(name, value)
-            yield
-        finally:
-            with self._condition:
-                self._blocks.remove((spark, settings))
-                if not any(session is spark for session, _ in self._blocks):
-                    # If the session is lost, this raises an error. The waiting blocks go on, and meet the same error.
-                    try:
-                        for name in settings:
-                            spark.conf.unset(name)
-                    finally:
-                        self._condition.notify_all()
-
-
-#: Gives a session settings for a block. Such a block must not contain another one.
-hold_settings = _SettingsLock().hold
 
 
 def find_column_mapping_property(columns: Iterable[str]) -> dict[str, str]:
@@ -125,18 +88,14 @@ def write_by_spark(
         expected_version = (
             None if commit.expected_version is None else commit.expected_version + altered_count
         )
-        position = commit.position
         writer = (
             add_guard(frame, expected_version)
             .write.format("delta")
             .mode("overwrite" if commit.overwrite else "append")
-            .options(
-                **({} if position is None else {"txnAppId": APPLICATION_ID, "txnVersion": str(position)})
-            )
-            .option("userMetadata", commit.user_metadata)
             .options(**properties, **options)
         )
-        writer.option("overwriteSchema" if commit.overwrite else "mergeSchema", "true").save(path)
+        writer.option("overwriteSchema" if commit.overwrite else "mergeSchema", "true")
+        save(frame.sparkSession, writer, path, commit)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,9 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsieve.assets.steps.checkpoint import checkpoint
 from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OvertakenError
-from pgsieve.resources.lake.delta.records import Commit, quote_name
+from pgsieve.resources.lake.delta.held_settings import hold_settings
+from pgsieve.resources.lake.delta.records import APPLICATION_ID, Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import hold_settings, make_merge_settings, number_columns
+from pgsieve.resources.lake.spark_writes import make_merge_settings, number_columns
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.version_guard import add_version_guard
 from tests.fixtures.pgsieve_replica import engine
@@ -140,3 +142,25 @@ def test_a_position_that_maintenance_kept_does_not_hide_a_later_one(
     session.sql(f"optimize delta.{quote_name(path)}")
     assert lake.records.head(path).version == 4 - 1
     assert lake.records.position(path) == 20
+
+
+def test_a_write_without_a_position_gets_none_from_a_merge_at_the_same_time(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """With the position of the MERGE, Delta would leave out the MERGE of its own table at that position."""
+    lake, path = _lake(session, tmp_path)
+    schema = lake.schema(path).append(pa.field("added", pa.int64()))
+    ddl = "`a.b` bigint, s struct<x: bigint>, added bigint"
+    lake.add_columns(
+        path, lake.schema(path), "`a.b` bigint, s struct<x: bigint>", 1
+    )  # The next write is faster.
+    with ThreadPoolExecutor(1) as pool:
+        with hold_settings(session, make_merge_settings(Commit(99), can_mark_rows=False)):
+            write = pool.submit(lake.add_columns, path, schema, ddl, 2)
+            assert not wait([write], 3).done
+        write.result()
+    assert DeltaTable(tmp_path / "t").transaction_version(APPLICATION_ID) == 10
+    merge(lake, session.sql("select 7L as `a.b`, named_struct('x', 7L) as s, 8L as added"), path, 3)
+    table = DeltaTable(tmp_path / "t")
+    assert table.transaction_version(APPLICATION_ID) == 20
+    assert 8 in table.to_pyarrow_table()["added"].to_pylist()

@@ -10,10 +10,11 @@ from uuid import uuid4
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructType
 
+from pgsieve.resources.lake.delta.held_settings import hold_settings
 from pgsieve.resources.lake.delta.merge import Clauses, make_clauses_without_key, refuse_reserved_columns
 from pgsieve.resources.lake.delta.records import Commit, quote_name
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import add_commit_costs, hold_settings, make_merge_settings
+from pgsieve.resources.lake.spark_writes import add_commit_costs, make_merge_settings
 from pgsieve.resources.lake.version_guard import add_version_guard
 
 

@@ -21,9 +21,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from pgsieve.resources.lake.delta.deletion_vectors import find_vectors_setting
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OvertakenError
+from pgsieve.resources.lake.delta.held_settings import save
 from pgsieve.resources.lake.delta.queries import SPARK_TIME, Bound, format_time
 from pgsieve.resources.lake.delta.records import (
-    APPLICATION_ID,
     SEARCHED_COMMITS,
     VERSION_APPLICATION_ID,
     Commit,
@@ -117,10 +117,7 @@ class SparkRecords:
         frame = self._get_session().createDataFrame(rows, from_arrow_schema(rows.schema))
         # An earlier version of pgsieve may have created the table with fewer columns, so add the missing ones.
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
-        writer = writer.option("userMetadata", commit.user_metadata)
-        if position is not None:
-            writer = writer.option("txnAppId", APPLICATION_ID).option("txnVersion", str(position))
-        writer.save(path)
+        save(frame.sparkSession, writer, path, commit)
 
     def append_versioned(self, path: str, rows: pa.Table, expected_version: int | None = None) -> None:
         """Append rows, with the Delta version of their commit in a column.

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from pyspark.sql import SparkSession
 
-from pgsieve.resources.lake.spark_writes import hold_settings
+from pgsieve.resources.lake.delta.held_settings import hold_settings
 
 #: No block of this test takes so many seconds.
 _LONG = 30.0
