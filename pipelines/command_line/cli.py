@@ -27,6 +27,7 @@ atexit.register(gc.freeze)
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line.app import EXIT_FAULT, EXIT_FINDINGS, EXIT_REFUSED, app
 from pgsieve.pipelines.command_line.console import print_error
+from pgsieve.pipelines.command_line.dropped_interrupts import repeat_dropped_interrupts
 
 # isort: off
 from pgsieve.pipelines.command_line import first_steps, replication, comparison, moments, operation  # noqa: F401
@@ -41,6 +42,7 @@ def main() -> None:
     # stays ignored.
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    repeat_dropped_interrupts()
     code: str | int | None = EXIT_FAULT
     try:
         app(prog_name="pgsieve")
