@@ -14,7 +14,9 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 # Dagster, SQLAlchemy and pyarrow create many objects while they are imported, and none of these is garbage. By default
 # Python often searches for garbage meanwhile. In a command that has nothing to do, that took a tenth of the processor
@@ -54,10 +56,18 @@ def main() -> None:
         try:
             sys.stdout.flush()
         except OSError as error:
-            # Without this line, Python would flush again at its exit, fail again, and end with exit code 120.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output(sys.stdout)
             code = code or _report_write_error(error)  # A command with a nonzero code has printed its error.
+        try:
+            sys.stderr.flush()
+        except OSError:
+            _discard_output(sys.stderr)
     sys.exit(code)
+
+
+def _discard_output(stream: TextIO) -> None:
+    """Discard what a stream could not write. Otherwise Python would try again at its exit, and end with exit code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _restart_in_utf8_mode() -> None:
@@ -76,12 +86,13 @@ def _report_write_error(error: OSError) -> int:
     if error.errno == errno.EPIPE:
         # Typer uses the same exit code if the reader of a pipe has closed the pipe.
         return EXIT_FINDINGS
-    print_error(
-        PgsieveError(
-            f"{error.filename or 'stdout'} cannot be written: {error.strerror}",
-            hint="make room, or write elsewhere",
+    with suppress(OSError):
+        print_error(
+            PgsieveError(
+                f"{error.filename or 'stdout'} cannot be written: {error.strerror}",
+                hint="make room, or write elsewhere",
+            )
         )
-    )
     return EXIT_REFUSED
 
 

@@ -73,6 +73,8 @@ def _open_databases(home: Path) -> Iterator[dg.DagsterInstance]:
     If two processes created them at the same time, Dagster's migrations would fail in one of them, or would record a
     version with which the next run fails.
     """
+    # If Ctrl-C interrupts the end of a connection to a database, SQLAlchemy logs a traceback, and raises the interrupt.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
         with (home / ".opening").open("ab") as lock:
             with suppress(OSError):  # A file system without locks.
@@ -82,8 +84,6 @@ def _open_databases(home: Path) -> Iterator[dg.DagsterInstance]:
             instance.get_runs_count()
             instance.has_asset_key(dg.AssetKey("any"))
             instance.all_instigator_state()
-        # If Ctrl-C interrupts the end of a connection to a database, SQLAlchemy logs a traceback, and raises the interrupt.
-        logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         stack.enter_context(cache_event_log(instance.event_log_storage))
         stack.enter_context(_print_step_output_in_threads())
         yield instance

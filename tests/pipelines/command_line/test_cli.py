@@ -414,9 +414,10 @@ def test_a_full_stdout_gives_exit_code_2_and_a_closed_one_no_traceback(tmp_path,
     assert ("No space left on device" in done.stderr) == (code == 2)
 
 
-def test_a_refusal_that_cannot_be_written_gives_its_exit_code(tmp_path):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_refusal_that_cannot_be_written_gives_its_exit_code(tmp_path, unbuffered):
     shell = f"{sys.executable} -m pgsieve -c {tmp_path}/none.yaml run 2> /dev/full"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": unbuffered}
     assert subprocess.run(["sh", "-c", shell], env=environ, check=False, timeout=300).returncode == 2
 
 

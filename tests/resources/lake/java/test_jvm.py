@@ -181,6 +181,7 @@ def test_another_ctrl_c_does_not_wait_for_the_jvm_and_prints_no_traceback() -> N
         assert process.returncode == 0
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("options", "home", "reason"),
     [
