@@ -117,20 +117,28 @@ def _accepted_columns(
             spark.createDataFrame([], frame.schema).write.format("delta").options(**properties).save(path)
         yield 1
         return
-    table_schema, altered_count = spark.read.format("delta").load(path).schema, 0
-    if is_mapped and (commit.overwrite or fields - set(_list_field_paths(table_schema))):
-        altered_count += _enable_column_mapping(spark, path)
+    table_schema = spark.read.format("delta").load(path).schema
+    adds_mapped_columns = is_mapped and (
+        commit.overwrite or bool(fields - set(_list_field_paths(table_schema)))
+    )
     types = {field.name: field.dataType for field in frame.schema}
-    if not commit.overwrite or all(types.get(field.name) == field.dataType for field in table_schema):
-        yield altered_count
+    replaces_columns = commit.overwrite and any(
+        types.get(field.name) != field.dataType for field in table_schema
+    )
+    if not (adds_mapped_columns or replaces_columns):
+        yield 0
         return
     table_properties = _read_properties(spark, path)
-    if not (_has_mapping(table_properties) and has_feed(table_properties)):
-        yield altered_count
+    has_mapping = _has_mapping(table_properties)
+    enables_mapping = adds_mapped_columns and not has_mapping
+    if enables_mapping:
+        _set_property(spark, path, COLUMN_MAPPING, "name")
+    if not (replaces_columns and (has_mapping or enables_mapping) and has_feed(table_properties)):
+        yield int(enables_mapping)
         return
     _set_property(spark, path, FEED_PROPERTY, "false")
     try:
-        yield altered_count + 1
+        yield enables_mapping + 1
     finally:
         _set_property(spark, path, FEED_PROPERTY, "true")
 
@@ -161,14 +169,6 @@ def _lacks_mapping(spark: SparkSession, path: str) -> bool:
     return bool(
         find_column_mapping_property(names[-1] for names in _list_field_paths(schema))
     ) and not _has_mapping(_read_properties(spark, path))
-
-
-def _enable_column_mapping(spark: SparkSession, path: str) -> bool:
-    """Enable column mapping in a table. Return False if the table has it already."""
-    if _has_mapping(_read_properties(spark, path)):
-        return False
-    _set_property(spark, path, COLUMN_MAPPING, "name")
-    return True
 
 
 def set_properties_by_spark(
@@ -207,7 +207,7 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
         _ANY_PROPERTY_SETTING: "true",
     }
     if _lacks_mapping(spark, path):
-        _enable_column_mapping(spark, path)
+        _set_property(spark, path, COLUMN_MAPPING, "name")
     with hold_settings(spark, settings):
         for change in changes:
             spark.sql(f"alter table delta.{quote_name(path)} {change}")
