@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SourceConfig
 from pgsieve.resources.lake.secret_settings import conceal_settings, hide_settings
-from pgsieve.resources.lake.spark_settings import PlainSparkSettings, verify_log_store_settings
+from pgsieve.resources.lake.spark_settings import SparkSettings, verify_log_store_settings
 from pgsieve.resources.lake.stores.storage import Storage, declare_storage
 from pgsieve.resources.postgres.source import Source
 
@@ -26,11 +26,11 @@ def prepare_storage(config: Config) -> Storage:
     return storage
 
 
-def make_spark_settings(config: Config) -> PlainSparkSettings:
+def make_spark_settings(config: Config) -> SparkSettings:
     """The settings of Spark. `prepare_storage` must have been called before."""
     lake = config.storage.make_storage(config.lake).address
     master, spark_config = hide_settings(lake, config.spark.master, config.spark.conf)
-    return PlainSparkSettings(
+    return SparkSettings(
         master,
         spark_config,
         lake,

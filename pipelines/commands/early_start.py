@@ -18,7 +18,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.connections import make_source, make_spark_settings, prepare_storage
 from pgsieve.resources.lake.java import jvm
-from pgsieve.resources.lake.spark_settings import PlainSparkSettings
+from pgsieve.resources.lake.spark_settings import SparkSettings
 from pgsieve.resources.postgres.expected_bytes import estimate_bytes
 
 #: The caller waits at most this long until it is decided. The publisher answers in a few hundredths of a second.
@@ -50,7 +50,7 @@ def start_early(config: Config, subscription_configs: Sequence[SubscriptionConfi
 def _start_for_large_tables(
     config: Config,
     subscription_configs: Sequence[SubscriptionConfig],
-    settings: PlainSparkSettings,
+    settings: SparkSettings,
     max_bytes: int,
     is_decided: Event,
 ) -> None:
@@ -74,7 +74,7 @@ def _start_for_large_tables(
         is_decided.set()
 
 
-def _start_session(settings: PlainSparkSettings) -> None:
+def _start_session(settings: SparkSettings) -> None:
     """Start the session and its first job."""
     from pgsieve.resources.lake.runners import SparkRunner
     from pgsieve.resources.lake.session import SparkEngine

@@ -140,6 +140,7 @@ def make_storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str
     }
 
 
+@dataclass
 class SparkSettings:
     """Where Spark runs, and with which settings. `SparkEngine` is the same as a Dagster resource, and has sessions."""
 
@@ -215,15 +216,3 @@ class SparkSettings:
         """Fetch the jars that a session of this process needs and that are missing. Raises SparkUnavailableError."""
         self.check_java()
         fetch_packages(_list_needed_packages(find_storage(self.lake)), self.conf)
-
-
-@dataclass(frozen=True)
-class PlainSparkSettings(SparkSettings):
-    """Spark's settings without Dagster."""
-
-    master: str
-    spark_config: dict[str, str]
-    lake: str
-    engine: str
-    engine_folder: str
-    engine_idle: float
