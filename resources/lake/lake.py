@@ -40,12 +40,12 @@ from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, find_constrai
 from pgsieve.resources.lake.delta.slices import SparkSlices, StoredSlices
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import share_tables
+from pgsieve.resources.lake.in_process_runners import ThreadRunner
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
 from pgsieve.resources.lake.runners import (
     Runner,
     SparkRunner,
-    ThreadRunner,
     is_interruption,
     record_costs,
     stop_until_done,

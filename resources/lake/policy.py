@@ -31,7 +31,8 @@ from pgsieve.resources.lake.committers import (
 )
 from pgsieve.resources.lake.delta.delta_rs import DeltaRsRecords
 from pgsieve.resources.lake.delta.spark import SparkRecords
-from pgsieve.resources.lake.runners import CALLING_THREAD, Runner, ThreadRunner
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD, ThreadRunner
+from pgsieve.resources.lake.runners import Runner
 
 #: A MERGE into a table of at least this many bytes marks rows in deletion vectors. For a smaller table, rewriting files
 #: is faster.

@@ -22,9 +22,9 @@ from pgsieve.resources.lake.delta.records import quote_name
 from pgsieve.resources.lake.delta.slices import SparkSlices, StoredSlices
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.file_rows import FileRows, list_file_rows
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_sources import RowSource, SparkRows, SparkSource, StoredSource
-from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.store import RowGroup, Store
 from pgsieve.resources.parts import Guard
 

@@ -11,9 +11,10 @@ import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD, ThreadRunner
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import make_table_maintenance
-from pgsieve.resources.lake.runners import CALLING_THREAD, SparkRunner, ThreadRunner
+from pgsieve.resources.lake.runners import SparkRunner
 from pgsieve.resources.lake.spark_writes import add_commit_costs
 from pgsieve.resources.work import DRIVER, add_costs, measure_work, name_jobs
 from tests.fixtures.pgsieve_replica import engine

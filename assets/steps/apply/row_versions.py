@@ -58,8 +58,8 @@ from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.parquet_columns import ExtendedRows, write_extended_files
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.delta.slices import SparkSlices
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
 from pgsieve.resources.parts import Guard
 from pgsieve.resources.work import name_jobs

@@ -29,9 +29,10 @@ from pgsieve.decoding.changes.columns import ENCODED_COLUMNS
 from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.transform import EncodedMessages
 from pgsieve.resources.lake.delta.slices import SparkSlices, StoredSlices
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_sources import RowSource, SparkRows, SparkSource, StoredSource
-from pgsieve.resources.lake.runners import CALLING_THREAD, Runner
+from pgsieve.resources.lake.runners import Runner
 from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
 from pgsieve.resources.parts import Guard

@@ -14,14 +14,10 @@ import pytest
 from pgsieve.resources.lake.byte_limits import SMALL_BYTES_SETTING
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD, ThreadRunner
 from pgsieve.resources.lake.masters import parse_core_count, parse_thread_count
 from pgsieve.resources.lake.resource import LakeResource
-from pgsieve.resources.lake.runners import (
-    CALLING_THREAD,
-    Runner,
-    SparkRunner,
-    ThreadRunner,
-)
+from pgsieve.resources.lake.runners import Runner, SparkRunner
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.parts import Guard, Message, Receivers, make_message
 from tests.fixtures.pgsieve_replica import engine

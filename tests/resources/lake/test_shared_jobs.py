@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
-from pgsieve.resources.lake.runners import CALLING_THREAD, SparkRunner, ThreadRunner
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD, ThreadRunner
+from pgsieve.resources.lake.runners import SparkRunner
 from pgsieve.resources.lake.shared_jobs import (
     Request,
     SharedJobs,

@@ -30,7 +30,7 @@ from pgsieve.resources.lake.delta.parquet_files import write_files
 from functools import partial
 from pgsieve.resources.lake import table_rows
 from pgsieve.resources.lake.row_sources import _StoredPart
-from pgsieve.resources.lake.runners import CALLING_THREAD
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 

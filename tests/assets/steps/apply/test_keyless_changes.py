@@ -24,9 +24,9 @@ from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.deletion_vectors import find_deleted_rows
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
-from pgsieve.resources.lake.runners import CALLING_THREAD
 from tests.fixtures.lakes import find_marked_files, no_session
 from tests.fixtures.replica_changes import Change, Changes, Row, delete, insert, update
 

@@ -51,9 +51,9 @@ from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
+from pgsieve.resources.lake.in_process_runners import CALLING_THREAD, ThreadRunner
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_sources import SparkRows, SparkSource
-from pgsieve.resources.lake.runners import CALLING_THREAD, ThreadRunner
 from pgsieve.resources.lake.stores.batch_cache import BatchCache, get_batch_cache, share_batch_cache
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.pgsieve_replica import engine
